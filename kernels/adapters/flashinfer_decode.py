@@ -20,23 +20,7 @@ from kernels.device import Device
 from kernels.inputs import Inputs
 from kernels.inputs.step_lengths import HostLengths, host_lengths
 from kernels.libraries import flashinfer_calls as calls
-from kernels.libraries.flashinfer_common import (
-    CUDNN,
-    READ_ONLY,
-    FlashInferAdapter,
-    attention_module,
-    fa2_dtype_needs,
-    fa3_needs,
-    head_scales,
-    lse_arguments,
-    needs_causal_drafts,
-    needs_equal_head_dims,
-    needs_half_output,
-    needs_sm80,
-    prefill_module,
-    since_of_wrappers,
-    split_workspace_bytes,
-)
+from kernels.libraries import flashinfer_common as common
 from kernels.libraries.flashinfer_plans import DECODE, plan_words
 from kernels.libraries.flashinfer_wrappers import (
     decode_wrapper,
@@ -62,7 +46,7 @@ PASSES: frozenset[Feature] = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True)
-class WrapperDecode(FlashInferAdapter):
+class WrapperDecode(common.FlashInferAdapter):
     """What the backends share: the wrapper, its plan and its call."""
 
     wrapper_backend: str
@@ -83,23 +67,23 @@ class WrapperDecode(FlashInferAdapter):
     def since(self, problem: Problem, device: Device) -> tuple[Since, ...]:
         """Older plans have no `q_len_per_req` (0.6.13), or no mask for it but in `cute-dsl` (0.6.16)."""
         drafts = Since("0.6.16", "more than one query token a request", problem.s_qo > 1)
-        return (*since_of_wrappers(problem), drafts)
+        return (*common.since_of_wrappers(problem), drafts)
 
     def on_variant(self, problem: Problem) -> bool:
         """Whether the variant with attention sinks serves this problem, through the wrapper of prefill."""
         return problem.sinks and bool(self.sink_kernel)
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
-        of_wrapper = (needs_causal_drafts(problem), needs_tokens_for_drafts(problem))
+        of_wrapper = (common.needs_causal_drafts(problem), needs_tokens_for_drafts(problem))
         return (
-            needs_sm80(device),
-            needs_equal_head_dims(problem),
+            common.needs_sm80(device),
+            common.needs_equal_head_dims(problem),
             *((needs_no_tree_with_sinks(problem),) if self.on_variant(problem) else of_wrapper),
-            needs_half_output(problem),
+            common.needs_half_output(problem),
         )
 
     def workspace_bytes(self, problem: Problem) -> int:
-        return split_workspace_bytes(problem)
+        return common.split_workspace_bytes(problem)
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         variant = self.on_variant(inputs.problem)
@@ -112,14 +96,14 @@ class WrapperDecode(FlashInferAdapter):
 
     def _planned(self, wrapper: Any, inputs: Inputs) -> Runner:
         self._plan(wrapper, inputs, host_lengths(inputs))
-        p, out, lse_args = inputs.problem, inputs.empty_output(), lse_arguments(inputs)
+        p, out, lse_args = inputs.problem, inputs.empty_output(), common.lse_arguments(inputs)
         resolved = calls.resolved_decode_backend(wrapper)
         more: dict[str, Any] = {"lse": lse_args.get("lse"), "lse_base": "2", "plan_step": partial(self._plan, wrapper, inputs)}
         on_cuda_cores = resolved == "fa2" and not self.use_tensor_cores
         more["kernel_config"] = plan_words(wrapper, DECODE if on_cuda_cores else resolved)
         run = partial(wrapper.run, inputs.q, inputs.kv)
         if resolved == "fa3" and p.q_dtype in FP8:
-            launch = partial(run, *head_scales(inputs), out=out, **lse_args)
+            launch = partial(run, *common.head_scales(inputs), out=out, **lse_args)
             return Runner(launch, out, resolved, p.q_dtype, **more)
         name = f"{resolved}_tc" if resolved == "fa2" and self.use_tensor_cores else resolved
         compute_dtype = default_output(p.q_dtype)  # FP8 queries are widened
@@ -173,7 +157,7 @@ class Fa2(WrapperDecode):
         )
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
-        return (attention_module("gen_batch_decode_module", problem),)
+        return (common.attention_module("gen_batch_decode_module", problem),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,12 +167,12 @@ class Fa2TensorCores(WrapperDecode):
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         return (
             *super().needs(problem, device),
-            *fa2_dtype_needs(problem),
+            *common.fa2_dtype_needs(problem),
             Need("head_dim 64, 128 or 256", problem.head_dim_qk in (64, 128, 256)),
         )
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
-        return (sink_module(problem, "fa2") if self.on_variant(problem) else prefill_module(problem, "fa2"),)
+        return (sink_module(problem, "fa2") if self.on_variant(problem) else common.prefill_module(problem, "fa2"),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,8 +186,8 @@ class Fa3(WrapperDecode):
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         return (
-            *fa3_needs(problem, device),
-            needs_equal_head_dims(problem),
+            *common.fa3_needs(problem, device),
+            common.needs_equal_head_dims(problem),
             # The wrapper of decode: "currently only supported on the fa2 tensor-core backend".
             Need("one query token a request; more only with attention sinks (fa3)", problem.s_qo == 1 or problem.sinks),
             needs_no_tree_with_sinks(problem),
@@ -211,7 +195,7 @@ class Fa3(WrapperDecode):
         )
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
-        return (sink_module(problem, "fa3") if problem.sinks else prefill_module(problem, "fa3"),)
+        return (sink_module(problem, "fa3") if problem.sinks else common.prefill_module(problem, "fa3"),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,7 +218,7 @@ class Auto(Fa2TensorCores):
         if self.kernel(problem, device) == "fa2":
             return super().needs(problem, device)
         if problem.q_dtype not in FP8:
-            return (*fa3_needs(problem, device), needs_equal_head_dims(problem))
+            return (*common.fa3_needs(problem, device), common.needs_equal_head_dims(problem))
         return (
             *WrapperDecode.needs(self, problem, device),
             Need("16-bit queries, or SM90, whose fa3 alone takes FP8 queries", device.is_sm(9)),
@@ -244,7 +228,7 @@ class Auto(Fa2TensorCores):
         )
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
-        return (prefill_module(problem, self.kernel(problem, device)),)
+        return (common.prefill_module(problem, self.kernel(problem, device)),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,9 +239,9 @@ class Cudnn(WrapperDecode):
     takes_pdl: bool = False
     takes_empty: bool = False  # no engine decodes with it in a graph, and its source is not open
     skips_unused: bool = False  # seen on an H200: with drafts, cuDNN multiplies NaN by zero
-    distributions: tuple[str, ...] = CUDNN
+    distributions: tuple[str, ...] = common.CUDNN
     imports: str = "flashinfer"
-    rules_hold_for: tuple[str, ...] = READ_ONLY
+    rules_hold_for: tuple[str, ...] = common.READ_ONLY
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p = problem

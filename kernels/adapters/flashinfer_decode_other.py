@@ -16,19 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import EngineMaximum, Need, QueryLengths, Runner
 from kernels.inputs.step_lengths import host_lengths
+from kernels.libraries import flashinfer_common as common
 from kernels.libraries.flashinfer_calls import bound
-from kernels.libraries.flashinfer_common import (
-    FLASHINFER,
-    READ_ONLY,
-    FlashInferAdapter,
-    fp8_output_scale,
-    needs_causal_drafts,
-    needs_equal_head_dims,
-    needs_sm100,
-    split_workspace_bytes,
-    trtllm_gen_block_scales,
-    trtllm_gen_needs,
-)
 from kernels.libraries.flashinfer_wrappers import decode_wrapper, needs_tokens_for_drafts, plan_decode, prepared
 from kernels.problem.dtypes import FP8, HALF
 
@@ -47,16 +36,16 @@ PASSES: frozenset[Feature] = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True)
-class OtherWrapperDecode(FlashInferAdapter):
+class OtherWrapperDecode(common.FlashInferAdapter):
     """What the three share: the wrapper, its plan, and a call that scales values in the kernel."""
 
     routine: str = "paged_decode"
     query_lengths: QueryLengths = "uniform"
     passes: frozenset[Feature] | None = PASSES
-    rules_hold_for: tuple[str, ...] = READ_ONLY
+    rules_hold_for: tuple[str, ...] = common.READ_ONLY
 
     def workspace_bytes(self, problem: Problem) -> int:
-        return split_workspace_bytes(problem)
+        return common.split_workspace_bytes(problem)
 
     @abstractmethod
     def runner(self, wrapper: Any, call: dict[str, Any], inputs: Inputs) -> Runner:
@@ -70,7 +59,7 @@ class OtherWrapperDecode(FlashInferAdapter):
     def _planned(self, wrapper: Any, inputs: Inputs) -> Runner:
         p, out = inputs.problem, inputs.empty_output()
         plan_decode(wrapper, inputs, host_lengths(inputs), self.table(inputs))
-        scale = fp8_output_scale(p)
+        scale = common.fp8_output_scale(p)
         call = {"k_scale": inputs.k_scale, "v_scale": inputs.v_scale / scale, "out": out, "enable_pdl": p.enable_pdl}
         if p.sinks:
             call["sinks"] = inputs.sinks
@@ -92,16 +81,16 @@ class TrtllmGen(OtherWrapperDecode):
     passes: frozenset[Feature] | None = PASSES | {"block scales"}
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
-        return (*trtllm_gen_needs(problem, device), needs_tokens_for_drafts(problem))
+        return (*common.trtllm_gen_needs(problem, device), needs_tokens_for_drafts(problem))
 
     def runner(self, wrapper: Any, call: dict[str, Any], inputs: Inputs) -> Runner:
-        scales = trtllm_gen_block_scales(inputs)
+        scales = common.trtllm_gen_block_scales(inputs)
         return Runner(
             bound(wrapper.run, inputs.q, inputs.kv, kv_cache_sf=scales, **call),
             call["out"],
             "trtllm-gen_wrapper",  # not the name of the function's kernel: reports rank each path for itself
             inputs.problem.q_dtype,
-            caller_scale=fp8_output_scale(inputs.problem),
+            caller_scale=common.fp8_output_scale(inputs.problem),
         )
 
 
@@ -113,13 +102,13 @@ class CuteDsl(OtherWrapperDecode):
     takes_window: bool = True
     takes_sinks: bool = True
     takes_pdl: bool = True
-    distributions: tuple[str, ...] = (*FLASHINFER, "nvidia-cutlass-dsl")
+    distributions: tuple[str, ...] = (*common.FLASHINFER, "nvidia-cutlass-dsl")
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p = problem
         return (
-            needs_sm100(device),
-            needs_equal_head_dims(p),
+            common.needs_sm100(device),
+            common.needs_equal_head_dims(p),
             Need(
                 "fp16, bf16 or FP8 queries, and keys and values of the same dtype",
                 p.q_dtype in HALF | FP8 and p.kv_dtype == p.q_dtype,
@@ -127,7 +116,7 @@ class CuteDsl(OtherWrapperDecode):
             Need("fp16, bf16 or FP8 output", p.output_dtype in HALF | FP8),
             Need("page_size 8, 16, 32 or 64", p.page_size in (8, 16, 32, 64)),
             Need("a head_dim that is a multiple of 64", p.head_dim_qk % 64 == 0),
-            needs_causal_drafts(p),
+            common.needs_causal_drafts(p),
             needs_tokens_for_drafts(p),
         )
 
@@ -141,7 +130,7 @@ class CuteDsl(OtherWrapperDecode):
             out,
             "cute-dsl",
             inputs.problem.q_dtype,
-            caller_scale=fp8_output_scale(inputs.problem),
+            caller_scale=common.fp8_output_scale(inputs.problem),
             kernel_config=f"kv_splits={kernel._kv_splits} reduction={kernel._reduction}",
         )
 
@@ -167,7 +156,7 @@ class CuTile(OtherWrapperDecode):
     name: str = "cutile"
     query_lengths: QueryLengths = "single"
     max_seq_len: EngineMaximum = "passed"
-    distributions: tuple[str, ...] = (*FLASHINFER, "cuda-tile")
+    distributions: tuple[str, ...] = (*common.FLASHINFER, "cuda-tile")
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p = problem
@@ -175,7 +164,7 @@ class CuTile(OtherWrapperDecode):
         return (
             # cuda-tile 1.7.0: its compiler "only supports Blackwell GPU and Ampere/Ada GPU".
             Need("SM8x, the SM100 family or SM12x (cuTile compiles for no Hopper GPU)", device.is_sm(8, 10, 12)),
-            needs_equal_head_dims(p),
+            common.needs_equal_head_dims(p),
             Need("fp16 or bf16 queries, and keys, values and output of the same dtype", one_half_dtype),
             Need("NHD pages", p.kv_layout == "NHD"),
             Need("a head_dim that is a power of two", _is_power_of_two(p.head_dim_qk)),
@@ -189,7 +178,7 @@ class CuTile(OtherWrapperDecode):
 
     def workspace_bytes(self, problem: Problem) -> int:
         # Partial outputs take the place of the workspace.
-        return split_workspace_bytes(problem) + 4 * problem.batch_size * problem.table_width
+        return common.split_workspace_bytes(problem) + 4 * problem.batch_size * problem.table_width
 
     def runner(self, wrapper: Any, call: dict[str, Any], inputs: Inputs) -> Runner:
         run = _run_of(wrapper, call, inputs)

@@ -15,26 +15,8 @@ from kernels.adapter import EngineMaximum, Module, Need, PlanStep, QueryLengths,
 from kernels.device import Device
 from kernels.inputs import Inputs
 from kernels.inputs.step_lengths import host_lengths
+from kernels.libraries import flashinfer_common as common
 from kernels.libraries.flashinfer_calls import fitted, plan
-from kernels.libraries.flashinfer_common import (
-    CUDNN,
-    READ_ONLY,
-    WORKSPACE_BYTES,
-    FlashInferAdapter,
-    attention_module,
-    fa2_dtype_needs,
-    fa3_needs,
-    head_scales,
-    lse_arguments,
-    needs_half_output,
-    needs_no_tree,
-    needs_sm80,
-    prefill_module,
-    resolves_to_fa3,
-    since_of_wrappers,
-    split_workspace_bytes,
-    workspace,
-)
 from kernels.libraries.flashinfer_plans import plan_words
 from kernels.libraries.flashinfer_wrappers import (
     has_variant,
@@ -63,7 +45,7 @@ WITH_SINKS: frozenset[Feature] = PLANNED | {"attention sinks"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class WrapperPrefill(FlashInferAdapter):
+class WrapperPrefill(common.FlashInferAdapter):
     """What the backends share: the rule of each kernel, the plan, the call."""
 
     query_lengths: QueryLengths = "varlen"
@@ -73,7 +55,7 @@ class WrapperPrefill(FlashInferAdapter):
     skips_unused: bool = True
 
     def since(self, problem: Problem, device: Device) -> tuple[Since, ...]:
-        return since_of_wrappers(problem)
+        return common.since_of_wrappers(problem)
 
     @abstractmethod
     def make(self, inputs: Inputs, device: Device) -> Any:
@@ -100,7 +82,7 @@ class WrapperPrefill(FlashInferAdapter):
         """The kernel that serves this problem: the backend's own, or what `auto` resolves to."""
         if self.name != "auto":
             return self.name
-        return "fa3" if resolves_to_fa3(problem, device, self.is_from) else "fa2"
+        return "fa3" if common.resolves_to_fa3(problem, device, self.is_from) else "fa2"
 
     def not_passed(self, problem: Problem, device: Device) -> tuple[str, ...]:
         """fa2's variant with sinks has a mask of its own, and drops a custom one without a word (`jit/attention/variants.py`)."""
@@ -113,9 +95,9 @@ class WrapperPrefill(FlashInferAdapter):
 
     def _fa2(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         return (
-            needs_sm80(device),
-            *fa2_dtype_needs(problem),
-            needs_half_output(problem),
+            common.needs_sm80(device),
+            *common.fa2_dtype_needs(problem),
+            common.needs_half_output(problem),
             Need("head_dims 64, 128, 256 or 192/128", (problem.head_dim_qk, problem.head_dim_vo) in FA2_HEAD_DIMS),
             _needs_equal_head_dims_in_pages(problem),
             needs_no_tree_with_sinks(problem),
@@ -123,17 +105,17 @@ class WrapperPrefill(FlashInferAdapter):
 
     def _fa3(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p = problem
-        no_tree = needs_no_tree(p)
-        return (*fa3_needs(p, device), no_tree, _needs_equal_head_dims_in_pages(p), needs_16_bits_with_sinks(p))
+        no_tree = common.needs_no_tree(p)
+        return (*common.fa3_needs(p, device), no_tree, _needs_equal_head_dims_in_pages(p), needs_16_bits_with_sinks(p))
 
     def _cudnn(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         dims = (problem.head_dim_qk, problem.head_dim_vo)
         equal = dims[0] == dims[1] and dims[0] % 16 == 0 and dims[0] <= 256
         ragged_deepseek = not problem.paged and dims == (192, 128)
         return (
-            needs_sm80(device),
+            common.needs_sm80(device),
             _needs_one_half_dtype(problem),
-            needs_no_tree(problem),
+            common.needs_no_tree(problem),
             Need("a head_dim that is a multiple of 16 up to 256, or 192/128 without pages", equal or ragged_deepseek),
         )
 
@@ -142,20 +124,20 @@ class WrapperPrefill(FlashInferAdapter):
         return (
             Need("SM100 family or SM110 (cutlass)", device.is_sm(10, 11)),
             _needs_one_half_dtype(problem),
-            needs_no_tree(problem),
+            common.needs_no_tree(problem),
             Need("head_dims 64, 128 or 192/128", dims in ((64, 64), (128, 128), (192, 128))),
         )
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
         kernel = self.kernel(problem, device)
         if kernel == "cutlass":
-            return (attention_module("gen_fmha_cutlass_sm100a_module", problem),)
+            return (common.attention_module("gen_fmha_cutlass_sm100a_module", problem),)
         if has_variant(problem, kernel):
             return (sink_module(problem, kernel),)
-        return () if kernel == "cudnn" else (prefill_module(problem, kernel),)
+        return () if kernel == "cudnn" else (common.prefill_module(problem, kernel),)
 
     def workspace_bytes(self, problem: Problem) -> int:
-        scratch = split_workspace_bytes(problem) if problem.paged else WORKSPACE_BYTES
+        scratch = common.split_workspace_bytes(problem) if problem.paged else common.WORKSPACE_BYTES
         return scratch + (2 * mask_bits(problem) if problem.tree else 0)
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
@@ -164,14 +146,14 @@ class WrapperPrefill(FlashInferAdapter):
 
     def _planned(self, wrapper: Any, inputs: Inputs) -> Runner:
         self.plan(wrapper, inputs)
-        p, out, second = inputs.problem, inputs.empty_output(), lse_arguments(inputs)
+        p, out, second = inputs.problem, inputs.empty_output(), common.lse_arguments(inputs)
         lse: dict[str, Any] = {"lse": second.get("lse"), "lse_base": "2", "plan_step": self.plan_step(wrapper, inputs)}
         resolved = str(wrapper._backend)  # what `auto` became, read after the plan
         variant = "variant=AttentionSink" if has_variant(p, resolved) else ""
         lse["kernel_config"] = " ".join(filter(None, [variant, plan_words(wrapper, resolved)]))
         run = partial(wrapper.run, *self.arguments(inputs), out=out, **second, **self.keywords(inputs))
         if p.q_dtype in FP8 and resolved == "fa3":
-            return Runner(partial(run, *head_scales(inputs)), out, resolved, p.q_dtype, **lse)
+            return Runner(partial(run, *common.head_scales(inputs)), out, resolved, p.q_dtype, **lse)
         if resolved == "cudnn":  # given scales it leaves its planned path, so it gets none for 16 bits
             scales = {"q_scale": 1.0, "k_scale": inputs.k_scale, "v_scale": inputs.v_scale} if p.kv_dtype in FP8 else {}
             return Runner(partial(run, **scales), out, resolved, p.output_dtype, **lse)
@@ -234,7 +216,7 @@ class RaggedPrefill(WrapperPrefill):
 
         has_sinks = has_variant(inputs.problem, self.name)
         kernel = sink_variant(inputs.problem, self.name) if has_sinks else {"backend": self.name}
-        return BatchPrefillWithRaggedKVCacheWrapper(workspace(inputs), "NHD", **kernel)
+        return BatchPrefillWithRaggedKVCacheWrapper(common.workspace(inputs), "NHD", **kernel)
 
     def plan(self, wrapper: Any, inputs: Inputs) -> None:
         p = inputs.problem
@@ -258,8 +240,8 @@ def _paged() -> Iterator[WrapperPrefill]:
         takes_empty=False,
         max_seq_len="passed",
         skips_unused=False,
-        distributions=CUDNN,
-        rules_hold_for=READ_ONLY,
+        distributions=common.CUDNN,
+        rules_hold_for=common.READ_ONLY,
     )
 
 
@@ -267,9 +249,9 @@ def _ragged() -> Iterator[WrapperPrefill]:
     """The backends without pages. `auto` refuses a variant, and cuDNN and CUTLASS have no argument for sinks."""
     yield from (RaggedPrefill(name=name, takes_sinks=True, passes=WITH_SINKS) for name in ("fa2", "fa3"))
     yield RaggedPrefill(name="auto")
-    cudnn: dict[str, Any] = {"max_seq_len": "passed", "skips_unused": False, "distributions": CUDNN}
-    yield RaggedPrefill(name="cudnn", takes_window=False, rules_hold_for=READ_ONLY, **cudnn)
-    yield RaggedPrefill(name="cutlass", takes_window=False, rules_hold_for=READ_ONLY)
+    cudnn: dict[str, Any] = {"max_seq_len": "passed", "skips_unused": False, "distributions": common.CUDNN}
+    yield RaggedPrefill(name="cudnn", takes_window=False, rules_hold_for=common.READ_ONLY, **cudnn)
+    yield RaggedPrefill(name="cutlass", takes_window=False, rules_hold_for=common.READ_ONLY)
 
 
 ADAPTERS = (

@@ -16,17 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import EngineMaximum, Module, Need, QueryLengths, Runner, Since, nothing_to_plan
 from kernels.inputs.masks import packed_batch
+from kernels.libraries import flashinfer_common as common
 from kernels.libraries.flashinfer_calls import bound
-from kernels.libraries.flashinfer_common import (
-    FlashInferAdapter,
-    fp8_output_scale,
-    lse_arguments,
-    needs_equal_head_dims,
-    trtllm_gen_block_scales,
-    trtllm_gen_needs,
-    window_left,
-    workspace,
-)
 from kernels.libraries.flashinfer_modules import flashinfer_module
 from kernels.problem.dtypes import HALF
 from kernels.problem.padded import has_empty
@@ -61,7 +52,7 @@ def xqa_needs(problem: Problem, device: Device) -> tuple[Need, ...]:
     max_head_dim = 512 if p.s_qo == 1 and p.group_size <= 16 else 256
     return (
         Need("SM90 or SM12x (XQA), or the SM100 family (trtllm-gen)", device.is_sm(9, 12)),
-        needs_equal_head_dims(p),
+        common.needs_equal_head_dims(p),
         Need("fp16 or bf16 queries", p.q_dtype in HALF),
         Need(
             "keys and values of the query's dtype or fp8_e4m3, or nvfp4 on SM12x",
@@ -78,7 +69,7 @@ def xqa_needs(problem: Problem, device: Device) -> tuple[Need, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrtllmDecode(FlashInferAdapter):
+class TrtllmDecode(common.FlashInferAdapter):
     """The function's own choice between XQA and trtllm-gen."""
 
     routine: str = "paged_decode"
@@ -115,7 +106,7 @@ class TrtllmDecode(FlashInferAdapter):
         return _uses_trtllm_gen(device)  # XQA gives none
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
-        return trtllm_gen_needs(problem, device) if _uses_trtllm_gen(device) else xqa_needs(problem, device)
+        return common.trtllm_gen_needs(problem, device) if _uses_trtllm_gen(device) else xqa_needs(problem, device)
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
         if _uses_trtllm_gen(device):
@@ -138,13 +129,13 @@ def _call(inputs: Inputs, out: Tensor, o_scale: float) -> dict[str, Any]:
     return {
         "query": inputs.q,
         "kv_cache": inputs.kv,
-        "workspace_buffer": workspace(inputs),
+        "workspace_buffer": common.workspace(inputs),
         "block_tables": inputs.page_table,
         "seq_lens": inputs.kv_lens,
         "max_seq_len": p.longest,
         "bmm1_scale": inputs.sm_scale * inputs.k_scale,
         "bmm2_scale": inputs.v_scale / o_scale,
-        "window_left": window_left(p),
+        "window_left": common.window_left(p),
         "sinks": inputs.sinks,
         "kv_layout": p.kv_layout,
         "enable_pdl": p.enable_pdl,
@@ -155,7 +146,7 @@ def _call(inputs: Inputs, out: Tensor, o_scale: float) -> dict[str, Any]:
 def _prepare_xqa(inputs: Inputs, device: Device) -> Runner:
     from flashinfer.decode import xqa_batch_decode_with_kv_cache
 
-    p, out, o_scale = inputs.problem, inputs.empty_output(), fp8_output_scale(inputs.problem)
+    p, out, o_scale = inputs.problem, inputs.empty_output(), common.fp8_output_scale(inputs.problem)
     call = _call(inputs, out, o_scale) | {
         "o_scale": o_scale,  # multiplies bmm2_scale, which then is v_scale again, and divides the output
         "q_len_per_req": p.s_qo,
@@ -180,16 +171,16 @@ def _on_hopper_fp8(p: Problem, device: Device) -> bool:
 def _prepare_gen(inputs: Inputs) -> Runner:
     from flashinfer.decode import trtllm_batch_decode_with_kv_cache
 
-    p, out, o_scale = inputs.problem, inputs.empty_output(), fp8_output_scale(inputs.problem)
+    p, out, o_scale = inputs.problem, inputs.empty_output(), common.fp8_output_scale(inputs.problem)
     ragged = p.min_s_qo is not None
-    second = lse_arguments(inputs)
+    second = common.lse_arguments(inputs)
     call = _call(inputs, out, o_scale) | {
         **second,
         "backend": "trtllm-gen",
         "q_len_per_req": None if ragged else p.s_qo,
         "max_q_len": p.s_qo if ragged else None,
         "cum_seq_lens_q": inputs.qo_indptr if ragged else None,
-        "kv_cache_sf": trtllm_gen_block_scales(inputs),
+        "kv_cache_sf": common.trtllm_gen_block_scales(inputs),
     }
     launch = bound(trtllm_batch_decode_with_kv_cache, **call)
     more: dict[str, Any] = {"caller_scale": o_scale, "lse": second.get("lse"), "lse_base": "2", "plan_step": nothing_to_plan}

@@ -11,18 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import EngineMaximum, Module, Need, QueryLengths, Runner
+from kernels.libraries import flashinfer_common as common
 from kernels.libraries.flashinfer_calls import bound
-from kernels.libraries.flashinfer_common import (
-    READ_ONLY,
-    FlashInferAdapter,
-    fp8_output_scale,
-    needs_equal_head_dims,
-    needs_half_output,
-    needs_no_tree,
-    needs_sm100,
-    window_left,
-    workspace,
-)
 from kernels.libraries.flashinfer_modules import flashinfer_module
 from kernels.problem.dtypes import FP8, HALF
 
@@ -52,7 +42,7 @@ PASSES: frozenset[Feature] = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True)
-class FmhaV2(FlashInferAdapter):
+class FmhaV2(common.FlashInferAdapter):
     """`trtllm_fmha_v2_prefill`. Pages interleave keys and values. Ragged tensors are separate, and FP8 is not supported there."""
 
     name: str = "trtllm-fmha-v2"
@@ -80,13 +70,13 @@ class FmhaV2(FlashInferAdapter):
             Need("fp16, bf16 or fp8_e4m3 queries, and keys and values of the same dtype", one_dtype),
             Need("output of the query's dtype, or 16 bits under fp8_e4m3", p.output_dtype == p.q_dtype or half_under_fp8),
             Need("with FP8, pages and SM90", not fp8 or (p.paged and device.is_sm(9))),
-            needs_no_tree(p),
+            common.needs_no_tree(p),
             Need(
                 "head_dim 32, 48, 64, 80, 96, 128, 160, 192 or 256, on SM12x 64, 128 or 256",
                 p.head_dim_qk in (HOPPER_DIMS if device.is_sm(9) else SM12_DIMS),
             ),
             # Both seen on an H200: without pages, 192/128 leaves NaN, and a chunk of a prompt is off by the size of the answer.
-            needs_equal_head_dims(p),
+            common.needs_equal_head_dims(p),
             Need("without pages, whole prompts (s_qo = s_kv)", p.paged or p.q_lens == p.kv_lens),
         )
 
@@ -99,7 +89,7 @@ class FmhaV2(FlashInferAdapter):
         from flashinfer.prefill import trtllm_fmha_v2_prefill
 
         p, out = inputs.problem, inputs.empty_output()
-        scale = fp8_output_scale(p)
+        scale = common.fp8_output_scale(p)
         call: dict[str, Any] = {
             "qkv": self.qkv(inputs),
             "input_layout": self.layout(p),
@@ -153,7 +143,7 @@ def _shared(inputs: Inputs) -> dict[str, Any]:
 
     p = inputs.problem
     return {
-        "workspace_buffer": workspace(inputs),
+        "workspace_buffer": common.workspace(inputs),
         "seq_lens": inputs.kv_lens,
         "max_q_len": p.s_qo,
         "max_kv_len": p.longest,
@@ -162,13 +152,13 @@ def _shared(inputs: Inputs) -> dict[str, Any]:
         "cum_seq_lens_q": inputs.qo_indptr,
         # int32 [B+1]: the first KV token of each request if all requests were concatenated.
         "cum_seq_lens_kv": pad(inputs.kv_lens.cumsum(0).int(), (1, 0)),
-        "window_left": window_left(p),
+        "window_left": common.window_left(p),
         "sinks": inputs.sinks,
     }
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrtllmContext(FlashInferAdapter):
+class TrtllmContext(common.FlashInferAdapter):
     """`trtllm_batch_context_with_kv_cache`, trtllm-gen's prefill over pages. The kernels come compiled."""
 
     routine: str = "paged_prefill"
@@ -179,20 +169,20 @@ class TrtllmContext(FlashInferAdapter):
     takes_pdl: bool = True
     takes_sinks: bool = True
     passes: frozenset[Feature] | None = PASSES
-    rules_hold_for: tuple[str, ...] = READ_ONLY
+    rules_hold_for: tuple[str, ...] = common.READ_ONLY
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p = problem
         fp8_under_bf16 = p.q_dtype == "bf16" and p.kv_dtype == "fp8_e4m3"
         return (
-            needs_sm100(device),
-            needs_equal_head_dims(p),
+            common.needs_sm100(device),
+            common.needs_equal_head_dims(p),
             Need("fp16, bf16 or fp8_e4m3 queries", p.q_dtype in HALF | {"fp8_e4m3"}),
             Need("keys and values of the query's dtype, or fp8_e4m3 under bf16 queries", p.kv_dtype == p.q_dtype or fp8_under_bf16),
-            needs_half_output(p),
+            common.needs_half_output(p),
             Need("page_size 16, 32 or 64", p.page_size in (16, 32, 64)),
             Need("head_dim 64, 128 or 256", p.head_dim_qk in (64, 128, 256)),
-            needs_no_tree(p),
+            common.needs_no_tree(p),
         )
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
