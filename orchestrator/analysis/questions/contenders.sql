@@ -13,4 +13,4 @@ FROM (
     LEFT JOIN own_builds USING (backend)
     WHERE status = 'ok'
 ) AS points
-GROUP BY problem, competitor
+GROUP BY problem, competitor, is_reference(points.backend)

@@ -15,8 +15,8 @@ WITH base AS (
     FROM one_backend
     LEFT JOIN base USING (workload, who)
 )
-SELECT {place}, phase, who, layers, choice, any_value(flag) AS flag, bool_and(is_default) AS is_default, bool_or(seen) AS seen, any_value(own_page) AS own_page,
-       any_value(typed_per_layers) AS typed_per_layers,
+SELECT {place}, phase, who, layers, choice, any_value(flag) AS flag, bool_and(is_default) AS is_default, bool_or(seen) AS seen,
+       any_value(own_page) AS own_page, any_value(typed_per_layers) AS typed_per_layers,
        any_value(major) AS major, any_value(whole) AS workloads, count(regret) AS served,
        coalesce(sum(weight) FILTER (regret IS NOT NULL), 0) AS weight,
        exp(sum(weight * ln(regret)) / sum(weight) FILTER (regret IS NOT NULL)) AS mean, max(regret) AS worst,
@@ -35,7 +35,8 @@ SELECT {place}, phase, who, layers, choice, any_value(flag) AS flag, bool_and(is
        min(us) AS least_us, max(us) AS most_us, list(DISTINCT s_qo ORDER BY s_qo) AS lengths,
        count_if(has_default) = count(ratio) AS covers, count(ratio) AS pairs,
        1 - exp(sum(weight * ln(ratio)) / sum(weight) FILTER (ratio IS NOT NULL)) AS saving,
-       coalesce(bool_or(is_rough) FILTER (ratio IS NOT NULL), false) AS rough_ratio, max(ratio) AS worst_ratio, count_if(is_ahead) AS ahead, count_if(is_behind) AS behind,
+       coalesce(bool_or(is_rough) FILTER (ratio IS NOT NULL), false) AS rough_ratio, max(ratio) AS worst_ratio,
+       count_if(is_ahead) AS ahead, count_if(is_behind) AS behind,
        sum(weight * floor_there) / sum(weight) FILTER (ratio IS NOT NULL) AS floor,
        sum(weight * is_ahead::INT) / sum(weight) FILTER (ratio IS NOT NULL) AS share_ahead
 FROM beside

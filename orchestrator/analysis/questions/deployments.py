@@ -23,19 +23,8 @@ from orchestrator.analysis.rough import ROUGH, mark
 from orchestrator.analysis.views import MANY_ROWS
 
 PHASES = ("decode", "drafts", "tree drafts", "chunked prefill", "prefill")
-PLACE = (
-    "device_name",
-    "cluster",
-    "model",
-    "tp",
-    "num_qo_heads",
-    "kv_dtype",
-    "timer",
-    "l2",
-    "icache",
-    "context",
-    "env",
-)  # each combination is a deployment
+# Each combination is a deployment.
+PLACE = ("device_name", "cluster", "model", "tp", "num_qo_heads", "kv_dtype", "timer", "l2", "icache", "context", "env")
 IN_TITLE = ("device_name", "model", "tp", "num_qo_heads", "kv_dtype", "l2")
 HERE = "backend"  # `who` of the choices that are backends of this project
 MUCH_SLOWER = 1.2  # a choice that takes more than this many times the fastest one's time at some workload: an answer says so
