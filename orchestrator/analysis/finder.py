@@ -88,11 +88,12 @@ def _nothing(con: duckdb.DuckDBPyConnection, wanted: Wanted, drafts: int | None)
     words += [] if drafts is None else [f"drafts={drafts}"]
     listed = con.execute("""
         SELECT model, device_name, list(DISTINCT coalesce(tp, 1) ORDER BY coalesce(tp, 1)),
-               list(DISTINCT s_qo - 1 ORDER BY s_qo - 1) FILTER (s_qo <= 64)
+               list(DISTINCT s_qo - 1 ORDER BY s_qo - 1) FILTER (s_qo <= 64), list(DISTINCT kv_dtype ORDER BY kv_dtype)
         FROM rows WHERE model IS NOT NULL GROUP BY ALL ORDER BY ALL""").fetchall()
     there = [
-        f"{model} on {device}, tp {', '.join(map(str, tps))}, drafts {', '.join(map(str, lengths or []))}"
-        for model, device, tps, lengths in listed
+        f"{model} on {device}, tp {', '.join(map(str, tps))}, drafts {', '.join(map(str, lengths or []))}, "
+        f"kv_dtype {', '.join(dtypes)}"
+        for model, device, tps, lengths, dtypes in listed
     ]
     more = f"; and {len(there) - MAX_LISTED} more" if len(there) > MAX_LISTED else ""
     asked = f"no dataset under {RESULTS}/ has {', '.join(words)}" if words else "nothing says which deployment"

@@ -67,6 +67,8 @@ def complaint(overrides: Sequence[str], mode: str, question: str | None = None) 
     for override in overrides:
         if not is_read(override, mode, question, suspects=_of_suspects(overrides, mode)):
             key = key_of(override)
+            if key == "export" and mode == "report":
+                return "export: it is a command of its own: leave mode=report and question out, and keep the other words"
             if key == "backend":
                 return f"backend: mode={mode} takes the backends of its sweep; type sweep.backend=[...]"
             of_mode = mode not in modes_with(key)

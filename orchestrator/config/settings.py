@@ -143,10 +143,6 @@ class Answers(Chosen):
     cards: str | None = None
 
 
-def _named(given: Any) -> Any:
-    return {"name": given} if isinstance(given, str) else given
-
-
 class EngineName(Frozen):
     """An engine or a release of it, and a folder with files of more releases."""
 
@@ -157,7 +153,7 @@ class EngineName(Frozen):
 class ForDeployment(Chosen):
     """What a deployment has: rows of a model, of one GPU of `tp`, on a device, with so many drafted tokens, for an engine."""
 
-    engine: Annotated[EngineName | None, BeforeValidator(_named)] = None
+    engine: EngineName | None = None
     drafts: Annotated[int, Field(ge=0, lt=MAX_DRAFT)] | None = None
     tp: PositiveInt | None = None
     device: Device | None = None

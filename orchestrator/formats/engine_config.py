@@ -31,7 +31,6 @@ from orchestrator.config.engine import Engine
 from orchestrator.errors import UserError
 
 FLAGS_OF_CACHE = {"fp8_e4m3": "--kv-cache-dtype fp8_e4m3", "fp8_e5m2": "--kv-cache-dtype fp8_e5m2"}  # 16 bits are the default
-NO_PROMPT = ("decode", "drafts", "tree drafts")
 OF_ONE_STEP = ("batch_size", "s_qo")  # what steps of one table differ in
 
 
@@ -54,7 +53,7 @@ def _nothing_to_type(found: Sequence[Part]) -> str:
     """The first line of a text that changes nothing."""
     if not all(part.answer.keeps for part in found):
         return ""
-    names = dict.fromkeys(part.answer.choice.flag for part in found if part.answer.choice)
+    names = dict.fromkeys(part.answer.choice.label for part in found if part.answer.choice)
     wrong = any(part.answer.choice.record["wrong"] for part in found if part.answer.choice)
     but = ", and was wrong at some workloads" if wrong else ""
     return f"# nothing to type: {', '.join(names)} {'is' if len(names) == 1 else 'are'} the default{but}"
@@ -91,19 +90,19 @@ def _part(engine: Engine, part: Part) -> Iterator[str]:
     if answer.choice is None or answer.keeps:
         yield f"# {part.what}: {answer.words}"
     else:
-        yield f"# {part.what}: {answer.choice.flag}, {answer.why}"
+        yield f"# {part.what}: {answer.choice.label}, {answer.why}"
         yield answer.choice.name
         yield from _pages(engine, answer.choice)
     shown = answer.choice if answer.choice and not answer.keeps else _next_best(part)
     if shown is not None and part.default is not None:
-        yield f"#   {shown.flag}: {_evidence(shown, part.default)}"
+        yield f"#   {shown.label}: {_evidence(shown, part.default)}"
     if answer.choice is not None:
         much = answer.choice.record["much_slower"]
         yield f"#   {but_at_worst(answer.choice) if much else f'at worst {answer.choice.worst_words} times the fastest'}"
         yield f"#   {stands_on(answer.choice)}"
     for choice in part.choices:
         if choice.not_right and choice is not answer.choice:
-            yield f"#   {choice.flag}: {choice.not_right}"
+            yield f"#   {choice.label}: {choice.not_right}"
 
 
 def _next_best(part: Part) -> Choice | None:
@@ -123,7 +122,7 @@ def _evidence(choice: Choice, default: Choice) -> str:
     """A flag beside the default at the workloads where that was right."""
     own, base = choice.record, default.record
     change = (
-        f"{mark(own['rough_ratio'])}{abs(own['saving']):.1%} {'less' if own['saving'] >= 0 else 'more'} time than {default.flag}"
+        f"{mark(own['rough_ratio'])}{abs(own['saving']):.1%} {'less' if own['saving'] >= 0 else 'more'} time than {default.label}"
     )
     noise = f"faster by more than noise at {own['ahead']}, slower at {own['behind']}"
     medians = f"medians {_us(own)} against {_us(base)} µs"
@@ -210,9 +209,8 @@ def steps_of(data: Dataset, part: Part, runs: Choice) -> list[StepTime]:
     found = data.records(f"""
         SELECT batch_size, s_qo, own_us, rough, rest_layer_us, model_layers, {", ".join(map(quoted, others))}
         FROM one_backend LEFT JOIN measured_rest USING (model, device_name, tp, batch_size, s_qo)
-        WHERE who = {literal(part.who)} AND flag = {literal(runs.flag)} AND phase IN ('decode', 'drafts') AND status = 'ok'
-            AND (phase = 'decode' OR choice = {literal(runs.record["choice"])}) AND mask = 'causal' AND min_s_qo IS NULL
-            AND {here}{layers}
+        WHERE who = {literal(part.who)} AND choice = {literal(runs.record["choice"])} AND phase IN ('decode', 'drafts')
+            AND status = 'ok' AND mask = 'causal' AND min_s_qo IS NULL AND {here}{layers}
         ORDER BY ALL""")
     return [
         StepTime(
@@ -300,7 +298,7 @@ def _why_none(steps: Sequence[StepTime], runs: Choice | None, draft: Draft) -> s
 
 
 def _table_comments(runs: Choice, batches: Sequence[BatchDrafts], draft: Draft) -> Iterator[str]:
-    yield f"# drafts: most tokens/s with {runs.flag}, at {describe_draft(draft)}; add your method and model to this JSON"
+    yield f"# drafts: most tokens/s with {runs.label}, at {describe_draft(draft)}; add your method and model to this JSON"
     if not (draft.cost_us or draft.start_us):
         yield f"#   {FREE_DRAFTS}: type draft.cost_us=... or draft.start_us=..."
     for batch in batches:

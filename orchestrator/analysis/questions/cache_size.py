@@ -62,7 +62,7 @@ def left_out(data: Dataset, place: Sequence[str]) -> dict[tuple[Any, ...], str]:
         FROM (
             SELECT DISTINCT workload, asked, too_big, layers, memory_bytes, cache_bytes, problems.* EXCLUDE (problem, family)
             FROM workloads JOIN problems USING (problem) JOIN cache_sizes USING (problem)
-            WHERE asked > 0
+            WHERE asked > 0 AND (getvariable('drafts') IS NULL OR s_qo = getvariable('drafts') + 1)
         )
         GROUP BY ALL HAVING workloads > 0""")
     words: dict[tuple[Any, ...], list[str]] = defaultdict(list)

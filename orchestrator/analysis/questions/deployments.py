@@ -37,11 +37,12 @@ SAME_SHARE = 0.005  # shares of the workloads and of the weight that read alike
 class Choice:
     """What one flag of an engine, or one backend, costs over the workloads of a part. `record` is its row of `costs.sql`.
 
-    `for_layers`: it is typed for one kind of layers alone.
+    `for_layers`: it is typed for one kind of layers alone. `shares_name`: the engine has another flag of this name here.
     """
 
     record: Record
     for_layers: bool = False
+    shares_name: bool = False
 
     @property
     def who(self) -> str:
@@ -58,6 +59,11 @@ class Choice:
     def flag(self) -> str:
         """The engine's name of it; of a backend its own name."""
         return str(self.record["flag"] or self.name)
+
+    @property
+    def label(self) -> str:
+        """What an answer calls it: the engine's name, or what is typed if another flag has that name too."""
+        return self.name if self.shares_name else self.flag
 
     @property
     def is_default(self) -> bool:
@@ -209,10 +215,10 @@ class Advice:
         reason = f"; {self.why}" if self.why else ""
         if self.keeps and self.choice.record["wrong"]:
             right = f"right at {self.choice.served:,} of {self.choice.record['workloads']:,} workloads, {self.choice.not_right}"
-            return f"nothing to type, but {self.choice.flag}, the default, was {right}{reason}"
+            return f"nothing to type, but {self.choice.label}, the default, was {right}{reason}"
         wrong = f"; {self.choice.not_right}" if self.choice.record["wrong"] else ""
         if self.keeps:
-            return f"nothing to type: {self.choice.flag} is the default{reason}"
+            return f"nothing to type: {self.choice.label} is the default{reason}"
         return f"{self.choice.name}{f' ({self.why})' if self.why else ''}{wrong}"
 
 
@@ -279,20 +285,20 @@ class Part:
         if all(set(choice.record["statuses"]) == {NOT_THERE} for choice in self.choices):
             return Advice(None, "no flag of the engine serves such workloads")
         if default is None or not default.served:
-            name = "what the engine takes by itself is not known" if default is None else f"the default {default.flag} has no time"
+            name = "what the engine takes by itself is not known" if default is None else f"the default {default.label} has no time"
             why = f" ({default.not_right})" if default is not None else ""
             return Advice(None, self._without(name + why))
         best = min(others, key=lambda choice: (-_saving(choice), choice.name), default=None)
         if default.record["wrong"] and (right := next((one for one in self.measured if one.is_complete and one in others), None)):
-            return Advice(right, f"the default {default.flag} was {default.wrong}")
+            return Advice(right, f"the default {default.label} was {default.wrong}")
         if best is None or best.margin is None:
             return Advice(default, "no other flag was right wherever it was")
         if best.margin.is_clear:
-            return Advice(best, f"{best.margin.words} less time than the default {default.flag}")
-        return Advice(default, best.margin.why_not(best.flag))
+            return Advice(best, f"{best.margin.words} less time than the default {default.label}")
+        return Advice(default, best.margin.why_not(best.label))
 
     def _without(self, why: str) -> str:
-        fastest = next((f"; of what was measured, {one.flag} is fastest" for one in self.measured), "")
+        fastest = next((f"; of what was measured, {one.label} is fastest" for one in self.measured), "")
         return why + fastest
 
 
@@ -370,7 +376,7 @@ def _parts(data: Dataset) -> list[Part]:
             who=key[-2],
             layers=key[-1] if kinds[key[:-1]] > 1 else "all",
             lengths=tuple(sorted({length for record in records for length in record["lengths"]})),
-            choices=tuple(sorted((Choice(one, kinds[key[:-1]] > 1) for one in records), key=_cheapest_first)),
+            choices=_choices(records, for_layers=kinds[key[:-1]] > 1),
             references=references.get((*place, key[-3]), {}),
             left_out=too_big.get(place, ""),
         )
@@ -378,6 +384,12 @@ def _parts(data: Dataset) -> list[Part]:
     ]
     ranks = {phase: number for number, phase in enumerate(in_order({part.phase for part in made}))}
     return sorted(made, key=lambda part: (order[part.place], ranks[part.phase], part.who == HERE))
+
+
+def _choices(records: Sequence[Record], *, for_layers: bool) -> tuple[Choice, ...]:
+    names = Counter(record["flag"] for record in records if set(record["statuses"]) != {NOT_THERE})
+    made = (Choice(record, for_layers, bool(record["flag"]) and names[record["flag"]] > 1) for record in records)
+    return tuple(sorted(made, key=_cheapest_first))
 
 
 def _cheapest_first(choice: Choice) -> tuple[bool, int, float, str]:

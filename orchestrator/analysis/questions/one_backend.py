@@ -18,7 +18,6 @@ NEEDS = (
 TITLE = "one backend for a deployment: its time over the fastest backend's at each workload, geometric mean"
 HEADER = ("deployment", "for", "engine", "type", "mean", "at worst", "worst at", "largest err", "workloads")
 AS_LONG = 0.005  # a mean that is within half a percent of the fastest's is shown as equal
-NEVER_BY_ITSELF = "tree drafts"
 
 
 def grids(data: Dataset) -> list[Grid]:
@@ -64,7 +63,7 @@ def _of_part(part: Part) -> Iterator[str]:
     place = part.choices[0].record
     if place["num_qo_heads"] is not None:
         heads, tp = place["num_qo_heads"], place["tp"] or 1
-        yield f"one GPU with {'all ' if tp == 1 else ''}{heads} query heads (tp {tp}); another tp is another answer: sweep.tp=[N]"
+        yield f"one GPU with {'all ' if tp == 1 else ''}{heads} query heads (tp {tp}); another tp is another answer: type tp=N"
     if part.left_out:
         yield part.left_out
     choice = part.answer.choice
@@ -86,15 +85,15 @@ def stands_on(choice: Choice) -> str:
         else ""
     )
     seen = "seen in a running engine" if choice.record["seen"] else "read in the engine's source"
-    return "; ".join(filter(None, (f"{choice.flag} runs {choice.ran}, {seen}", build, other)))
+    return "; ".join(filter(None, (f"{choice.label} runs {choice.ran}, {seen}", build, other)))
 
 
 def but_at_worst(choice: Choice) -> str:
     """Where a choice is much slower than the fastest backend."""
     weight = percent(choice.record["much_slower_weight"] / choice.record["weight"])
     return (
-        f"at {choice.worst_at} {choice.flag} takes {choice.worst_words} times {choice.worst_best}; more than {MUCH_SLOWER:g} times "
-        f"the fastest at {choice.record['much_slower']:,} of {choice.served:,} workloads, with {weight} of the weight"
+        f"at {choice.worst_at} {choice.label} takes {choice.worst_words} times {choice.worst_best}; more than {MUCH_SLOWER:g} "
+        f"times the fastest at {choice.record['much_slower']:,} of {choice.served:,} workloads, with {weight} of the weight"
     )
 
 
@@ -152,7 +151,7 @@ def summary(data: Dataset) -> str | None:
     told = [
         f"{part.who}, {part.what}: {part.answer.words}{_price(part.answer.choice)}"
         for part in found
-        if part.title == title and part.who != HERE and part.phase != NEVER_BY_ITSELF
+        if part.title == title and part.who != HERE and part.phase != "tree drafts"
     ] or [f"of all backends, {part.what}: {part.answer.words}{_price(part.answer.choice)}" for part in found if part.title == title]
     others = len({part.title for part in found}) - 1
     more = f"; {others} more deployment{'s' * (others > 1)}: type question=one_backend" if others else ""

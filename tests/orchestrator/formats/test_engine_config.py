@@ -55,10 +55,10 @@ def test_a_flag_comes_with_what_it_saves_and_on_what_evidence():
     printed = text(VLLM, *OURS, row("flash_attn_3", 100.0, batch_size=1), row("trtllm-native", 60.0, batch_size=1))
 
     assert flags(printed) == [FLASHINFER, "--block-size 64"]
-    assert "# decode: FLASHINFER, 40.0% less time than the default FLASH_ATTN" in printed
+    assert f"# decode: {FLASHINFER}, 40.0% less time than the default FLASH_ATTN" in printed
     assert "geometric mean of 2 workloads; at worst 0.60 times its time; faster by more than noise at 2, slower at 0" in printed
     assert "medians 60.0 to 60.0 against 100.0 to 100.0 µs; largest error 0.1% against 0.1%" in printed
-    assert "FLASHINFER runs trtllm-native, read in the engine's source" in printed
+    assert f"{FLASHINFER} runs trtllm-native, read in the engine's source" in printed
 
 
 def test_decode_and_drafts_are_answered_apart_and_sglang_gets_what_makes_drafts_run_it():
@@ -82,7 +82,7 @@ def test_a_text_that_changes_nothing_says_so_in_its_first_line():
     printed = text(VLLM, row("flash_attn_3", 60.0), row("trtllm-native", 100.0))
 
     assert printed.splitlines()[0] == "# nothing to type: FLASH_ATTN is the default"
-    assert "the next best, FLASHINFER, takes 66.7% more time" in printed and flags(printed) == []
+    assert f"the next best, {FLASHINFER}, takes 66.7% more time" in printed and flags(printed) == []
 
 
 @pytest.mark.parametrize(
@@ -90,10 +90,10 @@ def test_a_text_that_changes_nothing_says_so_in_its_first_line():
     [
         (VLLM, [row("trtllm-native", 60.0)], "no advice: the default FLASH_ATTN has no time (not measured at 1)"),
         (VLLM, [row("flash_attn_3", 60.0), row("cudnn", 30.0)], "no other flag was right wherever it was"),
-        (VLLM, [row("flash_attn_3", 100.0), row("trtllm-native", 99.0)], "FLASHINFER is equal within noise (2.0%)"),
+        (VLLM, [row("flash_attn_3", 100.0), row("trtllm-native", 99.0)], f"{FLASHINFER} is equal within noise (2.0%)"),
         (VLLM, [row("flash_attn_3", None, "failed"), OURS[1]], "the default FLASH_ATTN has no time (failed at 1)"),
         *(
-            (VLLM, [OURS[0], row("trtllm-native", None, status)], f"FLASHINFER: {words}")
+            (VLLM, [OURS[0], row("trtllm-native", None, status)], f"{FLASHINFER}: {words}")
             for status, words in (("mismatch", "wrong at 1"), ("failed", "failed at 1"), ("timeout", "timeout at 1"))
         ),
         (VLLM, [row("fa2", 60.0, routine="mla", compute_capability="8.0")], "the default TRITON_MLA has no time"),
@@ -119,7 +119,7 @@ def test_layers_with_a_window_have_a_flag_of_their_own_where_the_engine_has_one_
     printed = text(VLLM, *OURS, *window)
 
     assert flags(printed) == ["-ac.backend_per_kind.full_attention=FLASHINFER", "--block-size 64"]
-    assert "# decode, full layers: FLASHINFER, 40.0% less time" in printed
+    assert "# decode, full layers: -ac.backend_per_kind.full_attention=FLASHINFER, 40.0% less time" in printed
     assert "# decode, sliding layers: nothing to type: FLASH_ATTN is the default" in printed
     assert "# decode: " in text(SGLANG, *OURS, *window)
 
