@@ -22,7 +22,6 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from orchestrator import ROOT
-from orchestrator.environments.make import find_uv
 
 RESOLUTIONS = {"oldest": "lowest-direct", "newest": "highest"}
 TOOLS = ("flask", "flask-cors", "hypothesis", "moto[s3]", "pytest", "pytest-timeout", "pytest-xdist")
@@ -129,7 +128,7 @@ def _of_lines(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def uv(*words: str) -> str:
-    return subprocess.run([find_uv(), *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return subprocess.run([sys.executable, "-m", "uv", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
 if __name__ == "__main__":
