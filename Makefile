@@ -15,7 +15,7 @@ test: $(VENV)/.dev  ## every check that needs no GPU; a part of the tests: make 
 	@# Types and layers are checked while the tests run, since these wait a lot.
 	@# Hundreds of processes import the project: each would compile it if the shell forbids Python to keep compiled modules.
 	export PYTHONDONTWRITEBYTECODE=; { $(BIN)/mypy && $(BIN)/lint-imports; } & checks=$$!; \
-		OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses=3 $(ARGS); tests=$$?; \
+		OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses=4 $(ARGS); tests=$$?; \
 		wait $$checks && exit $$tests
 
 test-browser: browser  ## the dashboard in Debian's chromium

@@ -29,6 +29,7 @@ from orchestrator.analysis.questions import cache_size, traffic_weights
 from orchestrator.analysis.sql import Where, literal, quoted, weight_sql
 from orchestrator.analysis.step_rest import create_measured_rest
 from orchestrator.analysis.traffic import Mix
+from orchestrator.analysis.views import FEW_ROWS
 from orchestrator.config.acceptance import CURVES
 from orchestrator.config.draft_cost import Draft
 from orchestrator.config.engine import MAX_DRAFT, Engine, Workload, calls_of, releases, selected
@@ -157,8 +158,13 @@ def _define_ranking(data: Dataset, max_rel_err: float | None) -> Dataset:
     data.execute(f"CREATE TEMP MACRO is_reference(backend) AS regexp_matches(backend, {literal(of_references())})")
     _create_own_builds(data)
     for view in RANKING:
-        data.execute(f"CREATE TEMP VIEW {view} AS {query_text(view)}")
+        data.execute(f"CREATE TEMP {_kind(data)} {view} AS {query_text(view)}")
     return data
+
+
+def _kind(data: Dataset) -> str:
+    """Of what every question reads: for few rows it is computed once, which takes less than planning it for each question."""
+    return "TABLE" if data.scalar("SELECT count(*) FROM points") <= FEW_ROWS else "VIEW"
 
 
 def define_views(data: Dataset, draft: Draft, **assumed: Unpack[Assumed]) -> Dataset:
@@ -187,7 +193,7 @@ def define_views(data: Dataset, draft: Draft, **assumed: Unpack[Assumed]) -> Dat
     _create_engine_tables(data, selected() if engines is None else engines)
     data.execute(f"CREATE TEMP MACRO off_the_line(us0, x0, us, x, us1, x1) AS {OFF_THE_LINE}")
     for view in (view for view in VIEWS if view not in RANKING):
-        data.execute(f"CREATE TEMP VIEW {view} AS {query_text(view)}")
+        data.execute(f"CREATE TEMP {_kind(data) if view == 'ranked_workloads' else 'VIEW'} {view} AS {query_text(view)}")
     _note_unused(data, weights)
     return data
 
@@ -198,7 +204,7 @@ def _create_workloads(data: Dataset, weights: WeightRules, traffic: Mix | None) 
     `asked` is its weight even if it is too big for the GPU.
     """
     data.execute(f"""
-        CREATE TEMP VIEW all_workloads AS
+        CREATE TEMP {_kind(data)} all_workloads AS
         SELECT problem, hash({WORKLOAD}) AS workload, phase, call_phase, of_layers, hash({WAY}) AS way, weight
         FROM (
             SELECT *, {PHASE} AS phase, {CALL_PHASE} AS call_phase, {LAYERS} AS of_layers,
@@ -208,7 +214,7 @@ def _create_workloads(data: Dataset, weights: WeightRules, traffic: Mix | None) 
     traffic_weights.create(data, traffic, MAX_DRAFT)
     of_traffic = "1" if traffic is None else "coalesce(traffic_weights.weight, 0)"
     data.execute(f"""
-        CREATE TEMP VIEW workloads AS
+        CREATE TEMP {_kind(data)} workloads AS
         SELECT problem, all_workloads.* EXCLUDE (problem, weight), all_workloads.weight * {of_traffic} AS asked,
                coalesce(cache_bytes > memory_bytes, false) AS too_big, if(too_big, 0, asked) AS weight
         FROM all_workloads LEFT JOIN traffic_weights USING (workload) LEFT JOIN cache_sizes USING (problem)""")

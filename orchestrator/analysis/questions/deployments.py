@@ -108,7 +108,7 @@ class Choice:
     @property
     def error(self) -> str:
         """Its largest relative error where it was right."""
-        return "unchecked" if self.record["rel_err"] is None else share(self.record["rel_err"])
+        return "–" if not self.served else "unchecked" if self.record["rel_err"] is None else share(self.record["rel_err"])
 
     @property
     def wrong(self) -> str:

@@ -100,7 +100,7 @@ def but_at_worst(choice: Choice) -> str:
 def _flags(found: Sequence[Part]) -> Grid:
     header = ("deployment", "for", "engine", "type", "name", "mean (at worst)", "largest err", "runs", "not right")
     cells = tuple(
-        (part.title, part.what, part.who, choice.name, _name(choice), _cost(choice), _error(choice), choice.ran, choice.not_right)
+        (part.title, part.what, part.who, choice.name, _name(choice), _cost(choice), choice.error, choice.ran, choice.not_right)
         for part in found
         for choice in part.choices
     )
@@ -114,7 +114,7 @@ def _name(choice: Choice) -> str:
 
 def _backends(found: Sequence[Part]) -> Grid:
     cells = tuple(
-        (part.title, part.what, choice.name, _cost(choice), _error(choice), choice.ran, choice.not_right)
+        (part.title, part.what, choice.name, _cost(choice), choice.error, choice.ran, choice.not_right)
         for part in found
         for choice in part.choices
         if choice.served or choice.wrong
@@ -126,10 +126,6 @@ def _backends(found: Sequence[Part]) -> Grid:
 def _cost(choice: Choice) -> str:
     """`1.04 (1.19)`; with a star if it is not over every workload, and so cannot be compared with the others."""
     return f"{choice.mean_words} ({choice.worst_words}){'' if choice.is_complete else '*'}" if choice.served else "–"
-
-
-def _error(choice: Choice) -> str:
-    return choice.error if choice.served else "–"
 
 
 def references(found: Sequence[Part]) -> Grid:
