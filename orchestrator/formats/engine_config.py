@@ -121,17 +121,17 @@ def _pages(engine: Engine, choice: Choice) -> Iterator[str]:
 def _evidence(choice: Choice, default: Choice) -> str:
     """A flag beside the default at the workloads where that was right."""
     own, base = choice.record, default.record
-    change = (
-        f"{mark(own['rough_ratio'])}{abs(own['saving']):.1%} {'less' if own['saving'] >= 0 else 'more'} time than {default.label}"
-    )
+    less = "less" if own["saving"] >= 0 else "more"
+    change = f"{mark(own['rough_ratio'])}{abs(own['saving']):.1%} {less} time than {default.label}"
     noise = f"faster by more than noise at {own['ahead']}, slower at {own['behind']}"
-    medians = f"medians {_us(own)} against {_us(base)} µs"
-    errors = [record["rel_err"] for record in (own, base)]
-    error = "" if None in errors else f"; largest error {share(errors[0])} against {share(errors[1])}"
+    unchecked = None in (own["rel_err"], base["rel_err"])
+    error = "" if unchecked else f"; largest error {share(own['rel_err'])} against {share(base['rel_err'])}"
     rough = own["rough"] + base["rough"]
     known = f"; {rough} ratios are rough, only known within {ROUGH:.0%}" if rough else ""
+    sources = [(one.label, source) for one in (choice, default) for source in one.record["measured_as"] or ()]
+    known += "".join(f"; {label} measured as {source}, which makes the same call" for label, source in sources)
     mean = f"geometric mean of {own['pairs']} workloads; at worst {own['worst_ratio']:.2f} times its time"
-    return f"{change} ({mean}; {noise}; {medians}{error}{known})"
+    return f"{change} ({mean}; {noise}; medians {_us(own)} against {_us(base)} µs{error}{known})"
 
 
 def _us(record: Record) -> str:

@@ -61,6 +61,12 @@ def test_a_flag_comes_with_what_it_saves_and_on_what_evidence():
     assert f"{FLASHINFER} runs trtllm-native, read in the engine's source" in printed
 
 
+def test_a_time_that_is_another_backend_s_is_said():
+    printed = text(VLLM, OURS[0], row("trtllm-native", 60.0, measured_as="xqa"))
+
+    assert f"; {FLASHINFER} measured as xqa, which makes the same call)" in printed
+
+
 def test_decode_and_drafts_are_answered_apart_and_sglang_gets_what_makes_drafts_run_it():
     drafts = [row("flash_attn_3_unplanned", 100.0, s_qo=4), row("trtllm-native", 60.0, s_qo=4)]
 
