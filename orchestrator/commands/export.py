@@ -11,6 +11,7 @@ from orchestrator.config import exports
 from orchestrator.config.settings import PARQUET, ExportSettings, ImportSettings
 from orchestrator.errors import CannotStore, DatasetGone, UserError
 from orchestrator.storage.columns import Row
+from orchestrator.untrusted.door import reading
 from orchestrator.untrusted.text import for_terminal
 
 LeftOut = Counter[str]  # the number of rows that a format cannot hold, by reason
@@ -131,11 +132,12 @@ def import_rows(invocation: Invocation[ImportSettings]) -> int:
 def _rows_of(settings: ImportSettings) -> list[Row]:
     """The rows of a result file, by its suffix. Raises UserError for one that cannot be mapped."""
     assert settings.source is not None  # Settings checks it
-    if settings.source.endswith(PARQUET):
-        from orchestrator.formats.aiconfigurator import reader
+    with reading(f"import={settings.source}", "give a whole result file of another benchmark"):
+        if settings.source.endswith(PARQUET):
+            from orchestrator.formats.aiconfigurator import reader
 
-        return reader.read(settings.source, settings.device, settings.model, settings.sweep.name)
-    from orchestrator.formats import results_csv
+            return reader.read(settings.source, settings.device, settings.model, settings.sweep.name)
+        from orchestrator.formats import results_csv
 
-    assert settings.device is not None  # Settings checks it
-    return results_csv.read(settings.source, settings.device, settings.sweep.name)
+        assert settings.device is not None  # Settings checks it
+        return results_csv.read(settings.source, settings.device, settings.sweep.name)

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from kernels.problem import Problem
 from orchestrator.errors import UserError, explain
+from orchestrator.untrusted.door import fault
 
 MAX_SHOWN = 20
 
@@ -28,14 +29,14 @@ class FileErrors:
             self.found.append((line, message))
 
     def collect(self, line: int, attempt: Callable[[], T]) -> T | None:
-        """The result of an attempt. If it raises ValueError, adds the error (one for each wrong key) and returns None."""
+        """The result of an attempt. Whatever it raises is an error of the line (one for each wrong key); then returns None."""
         try:
             return attempt()
         except ValidationError as error:
             for message in explain(error).splitlines():
                 self.add(line, message)
-        except ValueError as error:
-            self.add(line, str(error))
+        except Exception as error:  # what is wrong with a file's data may raise anything
+            self.add(line, fault(error))
         return None
 
     def problem(self, line: int, keys: dict[str, object]) -> Problem | None:

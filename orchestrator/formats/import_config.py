@@ -15,6 +15,7 @@ from orchestrator.errors import UserError
 from orchestrator.formats import testlist, vllm_config
 from orchestrator.formats.flashinfer_trace import reader as flashinfer_trace
 from orchestrator.formats.traffic_axes import with_traffic
+from orchestrator.untrusted.door import reading
 from orchestrator.untrusted.files import expanded, require_plain
 
 Config = dict[str, Any]
@@ -61,10 +62,7 @@ def resolve_files(config: Mapping[str, Any]) -> Config:
     if not there:
         raise UserError(f"import={source}: there is no such file; give the path of one")
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", path.stem)
-    try:
-        changes = _import_results(config, name) if path.suffix in RESULT_FILES else _import_points(config, path, name)
-    except UnicodeDecodeError as error:
-        raise UserError(f"import={source}: no text in UTF-8 ({error.reason} at byte {error.start})") from None
+    changes = _import_results(config, name) if path.suffix in RESULT_FILES else _import_points(config, path, name)
     return {**config, "import": str(path), **changes, "results": _results(config, name)}
 
 
@@ -106,7 +104,8 @@ def _import_points(config: Mapping[str, Any], path: Path, name: str) -> Config:
             f"sweep.{conflicts[0]}: import={path} brings its own points; leave +sweep=NAME out, +sweep.KEY=VALUE may stay"
         )
     known = None if "backend" in own else _known_backends(config.get("adapters") or ())
-    rules, about = POINT_FILES[path.suffix](str(path), known)
+    with reading(f"import={path}", "give a whole file of another benchmark"):
+        rules, about = POINT_FILES[path.suffix](str(path), known)
     include = [{**rule, **own} for rule in rules]
     return {"sweep": {"name": name, "about": about, "backend": [], "include": include}, "model": NO_MODEL}
 

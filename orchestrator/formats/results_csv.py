@@ -8,7 +8,6 @@ import io
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from orchestrator.formats.flashinfer import (
 )
 from orchestrator.point import Point, fingerprint
 from orchestrator.storage.row import Row, describe, finish
-from orchestrator.untrusted.files import read_text
+from orchestrator.untrusted.files import read_text, written_at
 
 ORIGIN = "flashinfer_benchmark"  # `orchestrator_version` of an imported row: this project did not measure it
 
@@ -78,7 +77,7 @@ def _lines(path: str, text: str) -> list[tuple[int, list[str]]]:
 
 def _common(path: str, text: str, device: Device, sweep: str) -> Row:
     """The values that all rows of a file share. The file's date replaces the time of measurement, which no column has."""
-    written = datetime.fromtimestamp(Path(path).stat().st_mtime, UTC).isoformat()
+    written = written_at(path)
     return {
         "run_id": f"imported-{hashlib.sha256(text.encode()).hexdigest()[:12]}",
         "sweep": sweep,

@@ -10,6 +10,7 @@ import os
 import stat
 import unicodedata
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
@@ -101,6 +102,15 @@ def read_bytes(path: str | Path, limit: int) -> bytes:
     if len(content) > limit:
         raise OSError(errno.EFBIG, f"it has more than {limit / 1e6:,.0f} MB", str(path))
     return content
+
+
+def written_at(path: str | Path) -> str:
+    """When a file was last written, in ISO 8601. Raises UserError for a date that no row can hold, such as one of year 33658."""
+    seconds = Path(path).stat().st_mtime
+    try:
+        return datetime.fromtimestamp(seconds, UTC).isoformat()
+    except (ValueError, OverflowError, OSError):
+        raise UserError(f"{path}: its date is beyond the year 9999; give it another one: type touch FILE") from None
 
 
 def read_text(path: str | Path, key: str, limit: int = 4 * 10**6) -> str:

@@ -7,7 +7,6 @@ vLLM: `vllm/v1/metrics/loggers.py`: the histograms `vllm:request_prompt_tokens` 
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import defaultdict
@@ -16,6 +15,7 @@ from typing import Any
 
 from orchestrator.analysis.traffic.mix import Mix, TrafficPoint
 from orchestrator.errors import UserError
+from orchestrator.untrusted.door import fault, from_json, reading
 from orchestrator.untrusted.files import read_text
 
 MAX_SHOWN = 20
@@ -38,7 +38,8 @@ def read(path: str) -> Mix:
     text = read_text(path, "traffic", MAX_BYTES)
     if not text.strip():
         raise UserError(f"traffic={path}: it is empty; allowed: {ALLOWED}")
-    return _of_lines(path, text) if text.lstrip().startswith("{") else _of_metrics(path, text)
+    with reading(f"traffic={path}", f"allowed: {ALLOWED}"):
+        return _of_lines(path, text) if text.lstrip().startswith("{") else _of_metrics(path, text)
 
 
 # ---- JSON lines
@@ -71,11 +72,8 @@ def _of_lines(path: str, text: str) -> Mix:
 
 
 def _entry(line: str) -> dict[str, Any]:
-    try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError):
-        raise ValueError("no JSON") from None
-    if not isinstance(entry, dict) or not ("s_kv" in entry or {"input_length", "output_length"} <= entry.keys()):
+    entry = from_json(line)
+    if not ("s_kv" in entry or {"input_length", "output_length"} <= entry.keys()):
         raise ValueError("neither s_kv nor input_length with output_length")
     return entry
 
@@ -186,8 +184,8 @@ def _each(path: str, text: str, take: Callable[[str], None]) -> None:
         if line.strip():
             try:
                 take(line.strip())
-            except ValueError as error:
-                errors.append(f"{path}:{number}: {error}")
+            except Exception as error:  # what is wrong with a file's data may raise anything
+                errors.append(f"{path}:{number}: {fault(error)}")
     if errors:
         more = [f"and {len(errors) - MAX_SHOWN} more"] if len(errors) > MAX_SHOWN else []
         raise UserError("\n".join([*errors[:MAX_SHOWN], *more, f"nothing of traffic={path} was taken; allowed: {ALLOWED}"]))

@@ -8,8 +8,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from kernels.device import Device
@@ -20,7 +18,7 @@ from orchestrator.formats.aiconfigurator.table import MAX_BYTES, OPS, file_named
 from orchestrator.formats.file_errors import FileErrors
 from orchestrator.point import Point, fingerprint
 from orchestrator.storage.row import Row, describe, finish
-from orchestrator.untrusted.files import read_bytes
+from orchestrator.untrusted.files import read_bytes, written_at
 
 ORIGIN = "aiconfigurator"  # `orchestrator_version` of an imported row
 FRAMEWORKS = {"VLLM": "vllm", "SGLang": "sglang", "TRTLLM": "trtllm"}
@@ -71,7 +69,7 @@ def _common(path: str, records: list[dict[str, Any]], device: Device | None, swe
         raise UserError(f"device={device.name!r}: {path} was measured on {name}; leave device out")
     if framework not in FRAMEWORKS:
         raise UserError(f"import={path}: framework={framework!r}; allowed: {', '.join(FRAMEWORKS)}")
-    content, written = read_bytes(path, MAX_BYTES), datetime.fromtimestamp(Path(path).stat().st_mtime, UTC).isoformat()
+    content, written = read_bytes(path, MAX_BYTES), written_at(path)
     return {
         "run_id": f"imported-{hashlib.sha256(content).hexdigest()[:12]}",
         "sweep": sweep,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.untrusted.door import from_json
 from orchestrator.untrusted.files import read_bytes
 
 NAMES = {
@@ -87,10 +87,10 @@ def _of_file(name: str, root: Path, axes: dict[str, int], dtypes: dict[str, str]
     if file is None:
         return axes, dtypes
     try:
-        parsed: Any = json.loads(read_bytes(file, MAX_BYTES))
+        parsed = from_json(read_bytes(file, MAX_BYTES))
         written = {axis: parsed["axes"][axis]["value"] for axis in axes}
         inputs = {key: parsed["inputs"][key]["dtype"] for key in (*QUERIES, *CACHES) if key in parsed["inputs"]}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError):
         raise ValueError(
             f"definition={name}: {file.name} is no definition with the axes {', '.join(axes)}; correct it or move it away"
         ) from None

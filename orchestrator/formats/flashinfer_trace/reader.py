@@ -15,6 +15,7 @@ from orchestrator.formats.file_errors import FileErrors
 from orchestrator.formats.flashinfer_trace import definitions
 from orchestrator.formats.flashinfer_trace.definitions import Definition
 from orchestrator.formats.flashinfer_trace.safetensors import read_vector
+from orchestrator.untrusted.door import from_json
 from orchestrator.untrusted.files import read_text
 
 Rule = dict[str, Any]
@@ -60,12 +61,9 @@ def _root(path: Path) -> Path:
 
 def _rule(line: str, root: Path) -> tuple[Rule, bool]:
     """The keys of a workload's problem, and whether its lengths are exact. Raises ValueError in words."""
-    try:
-        trace = json.loads(line)
-    except (ValueError, RecursionError):
-        raise ValueError("no JSON; allowed: a trace in one line, with definition and workload") from None
-    if not isinstance(trace, dict) or not isinstance(trace.get("workload"), dict):
-        hint = "; type traffic=FILE for lengths of requests" if isinstance(trace, dict) and "input_length" in trace else ""
+    trace = from_json(line)
+    if not isinstance(trace.get("workload"), dict):
+        hint = "; type traffic=FILE for lengths of requests" if "input_length" in trace else ""
         raise ValueError(f"no workload in it; allowed: a trace with definition and workload{hint}")
     definition = definitions.find(trace.get("definition"), root)
     axes, inputs = (trace["workload"].get(key) for key in ("axes", "inputs"))

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from orchestrator.untrusted.door import from_json
 from orchestrator.untrusted.files import read_bytes
 
 LENGTH_BYTES = 8
@@ -43,15 +44,14 @@ def read_vector(path: Path, key: str) -> list[int]:
 def _entry(path: Path, header: bytes, key: str) -> Mapping[str, Any]:
     """The header's entry of a vector, with its keys checked."""
     try:
-        parsed = json.loads(header)
-    except (ValueError, RecursionError):
-        raise ValueError(f"{path.name}: no safetensors file, its header is no JSON") from None
-    found = parsed.get(key) if isinstance(parsed, dict) else None
+        found = from_json(header).get(key)
+    except ValueError as error:
+        raise ValueError(f"{path.name}: no safetensors file, its header is wrong ({error})") from None
     if not isinstance(found, dict):
         raise ValueError(f"{path.name}: it has no tensor {key!r}")
     offsets, shape = found.get("data_offsets"), found.get("shape")
-    whole = [isinstance(n, int) for part in (offsets, shape) if isinstance(part, list) for n in part]
-    if found.get("dtype") not in SIZES or len(whole) != 3 or not all(whole) or not isinstance(shape, list) or len(shape) != 1:
+    whole = [type(n) is int for part in (offsets, shape) if isinstance(part, list) for n in part]
+    if str(found.get("dtype")) not in SIZES or len(whole) != 3 or not all(whole) or not isinstance(shape, list) or len(shape) != 1:
         raise ValueError(f"{path.name}: {key} is no vector of whole numbers (I32 or I64)")
     return found
 

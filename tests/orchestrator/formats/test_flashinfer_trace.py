@@ -121,7 +121,7 @@ def test_a_definition_at_hand_says_the_dtypes_and_equal_workloads_are_one_point(
     [
         ("{", ":1: no JSON"),
         ("[" * 100_000, ":1: no JSON"),
-        ("3", "no workload in it"),
+        ("3", "no JSON object"),
         ('{"input_length": 5}', "type traffic=FILE for lengths of requests"),
         ({**workload(), "definition": "../../etc/passwd"}, "allowed: the name of a definition"),
         ({**workload(), "definition": "gemm_n128_k2048"}, "no operation of this project; allowed: gqa_paged_decode_*"),
@@ -175,7 +175,7 @@ def test_a_damaged_safetensors_file_is_named_in_words(tmp_path: Path):
         (b"", "no safetensors file, or not a whole one"),
         (b"\xff" * 8 + b"{}", "no safetensors file, or not a whole one"),
         (whole[:-4], "is cut off"),
-        (_file("x"), "its header is no JSON"),
+        (_file("x"), "its header is wrong (no JSON)"),
         (_file("[1]"), "has no tensor 'a'"),
         (_file(json.dumps({"a": {**header["a"], "dtype": "BF16"}})), "no vector of whole numbers"),
         (_file(json.dumps({"a": {**header["a"], "shape": [3, 1]}})), "no vector of whole numbers"),
