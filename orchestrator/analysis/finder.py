@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.analysis.sources import RULE_EDGES
-from orchestrator.analysis.sql import file_literal, literal, quoted
+from orchestrator.analysis.sql import condition, file_literal, literal
 from orchestrator.config.engine import Engine, EngineCall
 from orchestrator.config.modes import owner
 from orchestrator.errors import NoRows
@@ -44,16 +44,15 @@ def find(wanted: Wanted, engines: Sequence[Engine], drafts: int | None) -> str:
         files = ", ".join(map(file_literal, places))
         every = f"read_parquet([{files}], union_by_name = true, filename = true)"
         con.execute(f"CREATE TEMP VIEW rows AS FROM {every} WHERE {ISOLATED}")
-        asked = [f"{quoted(name)} IN ({', '.join(map(literal, values))})" for name, values in wanted.items()]
         length = [] if drafts is None else [f"s_qo = {drafts + 1}"]
         own, calls = _calls(engines)
         query = f"""
             SELECT filename, {SIZES} FILTER ((routine, backend) IN ({own})) AS by_own_build,
                    count(DISTINCT backend) FILTER ((routine, backend) IN ({calls})) AS choices,
                    {SIZES} AS workloads, max(finished_at)::VARCHAR AS ended
-            FROM rows WHERE {" AND ".join([*asked, *length])} GROUP BY filename
+            FROM rows WHERE {" AND ".join([condition(wanted), *length])} GROUP BY filename
             ORDER BY by_own_build DESC, choices DESC, workloads DESC, ended DESC, filename"""
-        found = con.execute(query).fetchall() if asked else []
+        found = con.execute(query).fetchall() if wanted else []
         if not found:
             raise NoRows(_nothing(con, wanted, drafts))
     best, *others = (str(places[file]) for file, *_ in found)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from orchestrator.config.ranges import Range, several
 from orchestrator.config.weights import WEIGHT, WeightRules
 from orchestrator.errors import UserError, unknown
 from orchestrator.storage.columns import COLUMNS, Column, ColumnType, FromColumn
 
 Where = Mapping[str, object]  # a column's value, or several in a tuple, by its name
 LISTS: tuple[ColumnType, ...] = ("list<double>", "list<int32>")
+NUMBERS: tuple[ColumnType, ...] = ("int64", "double")
 COMPUTED = (  # columns of question=best that no row has
     *("kernel", "own_us", "runner_up", "margin", "runner_up_rel_err", "err_ratio", "rough", "runner_up_rough", "reference_us"),
     "reference_backend",
@@ -69,10 +71,25 @@ def condition(where: Where) -> str:
     for column, wanted in where.items():
         if column not in single:
             raise UserError(no_column(column, single))
-        values = wanted if isinstance(wanted, tuple) else (wanted,)
-        words = (literal(COLUMNS[column].renamed.get(text, text)) for text in map(_as_text, values))
-        parts.append(f"CAST({quoted(column)} AS VARCHAR) IN ({', '.join(words) or 'NULL'})")
+        parts.append(among(column, several(wanted)))
     return " AND ".join(parts)
+
+
+def among(column: str, values: Sequence[object]) -> str:
+    """The condition in SQL that a column has one of these values, of which some may be ranges. Raises UserError for a text."""
+    words = [_as_text(value) for value in values if not isinstance(value, Range)]
+    parts = [
+        f"CAST({quoted(column)} AS VARCHAR) IN ({', '.join(literal(COLUMNS[column].renamed.get(w, w)) for w in words) or 'NULL'})"
+    ]
+    for one in values:
+        if isinstance(one, Range):
+            if COLUMNS[column].type not in NUMBERS:
+                raise UserError(
+                    f"where.{column}={one!r}: allowed for columns of numbers; type {column}: a value, or several in brackets"
+                )
+            ends = [f"{quoted(column)} {sign} {end}" for sign, end in ((">=", one.low), ("<=", one.high)) if end is not None]
+            parts.append(f"({' AND '.join(ends)})")
+    return f"({' OR '.join(parts)})"
 
 
 def no_column(name: str, columns: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import conf
-from orchestrator.composing.overrides import HELP, groups, read
+from orchestrator.composing.overrides import HELP, RANGE, groups, read
 from orchestrator.config.modes import MODES
 from orchestrator.config.settings import NO_SWEEP_PATH, nearest_key
 from orchestrator.errors import UserError, unknown
@@ -27,6 +27,7 @@ CONFIG_DIR = "--config-dir="
 VERSION = "1.3"  # of Hydra's rules
 MAX_VALUES = 10_000  # in a file: composing more takes a minute
 NOT_SAID = ("full_key:", "object_type=", "reference_type=", "See http", "Config search path")  # lines of Hydra's errors
+NO_LIST = "Cannot merge a mapping with a list"
 RAISED = re.compile(r"\w+ raised while [\w ]+: ?")  # the class of an error, which Hydra puts before its words
 
 
@@ -38,7 +39,7 @@ def composed(overrides: Sequence[str], config_dir: str | None = None) -> Config:
     search = [] if config_dir is None else [f'hydra.searchpath=["file://{_escaped(_folder(config_dir))}"]']
     try:
         with hydra.initialize_config_module(conf.__name__, version_base=VERSION):
-            words = [_with_folder(word, config_dir) for word in overrides]
+            words = [_for_hydra(word, config_dir) for word in overrides]
             found = OmegaConf.to_container(hydra.compose("config", overrides=[*search, *words]), resolve=True)
     except RecursionError:
         raise UserError(
@@ -49,8 +50,9 @@ def composed(overrides: Sequence[str], config_dir: str | None = None) -> Config:
     return {str(key): value for key, value in found.items()}  # type: ignore[union-attr]
 
 
-def _with_folder(word: str, config_dir: str | None) -> str:
-    """`engine=NAME` as a value: it names an engine or a release, whose files Hydra does not merge."""
+def _for_hydra(word: str, config_dir: str | None) -> str:
+    """A word as Hydra takes it: a range in the place of an axis's list, and `engine=NAME`, whose files Hydra does not merge."""
+    word = RANGE.sub(r"\1[\2]", word)
     key, equals, name = word.partition("=")
     if key != "engine" or not equals or not name or name == "null":
         return word
@@ -125,7 +127,8 @@ def in_words(error: BaseException, overrides: Sequence[Override]) -> str:
                 return _of_key(override)
     if isinstance(error, OmegaConfBaseException) and "${" not in said:
         return f"{key}: {said}; a list stands in brackets, KEY: [1, 2]; ${{KEY}} is another key, ${{oc.env:NAME,VALUE}} a variable"
-    return f"{key + ': ' if key else ''}{said}; {HELP} for all keys"
+    hint = f"{HELP} for all keys" if not said.endswith(NO_LIST) else "a list stands in brackets, KEY: [{from: 1, to: 9, step: 2}]"
+    return f"{key + ': ' if key else ''}{said}; {hint}"
 
 
 def _first_lines(error: BaseException) -> str:

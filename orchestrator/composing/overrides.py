@@ -14,7 +14,7 @@ from importlib.resources import files
 from typing import NoReturn
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, ValueType
+from hydra.core.override_parser.types import Override, RangeSweep, Sweep, ValueType
 from hydra.errors import HydraException
 
 import conf
@@ -28,6 +28,7 @@ MAX_VALUES = 10_000  # in an argument
 MAX_JOBS = 1_000  # of one command with -m
 HOME = re.compile(r"(?<==)~[^,\[\]{}]*$|(?<=[\[,])\s*~[^,\[\]{}]*")
 PLAIN_PATH = re.compile(r"[\w./@%+:-]+")  # which Hydra reads without quotes
+RANGE = re.compile(r"^(\+{0,2}sweep\.\w+=)(\{ *(?:from|to) *:.*\})$")  # as the values of an axis
 HELP = "type python -m orchestrator --help"
 
 
@@ -161,6 +162,8 @@ def _require_braces(overrides: Sequence[Override]) -> None:
     if any(isinstance(_value(override), dict) for override in overrides if override.key_or_group == "where"):
         return
     for override in overrides:
+        if RANGE.match(str(override.input_line)):
+            continue
         first, _, name = override.key_or_group.partition(".")
         value = str(override.input_line).partition("=")[2].strip("'\"")
         if first == "where" and name:
@@ -194,7 +197,10 @@ def _parsed(word: str) -> Override:
         raise UserError(
             f"{word}: such a key is the project's own to set; leave it out; for files of your own type --config-dir DIR"
         )
-    if _size(_value(override)) > MAX_VALUES:
+    value = _value(override)
+    if isinstance(value, list) and (inner := [one for one in value if isinstance(one, Sweep)]):
+        raise UserError(f"{word}: no function stands in a list; type its values, or a range of an axis: {_as_range(inner[0])}")
+    if _size(value) > MAX_VALUES:
         raise UserError(f"{override.key_or_group}: more than {MAX_VALUES:,} values; write fewer")
     _require_choice(override)
     return override
@@ -233,11 +239,27 @@ def _require_several(override: Override, multirun: bool) -> None:
     """Raises UserError for several values without -m, and for those that are no list."""
     key = override.key_or_group
     if not multirun:
-        values = str(override.input_line).partition("=")[2]
-        what = f"a list stands in brackets, {key}=[{values}]" if key not in (*groups(), "mode") else "it takes one"
+        what = f"a list stands in brackets, {_as_list(override)}" if key not in (*groups(), "mode") else "it takes one"
         raise UserError(f"{override.input_line}: several values; {what}; to run the command once for each, add -m")
     if override.is_interval_sweep() or override.value_type == ValueType.GLOB_CHOICE_SWEEP:
         raise UserError(f"{override.input_line}: allowed with -m: values with commas between them, {key}=1,2")
+
+
+def _as_list(override: Override) -> str:
+    """How the values of an override are typed as a list."""
+    key, typed = override.key_or_group, str(override.input_line).partition("=")[2]
+    if isinstance(of := override.value(), RangeSweep):
+        return f"'{key}=[{_as_range(of)}]'"
+    values = re.sub(r"^choice\((.*)\)$", r"\1", typed)
+    return f"{key}=[{'1,2' if '(' in values else values}]"
+
+
+def _as_range(of: object) -> str:
+    """A range of Hydra's, which lacks its end, as one of an axis, which has it; an example for anything else."""
+    whole = of.range() if isinstance(of, RangeSweep) else None
+    if isinstance(whole, range) and whole.step > 0 and whole:
+        return f"{{from: {whole[0]}, to: {whole[-1]}, step: {whole.step}}}"
+    return "{from: 1024, to: 4096, step: 1024}"
 
 
 def _size(value: object) -> int:

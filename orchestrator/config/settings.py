@@ -19,7 +19,7 @@ from kernels.problem import PLAIN_MASKS
 from kernels.problem.trees import Tree
 from kernels.timing.config import RENAMED_L2, Timing
 from orchestrator.config import exports
-from orchestrator.config.base import Frozen, Scalar
+from orchestrator.config.base import Frozen
 from orchestrator.config.draft_cost import Draft
 from orchestrator.config.engine import MAX_DRAFT, Engine, selected
 from orchestrator.config.model import Model
@@ -38,9 +38,10 @@ from orchestrator.config.parts import (
     UserPaths,
     VersionRule,
 )
+from orchestrator.config.ranges import Filter
 from orchestrator.config.sweep import SWEEP_KEYS, Sweep
 from orchestrator.config.weights import WeightRules, checked_weights
-from orchestrator.errors import SHORT_NAMES, UserError, as_typed, did_you_mean, explain
+from orchestrator.errors import SHORT_NAMES, UserError, did_you_mean, explain
 from orchestrator.untrusted.files import expanded
 
 MUTANTS, DRAWN, DRAWN_OF_EACH = (f"{kernels.__name__}.{name}" for name in ("mutants", "mutants.drawn", "mutants.of_backends"))
@@ -54,18 +55,6 @@ def unknown_mode(mode: str) -> str:
     """What is wrong with it, and what is allowed."""
     *names, last = map(repr, MODES)
     return f"mode={mode!r}:{did_you_mean(mode, MODES)} allowed: {', '.join(names)} or {last}"
-
-
-def _where(given: Any) -> object:
-    """Columns, each with one value or several. None selects every row."""
-    columns = {} if given is None else given
-    values = columns.values() if isinstance(columns, dict) else [None]
-    parts = [part for value in values for part in (value if isinstance(value, list | tuple) else [value])]
-    if not all(isinstance(part, Scalar) for part in parts):
-        raise ValueError(
-            f"where={as_typed(given)}: allowed: columns with a value or several, such as {{s_qo: [1, 4], kv_dtype: bf16}}"
-        )
-    return columns
 
 
 Question = Literal[
@@ -125,7 +114,7 @@ class Settings(Frozen):
 class Chosen(Settings):
     """Of a mode that chooses points of a sweep, or rows of a dataset, by their values."""
 
-    where: Annotated[dict[str, Scalar | tuple[Scalar, ...]], BeforeValidator(_where)] = Field(default_factory=dict)
+    where: Filter = Field(default_factory=dict)
 
 
 class Points(Chosen):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
@@ -11,6 +12,7 @@ from kernels.timing.config import Precision
 from orchestrator.config import library_version
 from orchestrator.config.base import Frozen, Scalar
 from orchestrator.config.parts import todays
+from orchestrator.config.ranges import Range, filters, numbers, several
 from orchestrator.errors import unknown
 
 AxisValue = (
@@ -30,7 +32,7 @@ class Sweep(Frozen):
     about: str = ""
     precision: Precision = "full"
     axes: dict[str, tuple[AxisValue, ...]]
-    exclude: tuple[dict[str, tuple[Scalar | None, ...]], ...] = ()
+    exclude: tuple[dict[str, tuple[Scalar | Range | None, ...]], ...] = ()
     include: tuple[dict[str, tuple[AxisValue, ...]], ...] = ()
 
     @model_validator(mode="before")
@@ -39,7 +41,10 @@ class Sweep(Frozen):
         """Separates the axes from the other keys of the YAML file. Each becomes a tuple, also if it has a single value."""
         if not isinstance(flat, dict) or "axes" in flat:
             return flat
-        rules = {key: tuple(map(_as_axes, _as_rules(key, flat.get(key)))) for key in ("exclude", "include")}
+        rules = {
+            key: tuple(_as_axes(rule, ranges) for rule in _as_rules(key, flat.get(key)))
+            for key, ranges in (("exclude", filters), ("include", numbers))
+        }
         axes = _as_axes({key: value for key, value in flat.items() if key not in NOT_AXES})
         own = {key: flat[key] for key in ("about", "precision") if key in flat}
         return {"name": flat.get("name"), **own, "axes": axes, **rules}
@@ -54,7 +59,7 @@ class Sweep(Frozen):
                 if key not in SWEEP_KEYS:
                     raise ValueError(unknown(f"sweep.exclude[{i}]", key, SWEEP_KEYS))
             for spec in rule.get("batch_spec", ()):
-                _check_excluded_spec(f"sweep.exclude[{i}]", spec)
+                _check_excluded_spec(f"sweep.exclude[{i}]", str(spec))
         return self
 
 
@@ -88,9 +93,9 @@ def _check_axis(where: str, axis: str, values: tuple[AxisValue, ...]) -> None:
                 raise ValueError(unknown(where, axis if key == axis else f"{axis}.{key}", SWEEP_KEYS) + hint)
 
 
-def _check_excluded_spec(where: str, spec: Scalar | None) -> None:
+def _check_excluded_spec(where: str, spec: str) -> None:
     """Raises ValueError for a spec that no point has: equal requests have no spec, mixed ones the shortest spelling."""
-    keys = batch_spec.keys_of(str(spec))
+    keys = batch_spec.keys_of(spec)
     if keys["batch_spec"] != spec:
         lens = ", ".join(f"{key}: {keys[key]}" for key in ("batch_size", "s_qo", "s_kv"))
         raise ValueError(f"{where}: batch_spec={spec!r}: type {keys['batch_spec'] or f'{{{lens}}}'}, the name that its points have")
@@ -102,14 +107,15 @@ def _as_rules(key: str, rules: Any) -> list[Any]:
     return rules or []
 
 
-def _as_axes(mapping: Any) -> Any:
+def _as_axes(mapping: Any, ranges: Callable[[str, Iterable[Any]], Iterable[Any]] = numbers) -> Any:
+    """Keys with their values, each a tuple. `ranges` says what a range in it stands for."""
     if not isinstance(mapping, dict):
         raise ValueError(f"sweep: {mapping!r} is not a rule; allowed: a mapping such as {{backend: cudnn, s_qo: [4, 8]}}")
-    axes = {key: tuple(v) if isinstance(v, list | tuple) else (v,) for key, v in mapping.items()}
+    axes = {key: tuple(ranges(f"sweep.{key}", several(values))) for key, values in mapping.items()}
     for key, values in axes.items():
         for value in values:
             parts = value.values() if isinstance(value, dict) else (value,)
-            if not all(part is None or isinstance(part, Scalar) for part in parts):
+            if not all(part is None or isinstance(part, Scalar | Range) for part in parts):
                 raise ValueError(f"sweep.{key}={value!r}: allowed: numbers and words, or mappings of keys to such")
     return {key: tuple(_renamed(key, value) for value in values) for key, values in axes.items()}
 

@@ -16,12 +16,13 @@ from orchestrator.code_version import plugin_code
 from orchestrator.config.base import Scalar
 from orchestrator.config.environment import Environment, find
 from orchestrator.config.model import CUSTOM
+from orchestrator.config.ranges import Allowed, Range, several
 from orchestrator.config.settings import Chosen, Settings
 from orchestrator.config.sweep import AxisValue, Sweep, keys_of
-from orchestrator.errors import UserError, explain, unknown
+from orchestrator.errors import UserError, as_typed, explain, unknown
 from orchestrator.point import Point, fingerprint
 
-Rule = Mapping[str, tuple[Scalar | None, ...]]
+Rule = Mapping[str, tuple[Scalar | Range | None, ...]]
 _Choice = list[dict[str, Scalar | None]]  # what each value of an axis sets
 MAX_COMBINATIONS = 500_000
 HEADS = ("num_qo_heads", "num_kv_heads", "head_dim")
@@ -137,8 +138,9 @@ class _Problems:
 def _combinations(settings: Settings) -> Iterator[tuple[dict[str, Scalar], tuple[Rule, ...]]]:
     """The keys of each combination, and the rules that may exclude it: none for what `include` names."""
     sweep = settings.sweep
+    exclude = tuple({key: Allowed(values) for key, values in rule.items()} for rule in sweep.exclude)
     for keys in _grid(sweep.axes):
-        yield keys, sweep.exclude
+        yield keys, exclude
     for added in sweep.include:
         for keys in _grid({**sweep.axes, **added}):
             yield keys, ()
@@ -201,8 +203,8 @@ def chosen(points: Iterable[Point], settings: Chosen) -> list[Point]:
     for key in where:
         if key not in OF_POINTS and key not in Problem.model_fields:
             raise UserError(unknown("where", key, {*OF_POINTS, *Problem.model_fields}))
-    rule = {key: values if isinstance(values, tuple) else (values,) for key, values in where.items()}
+    rule = {key: Allowed(several(values)) for key, values in where.items()}
     found = [point for point in points if _matches(rule, _value_of(point.problem, point.backend, point.env))]
     if not found:
-        raise UserError(f"where={dict(where)}: no point of sweep {settings.sweep.name} has these values; type others")
+        raise UserError(f"where={as_typed(where)}: no point of sweep {settings.sweep.name} has these values; type others")
     return found

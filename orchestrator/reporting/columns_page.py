@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from orchestrator.analysis.dataset import Dataset, open_dataset
 from orchestrator.analysis.sources import columns_of
 from orchestrator.analysis.sql import Where, file_literal, quoted
+from orchestrator.config.ranges import several
 from orchestrator.errors import UserError, unknown
 from orchestrator.storage.columns import COLUMNS, SECTIONS, Column
 from orchestrator.tables import Grid, markdown
@@ -81,7 +82,7 @@ def _chosen(names: Sequence[str], where: Where) -> list[str]:
         if key not in KEYS:
             raise UserError(unknown("where of question=columns", key, KEYS) + ", such as 'where={section: time}'")
         values = dict.fromkeys(str(getattr(column, key)) for column in COLUMNS.values())
-        for value in _several(wanted):
+        for value in several(wanted):
             if str(value) not in values:
                 raise UserError(
                     unknown(f"where={{{key}: ...}} of question=columns", str(value), [value for value in values if value])
@@ -90,15 +91,11 @@ def _chosen(names: Sequence[str], where: Where) -> list[str]:
         name
         for name, column in COLUMNS.items()
         if (not names or any(fnmatch.fnmatchcase(name, wanted) for wanted in names))
-        and all(str(getattr(column, key)) in map(str, _several(wanted)) for key, wanted in where.items())
+        and all(str(getattr(column, key)) in map(str, several(wanted)) for key, wanted in where.items())
     ]
     if not kept:
         raise UserError(f"question=columns: no column is both among columns=[{','.join(names)}] and in where={dict(where)}")
     return kept
-
-
-def _several(wanted: object) -> tuple[object, ...]:
-    return wanted if isinstance(wanted, tuple) else (wanted,)
 
 
 def _grids() -> dict[str, Grid]:

@@ -32,6 +32,7 @@ from orchestrator.analysis.names import of_references, shown
 from orchestrator.analysis.questions import open_views
 from orchestrator.analysis.sql import literal
 from orchestrator.config.base import Frozen, Scalar
+from orchestrator.config.ranges import Filter
 from orchestrator.config.settings import AskSettings, DocumentSettings, Settings
 from orchestrator.errors import UserError, explain, unknown
 from orchestrator.reporting import records, report
@@ -68,14 +69,13 @@ def _path(given: Any) -> Any:
 
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
-Rows = dict[str, Scalar | tuple[Scalar, ...]]  # columns and their values
 
 
 class Source(Frozen):
     """A dataset, or several folders that are read as one, and which of its rows count."""
 
     path: Annotated[str, BeforeValidator(_path), Field(min_length=1)]
-    where: Rows = Field(default_factory=dict)
+    where: Filter = Field(default_factory=dict)
 
 
 class Head(Frozen):
@@ -92,7 +92,7 @@ class Head(Frozen):
     confidence: str
     results: Annotated[dict[Name, Source], BeforeValidator(_sources)]
     tables: dict[Name, str] = Field(default_factory=dict)
-    where: Rows = Field(default_factory=dict)
+    where: Filter = Field(default_factory=dict)
     measure: str | None = None
     decide: tuple[tuple[Scalar, ...], ...] = ()
 

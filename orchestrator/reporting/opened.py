@@ -12,6 +12,7 @@ from orchestrator.analysis.questions import open_views
 from orchestrator.analysis.traffic import Mix
 from orchestrator.config.engine import selected
 from orchestrator.config.parts import Results
+from orchestrator.config.ranges import several
 from orchestrator.config.settings import NO_SWEEP_PATH, Answers, ForDeployment, Settings
 
 Asking = TypeVar("Asking", bound=ForDeployment)
@@ -36,7 +37,7 @@ def located(settings: Asking, overrides: Sequence[str]) -> Asking:
         wanted["device_name"] = tuple(dict.fromkeys((settings.device.name, *settings.device.match)))
     changed: dict[str, Any] = {"where": {**wanted, **settings.where}}
     if settings.results.path == NO_SWEEP_PATH:
-        rows = {name: value if isinstance(value, tuple) else (value,) for name, value in changed["where"].items()}
+        rows = {name: several(value) for name, value in changed["where"].items()}
         changed["results"] = Results(path=finder.find(rows, settings.engines, settings.drafts))
     return settings.model_copy(update=changed)
 

@@ -12,6 +12,7 @@ from orchestrator.analysis.dataset import Dataset, replay
 from orchestrator.analysis.keys import PROBLEM_KEYS
 from orchestrator.analysis.questions import VIEWS, traffic_weights
 from orchestrator.analysis.sql import quoted
+from orchestrator.config.ranges import several
 from orchestrator.config.settings import AskSettings
 from orchestrator.errors import UserError, unknown
 from orchestrator.notes import note_once
@@ -65,8 +66,7 @@ def _about(data: Dataset, settings: AskSettings) -> str:
     """What all rows of a short table have in common: the device, and what `where=` chose."""
     named = "SELECT DISTINCT device_name FROM current WHERE device_name IS NOT NULL ORDER BY ALL"
     devices = [name for (name,) in data.execute(named)]
-    values = {key: value if isinstance(value, tuple) else (value,) for key, value in settings.where.items()}
-    chosen = [f"{key} {' or '.join(map(str, several))}" for key, several in values.items()]
+    chosen = [f"{key} {' or '.join(map(str, several(value)))}" for key, value in settings.where.items()]
     return ", ".join([*devices, *chosen])
 
 

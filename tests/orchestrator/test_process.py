@@ -20,3 +20,10 @@ def test_a_process_has_one_start_time_until_it_has_ended():
     assert start_time(child.pid) is None
     child.wait()
     assert start_time(child.pid) is None
+
+
+def test_a_process_that_paused_collections_ends_without_the_complaints_of_libraries():
+    code = "import duckdb\nfrom orchestrator import gc_pause\nduckdb.connect()\nwith gc_pause.paused(): pass"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+
+    assert done.stderr == ""

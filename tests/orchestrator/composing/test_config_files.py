@@ -46,7 +46,7 @@ def planned(invoke: Invoke, tmp_path: Path):
             f"{HEAD}s_qo: ${{foo:1}}\n",
             "sweep.s_qo: Unsupported interpolation type foo; a list stands in brackets, KEY: [1, 2]; ${KEY} is",
         ),
-        (f"{HEAD}s_kv: {{a: 1}}\n", "In 'sweep/bad': Cannot merge a mapping with a list; type"),
+        (f"{HEAD}s_kv: {{a: 1}}\n", "In 'sweep/bad': Cannot merge a mapping with a list; a list stands in brackets"),
     ],
 )
 def test_a_hostile_sweep_is_refused_by_file_and_line(planned, text: str, words: str):

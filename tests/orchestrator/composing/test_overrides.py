@@ -31,6 +31,12 @@ from orchestrator.errors import UserError
         (["sweep.s_qo=" + "[" * 300], "cannot be read as KEY=VALUE"),
         (["mode=run,plan"], "mode=run,plan: several values; it takes one; to run the command once for each, add -m"),
         (["sweep.s_qo=range(1,10000000000000000)"], "several values"),
+        (["sweep.s_kv=range(256,1024,256)"], "in brackets, 'sweep.s_kv=[{from: 256, to: 768, step: 256}]'; to run"),
+        (
+            ["sweep.s_kv=[range(256,1024,256)]"],
+            "type its values, or a range of an axis: {from: 256, to: 768, step: 256}",
+        ),
+        (["sweep.s_kv=choice(256,512)"], "in brackets, sweep.s_kv=[256,512]; to run"),
         (["-m", "sweep.s_qo=range(1,10000000000000000)"], "these values make more than 1,000 jobs; allowed: up to 1,000"),
         (["-m", "a=" + ",".join(map(str, range(40))), "b=" + ",".join(map(str, range(40)))], "more than 1,000 jobs"),
         (["-m", "sweep.s_qo=interval(1,2)"], "allowed with -m: values with commas"),

@@ -8,8 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from kernels.problem import Problem
-from orchestrator.config.settings import Settings
+from orchestrator.composing.compose import from_words
+from orchestrator.config.settings import Points, Settings, load
 from orchestrator.planning.expand import expand
+from orchestrator.planning.replay import points_of
 from orchestrator.point import Point, fingerprint
 
 ONE = ("+sweep=smoke", "sweep.backend=[torch_sdpa]", "sweep.batch_size=[1]", "sweep.s_kv=[256]", "sweep.s_qo=[1]")
@@ -29,6 +31,30 @@ def test_the_main_sweep_is_the_grid_of_its_axes(settings: Callable[..., Settings
         ("bf16", "fp8_e4m3"),
         ("fp8_e4m3", "fp8_e4m3"),
     }
+
+
+@pytest.mark.parametrize(
+    ("typed", "lengths"),
+    [
+        ("sweep.s_kv={from: 4096, to: 12288, step: 4096}", [4096, 8192, 12288]),
+        ("sweep.s_kv=[100, {from: 1024, to: 5000, factor: 2}]", [100, 1024, 2048, 4096]),
+        ("sweep.s_kv=[{from: 1000, to: 2000, factor: 1.4142}]", [1000, 1414, 2000]),
+    ],
+)
+def test_a_range_of_an_axis_is_its_numbers(typed: str, lengths: list[int]):
+    assert [p.problem.s_kv for p in expand(load(from_words([*ONE[:3], ONE[4], typed])))] == lengths
+
+
+def test_a_range_chooses_and_excludes_points():
+    def lengths(*typed: str) -> list[int]:
+        chosen = load(from_words([*ONE[:3], ONE[4], "sweep.s_kv={from: 1, to: 5, step: 1}", *typed]))
+        assert isinstance(chosen, Points)
+        return [p.problem.s_kv for p in points_of(chosen)]
+
+    assert lengths("where={s_kv: {from: 2, to: 4}}") == [2, 3, 4]
+    assert lengths("where={s_kv: [1, {from: 4}]}") == [1, 4, 5]
+    assert lengths("where={s_kv: {from: 1, to: 9, factor: 2}}") == [1, 2, 4]
+    assert lengths("sweep.exclude=[{s_kv: {to: 4}}]") == [5]
 
 
 def test_a_mapping_moves_its_keys_together(settings: Callable[..., Settings]):
