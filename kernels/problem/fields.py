@@ -48,7 +48,7 @@ class ProblemFields(BaseModel):
     out_dtype: DtypeName | None = None  # None: the query's dtype if it has 16 bits or more, else bf16
     # Of the call alone: whether its kernels launch with programmatic dependent launch. None: the library's own choice.
     enable_pdl: Annotated[bool, Field(strict=True)] | None = None
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, le=2**53)] = 0
     shared_prefix: Count | None = None  # cascade: tokens at the start of every request, in pages that all requests share
     return_lse: Annotated[bool, Field(strict=True)] = False  # the log-sum-exp of each row is a second output
     graph_batch: Count | None = None  # requests of the captured CUDA graph; those behind the batch are padding. None: the batch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat, model_validator
 
 from kernels.timing.caches import Caches, ICacheState, L2State
 from kernels.timing.sm_clock import MAX_STAMPS
@@ -25,6 +25,10 @@ def _todays_name(l2: object) -> object:
     return RENAMED_L2.get(l2, l2) if isinstance(l2, str) else l2
 
 
+Seconds = Annotated[float, Field(gt=0, le=1e7)]  # four months: what waits needs an end
+Wait = Annotated[float, Field(ge=0, le=1e7)]
+
+
 class Timing(BaseModel):
     """How to measure one point. Seconds are wall time unless a key says otherwise.
 
@@ -39,24 +43,25 @@ class Timing(BaseModel):
     l2: Annotated[L2State, BeforeValidator(_todays_name)] = "clean"
     l2_flush_factor: Annotated[float, Field(ge=2)] = 2.0  # bytes read or written before each sample, over the size of the L2
     icache: ICacheState = "warm"  # cold: other code runs before each sample, as an engine's kernels do between two layers
-    warmup: NonNegativeInt = 3  # calls before the first sample; with 0, the CPU's time for a call is not measured either
+    # Calls before the first sample; with 0, the CPU's time for a call is not measured either.
+    warmup: Annotated[int, Field(ge=0, le=10**6)] = 3
     criterion: CriterionName = "ci95"
     # Relative half-width of the interval (ci95), relative standard deviation (stdrel), degrees a sample (entropy).
     criterion_limit: PositiveFloat = Field(0.005, alias="limit")
     min_samples: Annotated[int, Field(ge=MIN_SAMPLES)] = 20
-    max_samples: Annotated[int, Field(ge=MIN_SAMPLES)] = 200
-    min_seconds: NonNegativeFloat = 0.0  # of measured time, the sum of the samples
-    max_seconds: PositiveFloat = 0.5  # on sampling, and half as much again with idle time; MIN_SAMPLES are taken all the same
+    max_samples: Annotated[int, Field(ge=MIN_SAMPLES, le=10**6)] = 200
+    min_seconds: Wait = 0.0  # of measured time, the sum of the samples
+    max_seconds: Seconds = 0.5  # on sampling, and half as much again with idle time; MIN_SAMPLES are taken all the same
     block_samples: Annotated[int, Field(ge=2, lt=MAX_STAMPS)] = 10  # the most of one block
-    block_seconds: PositiveFloat = 0.006  # about the length of a block: short bursts keep a device from its power cap
-    block_gap_seconds: NonNegativeFloat = 0.01  # the least between the first two blocks, if no other backend runs between them
+    block_seconds: Seconds = 0.006  # about the length of a block: short bursts keep a device from its power cap
+    block_gap_seconds: Wait = 0.01  # the least between the first two blocks, if no other backend runs between them
     energy: bool = False  # adds a block of about a second to each point, from which the energy of a call is known
     host: bool = False  # also times plans and eager calls on the host, and counts what they ask of the GPU
     # decide: a backend that is certainly not the best of its problem stops early (`racing.py`), and two names of one call are
     # measured once. It is no part of a point's id: a row of full precision answers either request.
     precision: Precision = "full"
     throttled: Literal["keep", "refuse"] = "keep"  # what becomes of a point without enough unthrottled samples
-    max_pause_seconds: PositiveFloat = 1.0  # that one point waits for its clock to recover; it has one try left after that
+    max_pause_seconds: Seconds = 1.0  # that one point waits for its clock to recover; it has one try left after that
 
     context: Context = "isolated"  # step: attention is timed in a graph of layers too (`kernels/step`)
     step_layers: Annotated[int, Field(ge=2, le=128)] | None = None  # None: as many as memory and precision need

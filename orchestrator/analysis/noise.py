@@ -214,7 +214,7 @@ def _is_usable(samples: Any) -> bool:
 
 def _block_sizes(sizes: Any, count: int) -> list[int]:
     """Sizes of a row's blocks, which must add up to its samples; blocks of `DEFAULT_BLOCK` if the row has none."""
-    if sizes is not None and not isinstance(sizes, float) and sum(sizes) == count:
+    if sizes is not None and not isinstance(sizes, float) and len(sizes) and min(sizes) > 0 and sum(sizes) == count:
         return list(sizes)
     return [min(DEFAULT_BLOCK, count - start) for start in range(0, count, DEFAULT_BLOCK)]
 

@@ -13,7 +13,7 @@ from orchestrator.analysis.sql import file_literal, quoted, sql_type, todays_col
 from orchestrator.config.modes import companion, owner
 from orchestrator.errors import DamagedDataset, UserError
 from orchestrator.notes import note_once
-from orchestrator.storage import access, checksum, parquet
+from orchestrator.storage import access, checksum, journal, parquet
 from orchestrator.storage.columns import COLUMNS
 from orchestrator.untrusted.files import require_plain
 
@@ -236,22 +236,22 @@ def _require_ours(con: duckdb.DuckDBPyConnection, relation: str, file: str, colu
         con.execute(f"SELECT {select} FROM {relation} LIMIT 0")  # a type that cannot become today's is an error already here
         if other := [name for name in columns.keys() & COLUMNS.keys() if columns[name] != sql_type(name)]:
             con.execute(f"SELECT {', '.join(f'count({quoted(name)})' for name in other)} FROM (SELECT {select} FROM {relation})")
-        nulls = " OR ".join(f"{quoted(name)} IS NULL" for name in parquet.NEVER_NULL)
+        nulls = " OR ".join(f"{quoted(name)} IS NULL" for name in journal.NEVER_NULL)
         (without,) = con.execute(f"SELECT count(*) FROM {relation} WHERE {nulls}").fetchone() or (0,)
         counts = dict(con.execute(f"SELECT status, count(*) FROM {relation} WHERE status IS NOT NULL GROUP BY ALL").fetchall())
     except duckdb.Error:
         raise DamagedDataset(f"{file} has columns of other types, or is damaged; it is not ours, move it away") from None
     if without:
-        raise DamagedDataset(f"{file} has rows without {', '.join(parquet.NEVER_NULL)}; it is not ours, move it away")
+        raise DamagedDataset(f"{file} has rows without {', '.join(journal.NEVER_NULL)}; it is not ours, move it away")
     for status in counts:
         parquet.require_status(status, file)
-    checked = (parquet.TIME, *parquet.SIZES)
-    asked = ", ".join(f"count({name}), min({name}), max({name})" for name in checked)
+    value = {name: f"epoch({name})" if name in journal.DATES else name for name in journal.CHECKED}
+    asked = ", ".join(f"count({name}), min({name}), max({name})" for name in value.values())
     try:
         found = con.execute(f"SELECT {asked} FROM (SELECT {select} FROM {relation})").fetchone() or ()
     except duckdb.Error:
         raise DamagedDataset(f"results.path: {file} is damaged (its values cannot be read); move it away") from None
-    spans = {name: parquet.Span(*found[3 * at : 3 * at + 3]) for at, name in enumerate(checked)}
+    spans = {name: parquet.Span(*found[3 * at : 3 * at + 3]) for at, name in enumerate(journal.CHECKED)}
     parquet.require_values(spans, counts.get("ok", 0), file)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
 from kernels.check.answer import MAX_INPUTS
+from kernels.timing.config import Seconds, Wait
 from orchestrator.config.base import Frozen, Scalar
 from orchestrator.untrusted.files import expanded
 
@@ -46,9 +47,9 @@ class Cluster(Frozen):
     address: str | None = None
     workers: PositiveInt | None = None
     spread: Literal["any", "each_device"] = "any"
-    wait_seconds: NonNegativeFloat = 0
-    head_seconds: PositiveFloat = 15
-    keep_warm_s: NonNegativeFloat = 0
+    wait_seconds: Wait = 0
+    head_seconds: Seconds = 15
+    keep_warm_s: Wait = 0
 
     @model_validator(mode="after")
     def _address(self) -> Self:
@@ -84,10 +85,10 @@ class Check(Frozen):
 class Limits(Frozen):
     """Limits on a point and on a worker: seconds of wall time, a fraction of device memory, a number of attempts."""
 
-    point_seconds: PositiveFloat = 30
+    point_seconds: Seconds = 30
     memory_fraction: Annotated[float, Field(gt=0, le=1)] = 0.9
-    attempts: PositiveInt = 2
-    start_seconds: PositiveFloat = 180
+    attempts: Annotated[int, Field(ge=1, le=100)] = 2
+    start_seconds: Seconds = 180
 
 
 def _joined(given: Any) -> Any:

@@ -20,8 +20,10 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
 from orchestrator.errors import CannotStore, DamagedDataset, DatasetGone, NotPlain, UserError
+from orchestrator.notes import note_once
 from orchestrator.storage import checksum, parquet
-from orchestrator.storage.parquet import DATA, JOURNAL, foreign_names, merge, read
+from orchestrator.storage.journal import storable
+from orchestrator.storage.parquet import DATA, JOURNAL, foreign_names, look, merge
 from orchestrator.storage.row import Row, to_json
 from orchestrator.untrusted.files import open_to_read, open_to_write, require_plain
 from orchestrator.untrusted.text import for_line
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
 FRESH = f"_{DATA}.new"
 BLOCK_BYTES = 4096
-LOCK = "_lock"
+LOCK, SET_ASIDE = "_lock", "_set_aside.jsonl"
 NO_LOCKS_ON_FOLDERS = frozenset({errno.EBADF, errno.EINVAL, errno.EISDIR, errno.ENOLCK, errno.ENOTSUP})  # such as NFS
 
 
@@ -50,10 +52,11 @@ class FolderStore:
             self._sealed_at = time.monotonic()
             _require_ours(self.path)
             require_plain(self.path / FRESH)  # found now, not at the first seal
-            self.table = read(path)
+            self.table, wrong = look(path)
             if require_plain(self.path / DATA, follow=True):
                 with open_to_read(self.path / DATA) as file:
                     parquet.require_known(file, self.path / DATA)
+            self._set_aside(wrong)
             if require_plain(self.path / JOURNAL) or not require_plain(self.path / DATA):  # a sealed file is not rewritten
                 self._write_sealed(self.table)
             # Unbuffered: bytes that a full disk refused must not be flushed later, when another process may own the dataset.
@@ -72,7 +75,7 @@ class FolderStore:
 
     def add(self, rows: Iterable[Row]) -> None:
         """Stores rows; they are on disk when this returns. A row replaces an older one of the same key. Raises CannotStore."""
-        new = list(rows)
+        new = list(map(storable, rows))
         self._require_still_there()
         whole = self._journal.tell()
         try:
@@ -114,6 +117,15 @@ class FolderStore:
         finally:
             self._journal.close()
             self._lock.close()
+
+    def _set_aside(self, lines: list[bytes]) -> None:
+        """Keeps lines of the journal that are no rows, before it is emptied. Raises OSError."""
+        if lines:
+            with open_to_write(self.path / SET_ASIDE) as file:
+                file.seek(0, os.SEEK_END)
+                _write_all(file, b"".join(line + b"\n" for line in lines))
+                os.fsync(file.fileno())
+            note_once(f"the wrong lines of {self.path / JOURNAL} are in {SET_ASIDE} beside it")
 
     def _cannot(self, error: OSError) -> CannotStore:
         return CannotStore(f"results.path={str(self.path)!r} cannot be written ({error.strerror or error})")

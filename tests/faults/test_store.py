@@ -14,7 +14,7 @@ import pytest
 from orchestrator import ROOT
 from orchestrator.analysis.dataset import open_dataset
 from orchestrator.errors import CannotStore, UserError
-from orchestrator.storage.folder import FolderStore
+from orchestrator.storage.folder import SET_ASIDE, FolderStore
 from orchestrator.storage.parquet import DATA, JOURNAL, read
 from tests.helpers.command_line import run, run_code
 from tests.helpers.runs import TINY, rows_of
@@ -284,18 +284,20 @@ def test_a_parquet_file_with_our_columns_in_other_types_is_named(tmp_path: Path)
 
 
 @pytest.mark.parametrize("line", [b"not json", b'{"point_id": "p9"}', b"17", b"\xff\xfe", b'{"someone": "else"}'])
-def test_a_bad_line_in_the_journal_is_named_and_later_rows_are_kept(tmp_path: Path, line: bytes):
+def test_a_bad_line_in_the_journal_costs_itself_is_named_and_set_aside(
+    tmp_path: Path, line: bytes, capsys: pytest.CaptureFixture[str]
+):
     store = FolderStore(str(tmp_path))
     store.add([made("p1"), made("p2")])
     store._lock.close()
     first, second, _ = (tmp_path / JOURNAL).read_bytes().split(b"\n")
     (tmp_path / JOURNAL).write_bytes(b"\n".join([first, line, second, b""]))
-    with pytest.raises(UserError, match=f"line 2 of .*{JOURNAL} is not a row"):
-        FolderStore(str(tmp_path))
-    (tmp_path / JOURNAL).write_bytes(b"\n".join([first, second, b""]))
+    assert sorted(read(tmp_path).column("point_id").to_pylist()) == ["p1", "p2"]
+    assert f"line 2 of {tmp_path / JOURNAL} is no row of this project" in capsys.readouterr().err
     FolderStore(str(tmp_path)).close()
 
     assert ids(tmp_path) == ["p1", "p2"]
+    assert (tmp_path / SET_ASIDE).read_bytes() == line + b"\n"
 
 
 @pytest.mark.parametrize("tail", [b'{"point_id": "p3", "clu', b"\0" * 400])

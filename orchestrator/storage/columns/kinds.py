@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 ColumnType = Literal["string", "int64", "double", "bool", "list<double>", "list<int32>", "timestamp"]
 Status = Literal["ok", "unsupported", "skipped", "mismatch", "failed", "timeout", "oom"]
@@ -53,3 +53,10 @@ class Column:
     only_if_ok: bool
     default: object
     renamed: Mapping[str, str]
+
+    def default_in(self, row: Mapping[str, Any]) -> Any:
+        """What a row that is older than the column holds in it."""
+        if not isinstance(self.default, FromColumn):
+            return self.default
+        value = row.get(self.default.column)
+        return value and self.default.values.get(value, self.default.prefix + value)

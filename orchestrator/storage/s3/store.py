@@ -30,9 +30,11 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.errors import CannotStore, DamagedDataset, UserError
 from orchestrator.process import start_time
 from orchestrator.storage import checksum, parquet
-from orchestrator.storage.parquet import DATA, foreign_names, merge, parse_row, read_sealed
+from orchestrator.storage.journal import rows_in, storable
+from orchestrator.storage.parquet import DATA, foreign_names, merge, read_sealed
 from orchestrator.storage.row import Row, to_json
 from orchestrator.storage.s3.bucket import Bucket
+from orchestrator.untrusted.door import from_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,7 +44,7 @@ SEALED = b"attention-orchestrator.sealed"
 MAX_READS = 3  # of a file that is being replaced
 HELP = "see docs/clusters.md for the settings of a store"
 MAX_OBJECTS = 1000  # in the journal: more would make readers wait
-OWNERS = "_owner"
+OWNERS, SET_ASIDE = "_owner", "_set_aside"
 RENEW_SECONDS, LOST_SECONDS, STALE_SECONDS = 10.0, 40.0, 60.0
 TRIES = 3  # of two drivers that start at the same time both may withdraw
 
@@ -70,9 +72,11 @@ class ObjectStore:
                     f"results.path={path!r}: {strangers[0]} is no part of a dataset; type another results.path=..."
                 )
             # Journal folders are deleted with the first file, which contains their rows.
-            self.table, self._left, data = _look(self.bucket, path)
+            self.table, self._left, data, wrong = _look(self.bucket, path)
             if data is not None:
                 parquet.require_known(io.BytesIO(data), f"{path}/{DATA}")
+            if wrong:
+                self.bucket.put(f"{SET_ASIDE}/{self._writer}.jsonl", b"".join(line + b"\n" for line in wrong))
             self._write_sealed(self.table)
         except (OSError, UserError) as error:
             with suppress(OSError):
@@ -83,7 +87,7 @@ class ObjectStore:
 
     def add(self, rows: Iterable[Row]) -> None:
         """Stores rows; they are in the object store when this returns. A row replaces an older one of the same key."""
-        new = list(rows)
+        new = list(map(storable, rows))
         try:
             self.bucket.put(f"{self._folder}/{self._count:06d}.jsonl", "".join(f"{to_json(row)}\n" for row in new).encode())
         except OSError as error:
@@ -162,8 +166,8 @@ def _words(error: OSError) -> str:
     return " ".join(str(error).split())[:300]
 
 
-def _look(bucket: Bucket, path: str) -> tuple[pa.Table, dict[str, int], bytes | None]:
-    """The rows, the number of objects in each journal folder, and the Parquet file.
+def _look(bucket: Bucket, path: str) -> tuple[pa.Table, dict[str, int], bytes | None, list[bytes]]:
+    """The rows, the number of objects in each journal folder, the Parquet file, and lines of the journal that are no rows.
 
     Reads the journal, then the file: an object that is deleted in between is already in the file.
     """
@@ -174,15 +178,17 @@ def _look(bucket: Bucket, path: str) -> tuple[pa.Table, dict[str, int], bytes | 
     data = _file(bucket)
     table = read_sealed(None if data is None else io.BytesIO(data), path, f"{path}/{DATA}")
     metadata = {} if data is None else pq.read_schema(io.BytesIO(data)).metadata or {}
-    done: dict[str, int] = json.loads(metadata.get(SEALED, b"{}"))
+    done: dict[str, int] = from_json(metadata.get(SEALED, b"{}"))
     rows: list[Row] = []
+    wrong: list[bytes] = []
     ends = dict[str, int]()
     for name, piece in zip(names, pieces, strict=True):
         folder, number = _place_of(name)
         ends[folder] = max(ends.get(folder, 0), number + 1)
         if piece is not None and number >= done.get(folder, 0):
-            rows += _rows_of(piece, f"{path}/{name}", path)
-    return merge(table, rows) if rows else table, ends, data
+            found, strange = rows_in(piece.splitlines(), f"{path}/{name}")
+            rows, wrong = rows + found, wrong + strange
+    return merge(table, rows) if rows else table, ends, data, wrong
 
 
 def _file(bucket: Bucket) -> bytes | None:
@@ -204,14 +210,6 @@ def _place_of(name: str) -> tuple[str, int]:
     folder, _, file = name.rpartition("/")
     digits = file.removesuffix(".jsonl")
     return folder, int(digits) if digits.isdigit() else 0
-
-
-def _rows_of(piece: bytes, name: str, path: str) -> list[Row]:
-    lines = piece.splitlines()
-    rows = [row for line in lines if (row := parse_row(line)) is not None]
-    if len(rows) != len(lines):
-        raise DamagedDataset(f"results.path={path!r}: {name} holds no rows of this project; move it away")
-    return rows
 
 
 class Lease:
@@ -282,10 +280,10 @@ def _this_process() -> dict[str, Any]:
 def _owner_of(content: bytes, name: str) -> dict[str, Any]:
     """An owner's description of itself; empty if it was deleted meanwhile. Raises DamagedDataset for any other content."""
     try:
-        owner = json.loads(content)
+        owner = from_json(content)
     except ValueError:
-        owner = None
-    if not isinstance(owner, dict) or (owner and owner.keys() != _this_process().keys()):
+        owner = {"": "no JSON"}
+    if owner and owner.keys() != _this_process().keys():
         raise DamagedDataset(f"{name} is no part of a dataset; move it away, or type another results.path=...")
     return owner
 

@@ -22,10 +22,10 @@ from orchestrator import ROOT
 from orchestrator.errors import CannotStore, UserError
 from orchestrator.storage import access, checksum, parquet
 from orchestrator.storage.parquet import DATA
-from orchestrator.storage.row import COLUMNS
+from orchestrator.storage.row import COLUMNS, to_json
 from orchestrator.storage.s3 import store
 from orchestrator.storage.s3.bucket import Bucket
-from orchestrator.storage.s3.store import JOURNAL, OWNERS, ObjectStore
+from orchestrator.storage.s3.store import JOURNAL, OWNERS, SET_ASIDE, ObjectStore
 from tests.helpers import s3_servers
 from tests.helpers.command_line import environment, run, run_code, start_code
 from tests.helpers.runs import SLOW_OF_ANY_BATCH, start
@@ -292,7 +292,6 @@ def test_a_path_that_cannot_hold_a_dataset_is_refused(wrong: str, words: str):
     [
         (DATA, b"not parquet", "no readable Parquet file"),
         ("notes.txt", b"hello", "no part of a dataset"),
-        (f"{JOURNAL}/other-0000/000000.jsonl", b'{"x": 1}\n', "holds no rows of this project"),
     ],
 )
 def test_a_foreign_or_broken_object_is_named_and_left_alone(path: str, name: str, content: bytes, words: str):
@@ -302,6 +301,14 @@ def test_a_foreign_or_broken_object_is_named_and_left_alone(path: str, name: str
 
     assert Bucket(path).get(name) == content
     assert list(Bucket(path).objects(OWNERS)) == []
+
+
+def test_a_wrong_line_of_a_journal_is_set_aside(path: str):
+    Bucket(path).put(f"{JOURNAL}/other-0000/000000.jsonl", b'{"x": 1}\n' + to_json(made("p1")).encode())
+    ObjectStore(path).close()
+
+    assert ids(path) == ["p1"]
+    assert [Bucket(path).get(name) for name in Bucket(path).objects(SET_ASIDE)] == [b'{"x": 1}\n']
 
 
 @pytest.mark.parametrize("content", [b"hello", b"[1]", b'{"x": 1}'])
