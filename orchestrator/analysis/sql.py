@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from orchestrator.config.ranges import Range, several
+from orchestrator.config.ranges import Bounds, several
 from orchestrator.config.weights import WEIGHT, WeightRules
 from orchestrator.errors import UserError, unknown
 from orchestrator.storage.columns import COLUMNS, Column, ColumnType, FromColumn
@@ -77,12 +77,12 @@ def condition(where: Where) -> str:
 
 def among(column: str, values: Sequence[object]) -> str:
     """The condition in SQL that a column has one of these values, of which some may be ranges. Raises UserError for a text."""
-    words = [_as_text(value) for value in values if not isinstance(value, Range)]
+    words = [_as_text(value) for value in values if not isinstance(value, Bounds)]
     parts = [
         f"CAST({quoted(column)} AS VARCHAR) IN ({', '.join(literal(COLUMNS[column].renamed.get(w, w)) for w in words) or 'NULL'})"
     ]
     for one in values:
-        if isinstance(one, Range):
+        if isinstance(one, Bounds):
             if COLUMNS[column].type not in NUMBERS:
                 raise UserError(
                     f"where.{column}={one!r}: allowed for columns of numbers; type {column}: a value, or several in brackets"

@@ -24,7 +24,7 @@ Number = int | float
 
 
 @dataclass(frozen=True)
-class Range:
+class Bounds:
     """All numbers from `low` to `high`, both included; None is no bound."""
 
     low: Number | None = None
@@ -46,7 +46,7 @@ class Allowed(tuple[Any, ...]):
     """Values of a filter, of which some may be ranges: `in` asks all of them."""
 
     def __contains__(self, value: object) -> bool:
-        return super().__contains__(value) or any(isinstance(one, Range) and value in one for one in self)
+        return super().__contains__(value) or any(isinstance(one, Bounds) and value in one for one in self)
 
 
 def is_range(value: object) -> bool:
@@ -65,7 +65,7 @@ def numbers(name: str, values: Iterable[Any]) -> Iterator[Any]:
 
 
 def filters(name: str, values: Iterable[Any]) -> Iterator[Any]:
-    """The values of a filter, in which a range is its numbers or, without a step or a factor, a `Range`. Raises ValueError."""
+    """The values of a filter, in which a range is its numbers or, without a step or a factor, a `Bounds`. Raises ValueError."""
     for value in values:
         if not is_range(value):
             yield value
@@ -74,7 +74,7 @@ def filters(name: str, values: Iterable[Any]) -> Iterator[Any]:
         elif not all(map(_is_number, value.values())) or value.get("from", -math.inf) > value.get("to", math.inf):
             raise ValueError(f"{name}={as_typed(value)}: {BOUNDED}")
         else:
-            yield Range(value.get("from"), value.get("to"))
+            yield Bounds(value.get("from"), value.get("to"))
 
 
 def several(value: object) -> tuple[Any, ...]:
@@ -90,7 +90,7 @@ def _filter(given: Any) -> object:
         if isinstance(columns, dict)
         else None
     )
-    if parts is None or not all(isinstance(part, Scalar | Range) for values in parts.values() for part in values):
+    if parts is None or not all(isinstance(part, Scalar | Bounds) for values in parts.values() for part in values):
         raise ValueError(
             f"where={as_typed(given)}: allowed: columns with a value, several or a range, such as "
             "{s_qo: [1, 4], kv_dtype: bf16, s_kv: {from: 4096, to: 60000}}"
@@ -100,7 +100,7 @@ def _filter(given: Any) -> object:
     }
 
 
-Value = Scalar | Range
+Value = Scalar | Bounds
 Filter = Annotated[dict[str, Value | tuple[Value, ...]], BeforeValidator(_filter)]
 
 

@@ -12,7 +12,7 @@ from kernels.timing.config import Precision
 from orchestrator.config import library_version
 from orchestrator.config.base import Frozen, Scalar
 from orchestrator.config.parts import todays
-from orchestrator.config.ranges import Range, filters, numbers, several
+from orchestrator.config.ranges import Bounds, filters, numbers, several
 from orchestrator.errors import unknown
 
 AxisValue = (
@@ -32,7 +32,7 @@ class Sweep(Frozen):
     about: str = ""
     precision: Precision = "full"
     axes: dict[str, tuple[AxisValue, ...]]
-    exclude: tuple[dict[str, tuple[Scalar | Range | None, ...]], ...] = ()
+    exclude: tuple[dict[str, tuple[Scalar | Bounds | None, ...]], ...] = ()
     include: tuple[dict[str, tuple[AxisValue, ...]], ...] = ()
 
     @model_validator(mode="before")
@@ -115,7 +115,7 @@ def _as_axes(mapping: Any, ranges: Callable[[str, Iterable[Any]], Iterable[Any]]
     for key, values in axes.items():
         for value in values:
             parts = value.values() if isinstance(value, dict) else (value,)
-            if not all(part is None or isinstance(part, Scalar | Range) for part in parts):
+            if not all(part is None or isinstance(part, Scalar | Bounds) for part in parts):
                 raise ValueError(f"sweep.{key}={value!r}: allowed: numbers and words, or mappings of keys to such")
     return {key: tuple(_renamed(key, value) for value in values) for key, values in axes.items()}
 

@@ -16,13 +16,13 @@ from orchestrator.code_version import plugin_code
 from orchestrator.config.base import Scalar
 from orchestrator.config.environment import Environment, find
 from orchestrator.config.model import CUSTOM
-from orchestrator.config.ranges import Allowed, Range, several
+from orchestrator.config.ranges import Allowed, Bounds, several
 from orchestrator.config.settings import Chosen, Settings
 from orchestrator.config.sweep import AxisValue, Sweep, keys_of
 from orchestrator.errors import UserError, as_typed, explain, unknown
 from orchestrator.point import Point, fingerprint
 
-Rule = Mapping[str, tuple[Scalar | Range | None, ...]]
+Rule = Mapping[str, tuple[Scalar | Bounds | None, ...]]
 _Choice = list[dict[str, Scalar | None]]  # what each value of an axis sets
 MAX_COMBINATIONS = 500_000
 HEADS = ("num_qo_heads", "num_kv_heads", "head_dim")

@@ -11,7 +11,7 @@ from orchestrator.analysis.sources import SIGNS, listed, local_datasets, nearest
 from orchestrator.analysis.sql import LISTS, Where, no_column, text_of
 from orchestrator.config import library_version
 from orchestrator.config.library_version import SHORT
-from orchestrator.config.ranges import Range, several
+from orchestrator.config.ranges import Bounds, several
 from orchestrator.errors import UserError, as_typed, unknown
 from orchestrator.storage import access, parquet
 from orchestrator.storage.columns import COLUMNS
@@ -194,7 +194,7 @@ def chosen(rows: pd.DataFrame, where: Where) -> pd.DataFrame:
     for name, wanted in where.items():
         if name not in single:
             raise UserError(no_column(name, single))
-        ranges = [one for one in several(wanted) if isinstance(one, Range)]
+        ranges = [one for one in several(wanted) if isinstance(one, Bounds)]
         texts = {COLUMNS[name].renamed.get(text, text) for text in map(text_of, several(wanted))}
         rows = rows[[text_of(value) in texts or any(value in one for one in ranges) for value in rows[name]]]
     return rows

@@ -18,7 +18,7 @@ from orchestrator.analysis.dataset import open_dataset
 from orchestrator.analysis.questions import best, open_views, views_of
 from orchestrator.analysis.sources import left_out, local_datasets
 from orchestrator.analysis.sql import COMPUTED
-from orchestrator.config.ranges import Range
+from orchestrator.config.ranges import Bounds
 from orchestrator.errors import DamagedDataset, NoRows, UserError
 from orchestrator.reporting import records
 from orchestrator.storage import parquet
@@ -197,10 +197,10 @@ def test_where_selects_rows_by_the_values_of_columns(tmp_path: Path):
         return sorted(open_dataset(path, where=where).current()["backend"])
 
     assert backends(s_kv=(8192, 9), status="ok") == ["a", "b"]
-    assert backends(s_kv=Range(8, 9000)) == backends(s_kv=(1, Range(8))) == ["a", "b", "d"]
-    assert [r["backend"] for _, r in selection.chosen(pd.read_parquet(path), {"s_kv": Range(high=7)}).iterrows()] == ["it's"]
+    assert backends(s_kv=Bounds(8, 9000)) == backends(s_kv=(1, Bounds(8))) == ["a", "b", "d"]
+    assert [r["backend"] for _, r in selection.chosen(pd.read_parquet(path), {"s_kv": Bounds(high=7)}).iterrows()] == ["it's"]
     with pytest.raises(UserError, match=r"where.backend={from: 1}: allowed for columns of numbers"):
-        backends(backend=Range(1))
+        backends(backend=Bounds(1))
     assert backends(sinks=True) == ["b"]
     assert backends(backend="it's") == ["it's"]
     with pytest.raises(UserError, match=r"no row of .* has these values"):
