@@ -47,7 +47,7 @@ PHASES = (
     ("orchestrator.worker.output_check:OutputCheck.judge_all", "later launches: rest"),
     ("orchestrator.worker.output_check:OutputCheck._judge_after_change", "changed token: rest"),
     ("orchestrator.worker.output_check:OutputCheck.judge_more_inputs", "more inputs: rest"),
-    ("kernels.check.changed_token:choose_token", "changed token: choice"),
+    ("kernels.check.changed_token:change_tokens", "changed token: choice"),
     ("kernels.check.judgement:judge_whole", "estimates"),
     ("kernels.check.judgement:judge_rows", "rows"),
     ("kernels.check.judgement:Pooled.add", "estimates of more inputs"),

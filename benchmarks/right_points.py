@@ -12,11 +12,11 @@ from typing import Any
 from benchmarks.right_kernels import RightKernel, Roundings, Schedule
 from kernels.check import oracle
 from kernels.check.answer import Answer
-from kernels.check.changed_token import choose_token
+from kernels.check.changed_token import change_tokens
 from kernels.check.judgement import Pooled, judge_rows, judge_whole
 from kernels.check.oracle import Verdict
 from kernels.inputs import Inputs
-from kernels.inputs.copied_token import copied_token
+from kernels.inputs.copied_tokens import copied_tokens
 from kernels.inputs.generate import draw, draw_other_values, redraw
 from kernels.problem import Problem
 from kernels.problem.trees import Tree
@@ -161,7 +161,7 @@ class EmulatedPoint:
         inputs = draw(problem, "cpu")
         answer = oracle.answer(inputs)
         verdict = judge_whole(*_swapped(kernel, inputs, answer))
-        reasons = (verdict.reason, _after_change(kernel, inputs, answer, verdict, coin), _on_more(kernel, inputs, verdict))
+        reasons = (verdict.reason, _after_change(kernel, inputs, answer, coin), _on_more(kernel, inputs, verdict))
         return "; ".join(filter(None, reasons)), verdict
 
 
@@ -171,14 +171,14 @@ def _swapped(kernel: RightKernel, inputs: Inputs, answer: Answer) -> tuple[Any, 
     return out, inputs, answer, kernel.arithmetic(inputs.problem), lse if inputs.problem.return_lse else None
 
 
-def _after_change(kernel: RightKernel, inputs: Inputs, answer: Answer, first: Verdict, coin: random.Random) -> str:
-    changed = choose_token(inputs, answer, first.tolerance, coin)
-    if changed is None:
-        return ""
-    with copied_token(inputs, changed.request, changed.source, changed.target):
-        out, _ = kernel(inputs)
-    found = judge_rows(out[changed.rows], inputs, changed.answer, kernel.arithmetic(inputs.problem))
-    return found.reason and f"after a token has changed: {found.reason}"
+def _after_change(kernel: RightKernel, inputs: Inputs, answer: Answer, coin: random.Random) -> str:
+    for changed in change_tokens(inputs, answer, kernel.arithmetic(inputs.problem), coin):
+        with copied_tokens(inputs, changed.copied):
+            out, _ = kernel(inputs)
+        found = judge_rows(out[changed.rows], inputs, changed.answer, kernel.arithmetic(inputs.problem))
+        if found.reason:
+            return f"after tokens have changed: {found.reason}"
+    return ""
 
 
 def _on_more(kernel: RightKernel, inputs: Inputs, first: Verdict) -> str:

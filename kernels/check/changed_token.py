@@ -1,12 +1,13 @@
-"""The right answer after one token of the cache has changed: a kernel that keeps an answer or a copy does not give it."""
+"""The right answer after tokens of the cache have changed: a kernel that keeps an answer or a copy does not give it."""
 
-# n = changes that are tried together, Q = query tokens whose rows are judged, H = num_qo_heads, K = stored KV heads, D = head_dim
+# n = changes that are tried together, Q = query tokens whose rows are judged, H = num_qo_heads, K = stored KV heads, G = H / K,
+# m = tokens that change, D = head_dim
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import NamedTuple
@@ -16,84 +17,149 @@ from torch import Tensor
 
 from kernels.check.answer import Answer
 from kernels.check.estimates import TINY
-from kernels.check.oracle import exact
-from kernels.check.tolerance import relative_error_of_logit
+from kernels.check.oracle import exact, sizes
+from kernels.check.tolerance import relative_error_of_logit, row_tolerances
 from kernels.inputs import Inputs
-from kernels.inputs.masks import hidden
+from kernels.inputs.copied_tokens import Copied
+from kernels.inputs.masks import sees
 from kernels.inputs.nvfp4 import dequantize
 from kernels.inputs.sentinel_keys import context_positions
 from kernels.inputs.sentinel_logit import PLANTED
 from kernels.inputs.tensors import bits, token_major
 from kernels.problem import Problem
+from kernels.problem.arithmetic import Arithmetic
 from kernels.problem.dtypes import UNIT_ROUNDOFF
 
-TRIES = 16  # in 8 bits, with a tolerance of 0.155, one try in 5 moves a row far enough
+TRIES = 16  # of one request at a time. In 8 bits, with a tolerance of 0.155, one try in 5 moves a row far enough
+# Tokens of a request that change. Few are hard to notice for a kernel that looks at some tokens before it answers from memory. More
+# of them move an answer where the arithmetic hides one: as many copies of a heavy key take over its row.
+TOKENS = (1, 8, 64)
 # Elements of the outputs [n, Q, H, D] that are computed at once: on a GPU 16 tries take as long as one, which is some hundred small
 # kernels and a wait for the device.
-AT_ONCE = 2**20
+AT_ONCE = 2**22
 VISIBLE = 3.0  # tolerances: an answer that did not change is off by more in some row
 LEFT = 0.3  # of the weight of each row, and of its sum of weighted values: so no row rests on the roundings of what has gone
 
 
 class Change(NamedTuple):
-    """The token of a request at `target` becomes a copy of that at `source`."""
+    """The tokens of a request at `targets` become copies of that at `source`."""
 
     request: int
     source: int
-    target: int
+    targets: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class ChangedToken:
-    """A token that becomes a copy of another of its request (`copied_token`), and the right answer of `rows` then.
+class ChangedTokens:
+    """Tokens that become copies of others for one launch, and the right answer of `rows` then.
 
-    `rows` are the last query tokens of the request, at most `PLANTED`.
+    `rows` int64 [n] are the last query tokens, at most `PLANTED`, of each request that changes. So many `requests` change by
+    tokens of their own, and in each a kernel that gives its answer of before is off by more than a right one may be.
     """
 
-    request: int
-    source: int  # position of the token that is copied
-    target: int  # position of the token that changes
-    rows: slice
+    copied: tuple[Copied, ...]
+    rows: Tensor
     answer: Answer
+    requests: int
 
 
-def choose_token(inputs: Inputs, answer: Answer, tolerance: float, coin: random.Random) -> ChangedToken | None:
-    """A change by chance, of those that move a row by far more than its tolerance. None if a few tries found none.
+def change_tokens(inputs: Inputs, answer: Answer, how: Arithmetic, coin: random.Random) -> list[ChangedTokens]:
+    """Changes by chance, of those that move a row by far more than its tolerance: in each request where a few tries found one.
 
-    A planted key is heavy wherever it stands. So the token that changes may be any that the rows see.
+    A planted key is heavy wherever it stands. So the tokens that change may be any that the rows see. One request changes alone,
+    then all others together: a kernel that looks at some tokens before it answers from memory sees more of many changes. Tokens of
+    a shared prefix are every request's, and change last.
     """
+    return [*_of_requests(inputs, answer, how, coin), *_of_prefix(inputs, answer, how, coin)]
+
+
+def _of_requests(inputs: Inputs, answer: Answer, how: Arithmetic, coin: random.Random) -> Iterator[ChangedTokens]:
+    """Tokens of every request that are no other's, of one request and of the others."""
+    shown, missing = list[_Try](), list(range(inputs.problem.batch_size))
+    for tokens in TOKENS:
+        room = AT_ONCE // (len(missing) * _elements_of_rows(inputs.problem)) if missing else 0
+        drawn = [_drawn(inputs.problem, request, tokens, coin) for request in missing for _ in range(max(1, min(TRIES, room)))]
+        first = {one.change.request: one for one in reversed(list(_tried(inputs, answer, how, drawn))) if one.shows}
+        shown += first.values()
+        missing = [request for request in missing if request not in first]
+    coin.shuffle(shown)
+    for some in filter(None, (shown[:1], shown[1:])):
+        yield _together(inputs, some, [copied for one in some for copied in _copies(one.change)], len(some))
+
+
+def _of_prefix(inputs: Inputs, answer: Answer, how: Arithmetic, coin: random.Random) -> Iterator[ChangedTokens]:
+    """Tokens of the shared prefix, if there is one and some change of it shows."""
     p = inputs.problem
-    drawn = _drawn(p, coin)
-    at_once = max(1, AT_ONCE // (min(max(p.q_lens), PLANTED) * p.num_qo_heads * p.value_dim))
-    for at in range(0, TRIES, at_once):
-        after = After(inputs, answer, drawn[at : at + at_once])
-        for number, (left, apart) in enumerate(zip(*after.left_and_apart(), strict=True)):
-            if left >= LEFT and apart > VISIBLE * tolerance:
-                return after.token(number)
-    return None
+    prefix = range(p.prefix_tokens)
+    for tokens in [count for count in TOKENS if count < len(prefix) for _ in range(TRIES)]:
+        source, *targets = coin.sample(prefix, 1 + tokens)
+        tried = list(_tried(inputs, answer, how, [Change(request, source, tuple(targets)) for request in range(p.batch_size)]))
+        if any(one.shows for one in tried):
+            yield _together(inputs, [one for one in tried if one.left >= LEFT], _copies(tried[0].change), 0)
+            return
 
 
-def _drawn(problem: Problem, coin: random.Random) -> list[Change]:
-    """As many changes as are tried: a sentinel token of a request, and a token that its last query tokens see."""
-    found, sentinels = [], dict[tuple[int, int], list[int]]()
-    for _ in range(TRIES):
-        request = coin.randrange(problem.batch_size)
-        lengths = q_len, length = problem.q_lens[request], problem.kv_lens[request]
-        drafts = range(length - min(q_len, PLANTED), length)
-        if lengths not in sentinels:
-            sentinels[lengths] = [*context_positions(problem, q_len, length), *drafts]
-        first = 0 if problem.window is None else max(0, drafts.start - problem.window + 1)
-        source = coin.choice(sentinels[lengths])
-        found.append(Change(request, source, _other(source, range(first, length), coin)))
-    return found
+def _copies(change: Change) -> Iterator[Copied]:
+    return (Copied(change.request, change.source, target) for target in change.targets)
 
 
-def _other(source: int, seen: range, coin: random.Random) -> int:
-    """A position by chance of those that are `seen`, and not `source`: a key copied onto itself does not change."""
-    if source not in seen or len(seen) == 1:
-        return coin.choice(seen)
-    drawn = coin.randrange(seen.start, seen.stop - 1)
-    return drawn + (drawn >= source)
+def _drawn(problem: Problem, request: int, tokens: int, coin: random.Random) -> Change:
+    """A sentinel token of a request, and so many that its last query tokens see and that no other request has."""
+    q_len, length = problem.q_lens[request], problem.kv_lens[request]
+    drafts = range(length - min(q_len, PLANTED), length)
+    first = 0 if problem.window is None else max(0, drafts.start - problem.window + 1)
+    source = coin.choice([*context_positions(problem, q_len, length), *drafts])
+    return Change(request, source, _others(source, range(max(first, problem.prefix_tokens), length), tokens, coin))
+
+
+def _others(source: int, seen: range, count: int, coin: random.Random) -> tuple[int, ...]:
+    """Positions by chance of those that are `seen`, without `source`: a key copied onto itself does not change."""
+    if len(seen) == 1:
+        return tuple(seen)
+    drawn = coin.sample(range(seen.start, seen.stop - (source in seen)), min(count, len(seen) - (source in seen)))
+    return tuple(one + (source in seen and one >= source) for one in drawn)
+
+
+@dataclass(frozen=True)
+class _Try:
+    """A change, the answers among which its own is, and what it does: how much a row has left at least, and by how many tolerances
+    some row moves.
+    """
+
+    after: After
+    number: int
+    left: float
+    apart: float
+
+    @property
+    def change(self) -> Change:
+        return self.after.changes[self.number]
+
+    @property
+    def shows(self) -> bool:
+        return self.left >= LEFT and self.apart > VISIBLE
+
+
+def _elements_of_rows(p: Problem) -> int:
+    return min(max(p.q_lens), PLANTED) * p.num_qo_heads * p.value_dim
+
+
+def _tried(inputs: Inputs, answer: Answer, how: Arithmetic, changes: Sequence[Change]) -> Iterator[_Try]:
+    at_once = max(1, AT_ONCE // _elements_of_rows(inputs.problem))
+    for at in range(0, len(changes), at_once):
+        after = After(inputs, answer, changes[at : at + at_once])
+        for number, (left, apart) in enumerate(zip(*after.left_and_apart(how), strict=True)):
+            yield _Try(after, number, left, apart)
+
+
+def _together(inputs: Inputs, tried: Sequence[_Try], copied: Iterable[Copied], requests: int) -> ChangedTokens:
+    """Changes of different requests as one, with the answers of all."""
+    parts: dict[int, list[_Try]] = {}
+    for one in tried:
+        parts.setdefault(id(one.after), []).append(one)
+    answers = [some[0].after.picked([one.number for one in some]) for some in parts.values()]
+    rows, *of_answer = (torch.cat(of_parts) for of_parts in zip(*answers, strict=True))
+    return ChangedTokens(tuple(copied), rows, Answer(*of_answer), requests)
 
 
 class After:
@@ -106,93 +172,91 @@ class After:
         p = inputs.problem
         self.inputs, self.changes = inputs, changes
         self.counts = [min(p.q_lens[one.request], PLANTED) for one in changes]
-        most = max(self.counts)
-        stops = [inputs.queries(one.request).stop for one in changes]
-        rows = [[max(stop - most + i, stop - count) for i in range(most)] for stop, count in zip(stops, self.counts, strict=True)]
-        tokens = [(one.request, one.target) for one in changes] + [(one.request, one.source) for one in changes]
-        places = [(request, *divmod(at, p.slots_per_page)) for request, at in tokens]
-        parts = torch.tensor(rows).flatten(), self._seen(most).flatten().long(), torch.tensor(places).T.flatten()
-        there = torch.cat(parts).to(inputs.device)  # in one transfer, since each waits for the device
-        shape, each = (len(changes), most), len(changes) * most
-        self.rows, self.seen = there[:each].view(shape), there[each : 2 * each].view(*shape, 1).bool()
-        self.places = there[2 * each :].view(3, -1)  # of the tokens that change, then of those they become: request, page, slot
-        self.before = answer.out[self.rows]
+        self.most, width = max(self.counts), max(len(one.targets) for one in changes)
+        numbers = [
+            [one.request, p.q_starts[one.request], p.kv_lens[one.request], p.q_lens[one.request], count, one.source, *one.targets]
+            + [-1] * (width - len(one.targets))
+            for one, count in zip(changes, self.counts, strict=True)
+        ]
+        request, start, length, q_len, count, *tokens = torch.tensor(numbers).to(inputs.device).T[:, :, None]  # in one transfer
+        token = (q_len - self.most + torch.arange(self.most, device=inputs.device)).maximum(q_len - count)  # [n, Q]
+        self.rows, places = start + token, torch.cat(tokens, 1)  # the source, then the targets: [n, 1 + m]
+        own, targets = (length - q_len + token)[..., None], places[:, None, 1:]
+        self.seen = (sees(p, own, token[..., None], targets) & (targets >= 0))[:, :, None, None]  # [n, Q, 1, 1, m]
+        self.places = request, places.clamp_min(0)
+        self.before = self._by_head(answer.out[self.rows])
         of_softmax = answer.kept("of softmax", lambda: torch.stack((answer.lse, answer.peak, answer.condition)).double())
-        self.of_softmax = of_softmax[:, self.rows]
+        self.of_softmax = self._by_head(of_softmax[:, self.rows, :, None])
 
-    def token(self, number: int) -> ChangedToken:
-        """A change, and the right answer of its request's rows."""
-        change, count = self.changes[number], self.counts[number]
-        stop = self.inputs.queries(change.request).stop
+    def _by_head(self, t: Tensor) -> Tensor:
+        """[..., H, D] as [..., K, G, D]."""
+        return t.view(*t.shape[:-2], self.inputs.problem.stored_kv_heads, -1, t.shape[-1])
+
+    def picked(self, numbers: Sequence[int]) -> tuple[Tensor, ...]:
+        """The rows of some changes, int64 [rows], and their right answers, as the fields of `Answer`."""
+        of_each = [range((number + 1) * self.most - self.counts[number], (number + 1) * self.most) for number in numbers]
+        at = torch.tensor([row for rows in of_each for row in rows], device=self.rows.device)
         answer, _ = self._answer_and_left
-        own = [getattr(answer, one.name)[number, -count:] for one in fields(answer)]
-        return ChangedToken(*change, slice(stop - count, stop), Answer(*own))
+        return tuple(t.flatten(0, 1)[at] for t in (self.rows, *(getattr(answer, one.name) for one in fields(answer))))
 
-    def left_and_apart(self) -> list[list[float]]:
+    def left_and_apart(self, how: Arithmetic) -> list[list[float]]:
         """Of each change, in one transfer: how much a row has left at least, of its weight or of the length of its sum of values,
-        and by how much of its length some row moves.
+        and by how many of its tolerances some row moves.
         """
         answer, left = self._answer_and_left
-        apart = (answer.out - self.before).norm(dim=-1) / answer.out.norm(dim=-1).clamp_min(TINY)
-        found: list[list[float]] = torch.stack((left, apart.flatten(1).amax(1).double())).tolist()
+        moved = (answer.out - self.before.flatten(2, 3)).norm(dim=-1) / sizes(answer.out)
+        apart = (moved / row_tolerances(self.inputs, answer, how)).flatten(1).amax(1)
+        found: list[list[float]] = torch.stack((left, apart.double())).tolist()
         return found
 
     @cached_property
     def _answer_and_left(self) -> tuple[Answer, Tensor]:
         """The answers after the changes, fp32 [n, Q, H, ...], and what a row has left at least, fp64 [n].
 
-        A row of weight 1 loses the target's weight w and value v, and gets those of the copy: (out - w v + w' v') / (1 - w + w').
-        The value v' is the source's, with opposite sign if it is not MLA's. Which rows see the copy follows from the target's
-        position. The weights come from a logit and a log-sum-exp in fp32, whose roundings are relative errors of w and w'. In fp32
-        these matter.
+        A row of weight 1 loses the targets' weights w and values v, and gets those of the copies:
+        (out - sum of w v + sum of w' v') / (1 - sum of w + sum of w'). The value v' is the source's, with opposite sign if it is
+        not MLA's. Which rows see a copy follows from its target's position. The weights come from a logit and a log-sum-exp in
+        fp32, whose roundings are relative errors of w and w'. In fp32 these matter.
         """
         before, (lse, peak, condition), seen = self.before.double(), self.of_softmax, self.seen
-        logits, (old, v) = self._logits_and_values()  # of both tokens
+        logits, values = self._logits_and_values()  # of the source and of the targets
+        v, old = values[:, :1], values[:, 1:]
         new = v if self.inputs.problem.latent else -v
-        weights = lost, came = torch.where(seen, (logits - lse).exp(), 0.0)
-        left = 1 - lost + came
-        out = (before - lost[..., None] * old + came[..., None] * new) / left[..., None]
-        size, size_before = out.norm(dim=-1).clamp_min(TINY), before.norm(dim=-1)
-        lengths, sizes_of_logits = torch.stack((old, v)).norm(dim=-1), logits.abs()
+        weights = torch.where(seen, (logits - lse).exp()[..., 1:], 0.0)
+        each = (logits[..., :1] - lse).exp()  # the weight of one copy
+        copies = seen.sum(-1, keepdim=True)
+        came = copies * each
+        left = 1 - weights.sum(-1, keepdim=True) + came
+        out = (before - _sums(weights, old) + came * _sums(torch.ones_like(each), new)) / left
+        size, size_before = _lengths(out).clamp_min(TINY), _lengths(before)
+        lengths, sizes_of_logits = values.norm(dim=-1).transpose(1, 2)[:, None, :, None], logits.abs()  # [n, 1, K, 1, 1 + m]
         rounded = relative_error_of_logit(self.inputs.problem, "fp32") * (sizes_of_logits + peak.abs())
         rounded += 2 * UNIT_ROUNDOFF["fp32"] * (sizes_of_logits + lse.abs())
-        errors = rounded * weights / left * (lengths + size) / size
-        # The source is there too, and two equal keys are rounded alike: if they add up, they are one key of weight 2 w, so 4 w^2.
-        squares = (condition * size_before).square() + 3 * (came * lengths[1]).square()
-        of_softmax = _lse_and_peak(lse, peak, left, *torch.where(seen, logits, -torch.inf))
-        after = Answer(*(t.float() for t in (out, *of_softmax, squares.sqrt() / (size * left), errors[0] + errors[1])))
+        errors = rounded * torch.cat((came, weights), -1) / left * (lengths + size) / size
+        # The source is there too, and equal keys are rounded alike: if they add up, they are one key of weight (1 + copies) w.
+        squares = (condition * size_before).square() + ((1 + copies).square() - 1) * (each * lengths[..., :1]).square()
+        logits_lost = torch.where(seen, logits[..., 1:], -torch.inf).amax(-1, keepdim=True)
+        of_softmax = _lse_and_peak(lse, peak, left, logits_lost, torch.where(copies > 0, logits[..., :1], -torch.inf))
+        found = (*of_softmax, squares.sqrt() / (size * left), errors.sum(-1, keepdim=True))
+        after = Answer(out.float().flatten(2, 3), *(t.float().flatten(2) for t in found))
         kept = size * left / size_before.clamp_min(TINY)
         return after, left.minimum(kept).flatten(1).amin(1)
 
-    def _seen(self, most: int) -> Tensor:
-        """Bool [n, Q]: which of the query tokens see the target of their change. Found on the CPU."""
-        p = self.inputs.problem
-        seen = torch.ones(len(self.changes), most, dtype=torch.bool)
-        for one, change, count in zip(seen, self.changes, self.counts, strict=True):
-            q_len = p.q_lens[change.request]
-            unseen = hidden(
-                p, change.request, range(q_len - count, q_len), range(change.target, change.target + 1), torch.device("cpu")
-            )
-            if unseen is not None:
-                one[most - count :] = ~unseen.expand(count, 1)[:, 0]
-                one[: most - count] = one[most - count].item()
-        return seen
-
     def _logits_and_values(self) -> tuple[Tensor, Tensor]:
-        """The logits of the targets, then of the sources, with the query tokens, whether they see them or not, fp64 [2, n, Q, H],
-        and their values [2, n, 1, H, D].
+        """The logits of the sources, then of the targets, with the query tokens, whether they see them or not, fp64
+        [n, Q, K, G, 1 + m], and their values [n, 1 + m, K, D].
         """
-        inputs, two = self.inputs, (2, len(self.changes))
-        k, v = (t.float().repeat_interleave(inputs.problem.group_size, 1) for t in self._stored())  # [2 * n, H, D]
-        q = bits(inputs.q)[self.rows].view(inputs.q.dtype).float()
+        inputs = self.inputs
+        k, v = (t.float() for t in self._stored())  # [n, 1 + m, K, D]
+        q = self._by_head(bits(inputs.q)[self.rows].view(inputs.q.dtype).float())
         with exact():
-            logit = torch.einsum("nqhd,nhd->nqh", torch.cat((q, q)), k) * (inputs.sm_scale * inputs.k_scale)
-        return logit.double().view(*two, *logit.shape[1:]), (v.double()[:, None] * inputs.v_scale).view(*two, 1, *v.shape[1:])
+            logit = torch.einsum("nqkgd,nmkd->nqkgm", q, k) * (inputs.sm_scale * inputs.k_scale)
+        return logit.double(), v.double() * inputs.v_scale
 
     def _stored(self) -> list[Tensor]:
-        """Key and value of the tokens at `places` as stored, [2 * n, K, D]; nvfp4 widened to fp32."""
-        inputs, (request, page, slot) = self.inputs, self.places
-        at = inputs.page_table[request, page].long(), slot
+        """Key and value of the tokens at `places` as stored, [n, 1 + m, K, D]; nvfp4 widened to fp32."""
+        inputs, (request, place), n = self.inputs, self.places, self.inputs.problem.slots_per_page
+        at = inputs.page_table[request, place // n].long(), place % n
 
         def picked(caches: Sequence[Tensor]) -> list[Tensor]:
             return [bits(token_major(inputs.problem, cache))[at].view(cache.dtype) for cache in caches]
@@ -202,8 +266,18 @@ class After:
         return [dequantize(*pair) for pair in zip(picked(inputs.kv), picked(inputs.kv_scales), strict=True)]
 
 
+def _sums(weights: Tensor, values: Tensor) -> Tensor:
+    """Sums of values [n, m, K, D] by weights [n, Q, K, G, m]: [n, Q, K, G, D]."""
+    return torch.einsum("nqkgm,nmkd->nqkgd", weights, values)
+
+
+def _lengths(t: Tensor) -> Tensor:
+    found: Tensor = t.norm(dim=-1, keepdim=True)
+    return found
+
+
 def _lse_and_peak(lse: Tensor, peak: Tensor, left: Tensor, lost: Tensor, came: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-sum-exp and largest logit after the change, [Q, H] each, from those before and the logits of both keys (-inf: unseen).
+    """Log-sum-exp and largest logit after the change, from those before, and the largest logits that went and came (-inf: unseen).
 
     Nobody knows the second largest logit. If the largest is lost, its row is told to be shared by several keys, which only widens
     its tolerance.

@@ -72,14 +72,14 @@ class DrawnProblem:
         self._unused.drawn_again()
         return {"sums": self._sums()}
 
-    def copy_token(self, request: int, source: int, target: int) -> Header:
-        """A token is a copy of another from now on, until `restore_token`."""
-        from kernels.inputs.copied_token import copied_token
+    def copy_tokens(self, copied: list[tuple[int, int, int]]) -> Header:
+        """Tokens are copies of others from now on, until `restore_tokens`: the request, the source and the target of each."""
+        from kernels.inputs.copied_tokens import Copied, copied_tokens
 
-        self._copied.enter_context(copied_token(self.inputs, request, source, target))
+        self._copied.enter_context(copied_tokens(self.inputs, [Copied(*one) for one in copied]))
         return {}
 
-    def restore_token(self) -> Header:
+    def restore_tokens(self) -> Header:
         self._copied.close()
         return {}
 

@@ -46,6 +46,17 @@ def hidden(problem: Problem, request: int, rows: range, keys: range, device: tor
     return key > own if reach is None else (key > own) | (key <= own - reach)
 
 
+def sees(problem: Problem, own: Tensor, token: Tensor, key: Tensor) -> Tensor:
+    """Whether query tokens see the keys at these positions, bool, element by element. `own` is the position of a query's own key,
+    and `token` its number in the request.
+    """
+    if problem.tree is not None:
+        in_draft = (key - own + token).clamp(0, problem.s_qo - 1)
+        return _ancestors(problem.tree, key.device)[token, in_draft] | (key < own - token)
+    causal = (key <= own) | (problem.mask == "full")
+    return causal if problem.window is None or problem.mask == "full" else causal & (key > own - problem.window)
+
+
 def _ancestors(tree: tuple[int, ...], device: torch.device | str) -> Tensor:
     """Bool [n, n]: entry (i, j) is true when j is i or lies on the way from the root to i."""
     import torch

@@ -30,6 +30,7 @@ MODULES: dict[str, ModuleType] = {  # `columns` is about the columns of every da
 NEEDS = {name: module.NEEDS for name, module in MODULES.items()}
 AXES = ("tp", "batch_size", "s_kv", "s_qo", "page_size")  # fields of a problem that are a column of the same name
 MAX_VALUES = 8  # of an axis
+STALE_UNSEEN = "of these: an answer kept from before would not have shown in some request (check_stale_covered < 1)"
 
 
 def dataset_grids(settings: Answers, question: str | None = None) -> list[Grid]:
@@ -157,4 +158,6 @@ def status_grid(data: Dataset) -> Grid:
         cells += [(status, f"{points:,}", reason) for reason, points in found[:TOP_REASONS]]
         if rest := found[TOP_REASONS:]:
             cells.append((status, f"{sum(points for _, points in rest):,}", f"{len(rest)} other reasons"))
+        if blind := data.scalar(f"SELECT count(*) FROM current WHERE check_stale_covered < 1 AND status = '{status}'"):
+            cells.append((status, f"{blind:,}", STALE_UNSEEN))
     return Grid("points by status", ("status", "points", "reason"), tuple(cells))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from kernels.adapter import Adapter
     from kernels.check.answer import Answer
-    from kernels.check.changed_token import ChangedToken
+    from kernels.inputs.copied_tokens import Copied
     from orchestrator.worker.prepared import PreparedBackend
 
 SPARE = 0.9  # of limits.point_seconds: the words of a process that hangs come before the driver ends the whole worker
@@ -69,13 +69,13 @@ class EnvironmentInputs(SharedInputs):
         return answer
 
     @contextmanager
-    def copied_token(self, changed: ChangedToken) -> Iterator[None]:
+    def copied_tokens(self, copied: Sequence[Copied]) -> Iterator[None]:
         self.restore_small()
-        self._ask("copy_token", request=changed.request, source=changed.source, target=changed.target)
+        self._ask("copy_tokens", copied=copied)
         try:
             yield
         finally:
-            self._ask("restore_token")
+            self._ask("restore_tokens")
 
     def draw_again(self) -> None:
         self.restore_small()

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kernels.check.answer import Answer
+    from kernels.check.changed_token import ChangedTokens
     from kernels.check.oracle import Verdict
     from kernels.timed_call import LaunchComparison, Outputs
 
@@ -26,7 +27,7 @@ LAUNCH_SECONDS = 0.015  # for launches that are checked and not timed, so that l
 MIN_LAUNCHES = 4  # however long they take, those that timed blocks have left among them
 MIN_LAUNCHES_AT_END = 2  # after the last block: one on an output full of NaN, and one on an answer
 WROTE_OUTSIDE = "it wrote outside its output"
-AFTER_CHANGE = "wrong after a token of the cache had changed between two launches"
+AFTER_CHANGE = "wrong after tokens of the cache had changed between two launches"
 NOT_GATHERED = "Runner.gather was not called in between: an adapter whose gather copies the cache declares copies_cache=True"
 
 
@@ -91,6 +92,7 @@ class OutputCheck:
     launches: LaunchComparison
     _coin: random.Random
     inputs: int = 1  # how many were judged
+    stale_covered: float | None = None  # the share of requests in which an answer of before would have been found, once it is known
     inputs_were_damaged: bool = False  # while it was timed, by itself or another: what it left then says nothing
 
     @classmethod
@@ -138,22 +140,29 @@ class OutputCheck:
         return seconds <= LAUNCH_SECONDS and (self.launches.count < LAUNCHES or at_end < MIN_LAUNCHES)
 
     def _judge_after_change(self, verdict: Verdict) -> Verdict:
-        """The verdict, unless the backend is wrong after a token of the cache has changed since the last launch.
+        """The verdict, unless the backend is wrong after tokens of the cache have changed since the last launch.
 
         The output still holds the answer of before. Who returns early, or answers from what it kept, is wrong then.
         """
-        from kernels.check.changed_token import choose_token
+        from kernels.check.changed_token import change_tokens
+
+        inputs = self.call.shared.inputs
+        changes = change_tokens(inputs, self.call.answer, self.call.arithmetic, self._coin)
+        self.stale_covered = sum(one.requests for one in changes) / inputs.problem.batch_size
+        for changed in changes:
+            verdict = self._judge_changed(verdict, changed) if verdict.passed else verdict
+        return verdict
+
+    def _judge_changed(self, verdict: Verdict, changed: ChangedTokens) -> Verdict:
         from kernels.check.judgement import judge_rows
+        from kernels.inputs.tensors import bits
 
         call, shared, runner = self.call, self.call.shared, self.call.timer.runner
-        changed = choose_token(shared.inputs, call.answer, verdict.tolerance, self._coin)
-        if changed is None:
-            return verdict
         # Otherwise only queries are copied before the call, and these have not changed: what the call reads, it must read itself.
-        gathers = call.adapter.gathers(shared.inputs.problem, changed.request, changed.target)
+        gathers = all(call.adapter.gathers(shared.inputs.problem, one.request, one.target) for one in changed.copied)
         refresh = runner.refresh if gathers else lambda: None
         try:
-            with shared.copied_token(changed):
+            with shared.copied_tokens(changed.copied):
                 refresh()
                 call.outputs.launch()
                 out, _ = call.outputs.now()
@@ -161,7 +170,7 @@ class OutputCheck:
             refresh()
         assert out is not None  # there is always one
         shared.restore_small()
-        found = judge_rows(out[changed.rows], shared.inputs, changed.answer, call.arithmetic)
+        found = judge_rows(bits(out)[changed.rows].view(out.dtype), shared.inputs, changed.answer, call.arithmetic)
         if found.passed:
             return verdict
         not_called = f"; {NOT_GATHERED}" if runner.gather is not None and not gathers else ""

@@ -80,7 +80,9 @@ class PreparedBackend:
         if self.output_check is None or verdict is None:
             self.row["check"] = "not_checked: check.enabled is false"
             return
-        self.row |= {"launches_checked": self.output_check.launches.count, "inputs_checked": self.output_check.inputs}
+        check = self.output_check
+        self.row |= {"launches_checked": check.launches.count, "inputs_checked": check.inputs}
+        self.row["check_stale_covered"] = check.stale_covered
         if self.verdict is None or replaces or not verdict.passed:
             self.row |= _columns(verdict) | {"oracle": oracle.NAME}
             self.row["lse_base"] = None if verdict.lse_err is None else self.runner.lse_base

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kernels.check.answer import Answer
-    from kernels.check.changed_token import ChangedToken
+    from kernels.inputs.copied_tokens import Copied
     from kernels.inputs.small_inputs import SmallInputs
     from kernels.inputs.unused_slots import UnusedSlots
 
@@ -111,12 +111,12 @@ class SharedInputs:
         return replace(self._other_answers[number])
 
     @contextmanager
-    def copied_token(self, changed: ChangedToken) -> Iterator[None]:
-        """One token of the cache is a copy of another while it lasts, where the backend reads it."""
-        from kernels.inputs.copied_token import copied_token
+    def copied_tokens(self, copied: Sequence[Copied]) -> Iterator[None]:
+        """Tokens of the cache are copies of others while it lasts, where the backend reads them."""
+        from kernels.inputs.copied_tokens import copied_tokens
 
         self.restore_small()
-        with copied_token(self.inputs, changed.request, changed.source, changed.target):
+        with copied_tokens(self.inputs, copied):
             yield
 
     def draw_again(self) -> None:

@@ -49,6 +49,7 @@ IGNORED |= {
     "weight_over_limit",
     "check_min_tokens",
     "check_pairs_covered",
+    "check_stale_covered",
     "inputs_checked",
     "launches_checked",
     "libraries",

@@ -210,6 +210,14 @@ class CheckColumns(TypedDict, total=False):
             "ratio",
         ),
     ]
+    check_stale_covered: Annotated[
+        float | None,
+        About(
+            "Share of the requests in which an answer that was kept from before some of their tokens changed would have failed the "
+            "check. Below 1, nothing shows that the others' answers were computed.",
+            "ratio",
+        ),
+    ]
     inputs_checked: Annotated[
         int | None,
         About("Inputs that were checked together: more than 1 if one alone could not show a lost page of 64 tokens.", "inputs"),

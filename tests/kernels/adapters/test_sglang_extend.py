@@ -11,7 +11,7 @@ import torch
 from kernels import registry
 from kernels.check import oracle
 from kernels.inputs import Inputs
-from kernels.inputs.copied_token import copied_token
+from kernels.inputs.copied_tokens import Copied, copied_tokens
 from kernels.inputs.generate import draw
 from kernels.inputs.rows import rows_of
 from kernels.problem import Problem
@@ -127,13 +127,13 @@ def test_new_tokens_are_brought_up_to_date_outside_of_the_call():
         runner = EXTEND.prepare(inputs, H200)
         copy = log[-1][1]["v_extend"]
         before = copy.clone()
-        with copied_token(inputs, 1, 3, 69):
+        with copied_tokens(inputs, [Copied(1, 3, 69)]):
             runner()
             assert torch.equal(copy, before)
             runner.refresh()
             assert not torch.equal(copy, before)
         runner.refresh()
-        with copied_token(inputs, 1, 3, 64):
+        with copied_tokens(inputs, [Copied(1, 3, 64)]):
             runner.refresh()
 
     assert torch.equal(copy, before)

@@ -12,6 +12,7 @@ import torch
 from benchmarks.right_kernels import RightKernel, Roundings, Schedule
 from benchmarks.right_points import EmulatedPoint
 from kernels.check import judgement, oracle, weighing
+from kernels.check.answer import Answer
 from kernels.check.changed_token import LEFT, After, Change
 from kernels.check.estimates import KeyWeights
 from kernels.check.judgement import judge_rows, judge_whole, output_errors
@@ -28,7 +29,7 @@ from kernels.check.tolerance import (
 )
 from kernels.check.weighing import weigh
 from kernels.inputs import Inputs, sentinel_keys
-from kernels.inputs.copied_token import copied_token
+from kernels.inputs.copied_tokens import Copied, copied_tokens
 from kernels.inputs.generate import draw
 from kernels.inputs.sentinel_logit import keys_at
 from kernels.inputs.tensors import write
@@ -280,18 +281,18 @@ def test_the_answer_after_a_change_says_how_far_its_own_roundings_put_it_off():
     for seed in range(4):
         x = draw(p.model_copy(update={"seed": seed}), "cpu")
         answer = oracle.answer(x)
-        after = After(x, answer, [Change(0, source, (7 * source + 3) % p.s_kv) for source in range(p.s_kv)])
-        left, _ = after.left_and_apart()
-        changes = [after.token(number) for number in range(p.s_kv) if left[number] >= LEFT]
-        changed = max(changes, key=lambda one: float(one.answer.error.max()))
-        with copied_token(x, 0, changed.source, changed.target):
+        after = After(x, answer, [Change(0, source, ((7 * source + 3) % p.s_kv,)) for source in range(p.s_kv)])
+        left, _ = after.left_and_apart(Arithmetic("fp32"))
+        changes = [(after.changes[number], Answer(*after.picked([number])[1:])) for number in range(p.s_kv) if left[number] >= LEFT]
+        change, changed = max(changes, key=lambda one: float(one[1].error.max()))
+        with copied_tokens(x, [Copied(0, change.source, *change.targets)]):
             out, _ = kernel(x)
             right = oracle.answer(x).out
-        off = (right - changed.answer.out).norm(dim=-1) / right.norm(dim=-1)
-        uncertain = max(uncertain, float(changed.answer.error.max()))
+        off = (right - changed.out).norm(dim=-1) / right.norm(dim=-1)
+        uncertain = max(uncertain, float(changed.error.max()))
 
-        assert (off <= changed.answer.error + tolerance(p, Arithmetic("fp32"))).all()
-        assert judge_rows(out, x, changed.answer, Arithmetic("fp32")).passed
+        assert (off <= changed.error + tolerance(p, Arithmetic("fp32"))).all()
+        assert judge_rows(out, x, changed, Arithmetic("fp32")).passed
     assert uncertain > tolerance(p, Arithmetic("fp32"))
 
 

@@ -14,7 +14,7 @@ from orchestrator.analysis.questions import tables
 from orchestrator.analysis.questions.best import grids as best_grids
 from orchestrator.config.settings import Question
 from orchestrator.reporting import report
-from orchestrator.reporting.report import status_grid
+from orchestrator.reporting.report import STALE_UNSEEN, status_grid
 from orchestrator.tables import markdown
 from tests.helpers.timed_rows import asked, made
 
@@ -90,6 +90,12 @@ def test_statuses_are_counted_by_reason_without_estimates():
     ]
 
     assert status_grid(asked(*rows)).cells == (("ok", "1", ""), ("unsupported", "2", "needs SM100"), ("skipped", "2", "too slow"))
+
+
+def test_points_where_a_stale_answer_would_not_show_are_counted():
+    rows = [made(name, 10.0, check_stale_covered=covered) for name, covered in (("a", 1.0), ("b", 0.5), ("c", 0.0), ("d", None))]
+
+    assert [cells[1:] for cells in status_grid(asked(*rows)).cells] == [("4", ""), ("2", STALE_UNSEEN)]
 
 
 def test_nothing_but_failures_still_makes_a_report():

@@ -26,9 +26,10 @@ CULPRITS = {
     "answers_untimed": "an adapter whose gather copies the cache declares copies_cache=True",
     "copies_more_than_new_tokens": "an adapter whose gather copies the cache declares copies_cache=True",
     "remembers_queries": "off by more than",
-    "keeps_output": "wrong after a token of the cache had changed",
-    "samples_cache": "wrong after a token of the cache had changed",
-    "watches_sentinels": "wrong after a token of the cache had changed",
+    "keeps_output": "wrong after tokens of the cache had changed",
+    "samples_cache": "wrong after tokens of the cache had changed",
+    "watches_sentinels": "wrong after tokens of the cache had changed",
+    "one_request_kept": "wrong after tokens of the cache had changed",
     "overruns": "it wrote outside its output",
     "states_8_bits": "states that it multiplies in fp8_e4m3, but no operand is coarser than bf16",
     "corrupts": "it wrote to the inputs, which it may only read",
@@ -60,6 +61,35 @@ def test_a_cheat_is_named_beside_honest_backends(backend: str, words: str, probl
     assert words in rows[backend]["reason"]
     assert [rows[name]["status"] for name in ("torch_sdpa", "honest")] == ["ok", "ok"]
     assert rows["honest"]["launches_checked"] == output_check.LAUNCHES
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("batch", [2, 5])
+def test_the_answer_of_any_one_request_that_is_kept_is_found(seed: int, batch: int, problem: Callable[..., Problem]):
+    row = rows_of(problem(s_kv=256, batch_size=batch, seed=seed), ["one_request_kept"])["one_request_kept"]
+
+    assert row["status"] == "mismatch" and CULPRITS["keeps_output"] in row["reason"]
+    assert row["check_stale_covered"] == 1
+
+
+HEADS = {"num_qo_heads": 16, "num_kv_heads": 16, "head_dim_qk": 192, "head_dim_vo": 128}
+MLA = {"routine": "mla", "batch_size": 2, **HEADS, "page_size": 64}
+
+
+@pytest.mark.parametrize("s_qo", [1, 2])
+def test_an_answer_is_found_stale_where_its_arithmetic_hides_one_token(s_qo: int):
+    latent = {"head_dim_ckv": 512, "head_dim_kpe": 64, "kv_dtype": "fp8_e4m3"}
+    p = Problem.model_validate({**MLA, **latent, "s_qo": s_qo, "s_kv": 4096})
+    row = rows_of(p, ["lazy_8"])["lazy_8"]
+
+    assert row["status"] == "mismatch" and CULPRITS["keeps_output"] in row["reason"]
+
+
+def test_a_row_says_in_how_many_requests_an_answer_of_before_would_show():
+    shape = {key: value for key, value in MLA.items() if key != "batch_size"}
+    p = Problem.model_validate({**shape, "head_dim_ckv": 64, "head_dim_kpe": 32, "batch_spec": "q1s1_q1s200"})
+
+    assert rows_of(p, ["torch_chunks"])["torch_chunks"]["check_stale_covered"] == 0.5  # of one key every answer is its value
 
 
 def test_who_comes_first_or_last_makes_no_difference(problem: Callable[..., Problem]):
