@@ -11,10 +11,14 @@ import subprocess
 import sys
 import time
 
-from figures import ROOT, at_most
+from orchestrator import ROOT
+
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.figures import at_most
 
 MAIN = ["+sweep=specdec_long_ctx", "mode=plan", "device=h200"]
-BATCH_SIZES, PER_CONTEXT = (1, 2, 4, 8, 16, 32, 64, 128), 8 * 7 * 3 * 4  # batches, backends, pairs of dtypes, query lengths
+BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 def typed(*args: str) -> float:
@@ -26,20 +30,21 @@ def typed(*args: str) -> float:
 
 
 def plan(points: int) -> None:
-    """Prints seconds of wall and CPU time and megabytes of a plan of so many points, in a process of its own."""
+    """Prints seconds of wall and CPU time and megabytes of a plan of so many points, for a process of its own."""
     from orchestrator.cli import composed
     from orchestrator.config.settings import load
     from orchestrator.machines import known_devices
     from orchestrator.planning.decide import make_plan
     from orchestrator.planning.expand import expand
 
-    contexts = ",".join(str(8192 + i) for i in range(-(-points // PER_CONTEXT)))
-    axes = [f"sweep.batch_size={list(BATCH_SIZES)}", f"sweep.s_kv=[{contexts}]"]
-    keys = composed([*MAIN, *axes])
+    batches = f"sweep.batch_size={list(BATCH_SIZES)}"
+    of_context = len(expand(load(composed([*MAIN, batches, "sweep.s_kv=[8192]"]))))
+    last = 8191 + -(-points // of_context)
+    keys = composed([*MAIN, batches, f"sweep.s_kv={{from: 8192, to: {last}, step: 1}}"])
     wall, cpu = time.perf_counter(), time.process_time()
     settings = load(keys)
     made = make_plan(expand(settings), [known_devices()["h200"]], settings)
-    assert len(made.decisions) >= points and made.groups and made.modules
+    assert points <= len(made.decisions) < points + of_context and made.groups and made.modules
     spent = (time.perf_counter() - wall, time.process_time() - cpu)
     print(*spent, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6)
 

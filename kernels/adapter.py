@@ -47,7 +47,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, replace
 from types import MemberDescriptorType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from kernels.contract.module import Module
 from kernels.contract.releases import Since, Versions, is_from, meets, name_of, requirements
@@ -242,8 +242,8 @@ class Adapter(ABC):
         Raises ValueError if two conditions have the same sentence: a row could not tell which of them failed.
         """
         needs = self.conditions(problem, device)
-        sentences = [need.sentence for need in needs]
-        if len(set(sentences)) < len(sentences):
+        if len({need.sentence for need in needs}) < len(needs):
+            sentences = [need.sentence for need in needs]
             twice = next(sentence for i, sentence in enumerate(sentences) if sentence in sentences[:i])
             raise ValueError(f"{self.routine} backend '{self.name}' has two conditions '{twice}'; give each its own sentence")
         return [need.sentence for need in needs if not need.met]
@@ -257,10 +257,12 @@ class Adapter(ABC):
 
     def _release_needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         """What the versions that it is asked about do not have. None without versions."""
+        if not self.installed:
+            return ()
         called = [(name, of) for name, of in self.installed if name in self.distributions_for(problem)]
         pairs = [(rule, name, of) for name, of in called for rule in self.rules_hold_for if name_of(rule) == name]
         unknown = [Need(f"{rule} (not known for {name} {of})", False) for rule, name, of in pairs if not meets(rule, of)]
-        if unknown or not self.installed:
+        if unknown:
             return tuple(unknown)
         own = self.distributions[0]
         later = [one for one in self.since(problem, device) if not self.is_from(one.release)]
@@ -297,9 +299,11 @@ class Adapter(ABC):
         return (Need("SM90 or later for enable_pdl=true", not problem.enable_pdl or device.major >= 9),)
 
 
-@dataclass(frozen=True)
-class Need:
-    """One condition of a support rule: a sentence for the row, such as "page_size 16, 32 or 64", and whether it is met."""
+class Need(NamedTuple):
+    """One condition of a support rule: a sentence for the row, such as "page_size 16, 32 or 64", and whether it is met.
+
+    A tuple, since a plan of a million points makes ten million of them.
+    """
 
     sentence: str
     met: bool

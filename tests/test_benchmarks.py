@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import gate, seconds_per_point
+from benchmarks import gate, planning, seconds_per_point
 from orchestrator import ROOT
 
 RESULTS = ROOT / "results"
@@ -15,6 +15,13 @@ def test_the_efficiency_of_two_gpus_is_printed_beside_its_target(capsys: pytest.
     said = "efficiency of 2 devices against 1, from the first point to the last: 0.94; at least 0.95: ratio 0.99"
 
     assert capsys.readouterr().out.splitlines()[-1] == said
+
+
+def test_a_plan_of_many_points_prints_its_time_and_memory(capsys: pytest.CaptureFixture[str]):
+    planning.plan(2_000)
+
+    wall, cpu, memory = map(float, capsys.readouterr().out.split())
+    assert cpu > 0 and 0 < wall < 60 and 0 < memory < 4_000
 
 
 def test_the_worst_lines_of_the_gate_are_printed_beside_their_targets(capsys: pytest.CaptureFixture[str]):

@@ -50,11 +50,13 @@ class PaddedBatch(Problem):
         return self.real.num_pages + 1
 
 
-@lru_cache(maxsize=4096)
 def launched(problem: Problem) -> Problem:
     """The batch that a kernel is called with: this one, or with `graph_batch` this one and the padded requests behind it."""
-    if problem.graph_batch is None:
-        return problem
+    return problem if problem.graph_batch is None else _padded(problem)
+
+
+@lru_cache(maxsize=4096)
+def _padded(problem: Problem) -> PaddedBatch:
     own = {"batch_size": problem.graph_batch, "graph_batch": None, "seq_lens": "listed", "real": problem}
     return PaddedBatch.model_construct(**{**{name: getattr(problem, name) for name in type(problem).model_fields}, **own})
 

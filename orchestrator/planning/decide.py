@@ -107,10 +107,10 @@ def _decide(point: Point, models: Sequence[_DeviceModel], settings: Settings, ba
 def _to_run(point: Point, adapter: Adapter, able: Sequence[tuple[_DeviceModel, Cost]], rule: str) -> Decision:
     modules = tuple({(model.device.arch, m): None for model, _ in able for m in adapter.modules(point.problem, model.device)})
     here, there = (modules, ()) if point.env is None else ((), modules)
-    worst = max((cost for _, cost in able), key=lambda cost: cost.total_s)
-    room = min(model.room for model, _ in able)
+    worst = max([cost for _, cost in able], key=lambda cost: cost.total_s) if len(able) > 1 else able[0][1]
+    room = min([model.room for model, _ in able])
     never = dict.fromkeys(f for model, _ in able for f in adapter.not_passed(point.problem, model.device)) if rule else ()
-    names = tuple(model.device.name for model, _ in able)
+    names = tuple([model.device.name for model, _ in able])
     return Decision(point, "run", rule, names, worst, here, room, tuple(never), there)
 
 

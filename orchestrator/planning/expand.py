@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -24,7 +25,7 @@ from orchestrator.point import Point, fingerprint
 
 Rule = Mapping[str, tuple[Scalar | Bounds | None, ...]]
 _Choice = list[dict[str, Scalar | None]]  # what each value of an axis sets
-MAX_COMBINATIONS = 500_000
+MAX_COMBINATIONS = 2_000_000
 HEADS = ("num_qo_heads", "num_kv_heads", "head_dim")
 OF_POINTS = ("backend", "env", "out_dtype")  # beside the keys of a problem: known before a point has run
 
@@ -157,14 +158,29 @@ def _grid(axes: Mapping[str, tuple[AxisValue, ...]]) -> Iterator[dict[str, Scala
                 choices[-1] = [keys | choice[0] for keys in choices[-1]]
             else:
                 choices.append(choice)
-    for keys in _merged({}, choices):
-        yield {key: value for key, value in keys.items() if value is not None}
+    if _is_set_once(choices):  # then a null unsets nothing: it is left out before the combinations are made
+        yield from _merged({}, [[_set_keys(keys) for keys in choice] for choice in choices])
+    else:
+        yield from map(_set_keys, _merged({}, choices))
 
 
-def _merged(so_far: dict[str, Scalar | None], choices: Sequence[_Choice]) -> Iterator[dict[str, Scalar | None]]:
+def _is_set_once(choices: Sequence[_Choice]) -> bool:
+    """Whether no two axes set one key."""
+    own = [{key for keys in choice for key in keys} for choice in choices]
+    return sum(map(len, own)) == len(set().union(*own))
+
+
+def _set_keys(keys: Mapping[str, Scalar | None]) -> dict[str, Scalar]:
+    return {key: value for key, value in keys.items() if value is not None}
+
+
+def _merged(so_far: dict[str, Any], choices: Sequence[Sequence[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
     """The keys that each combination sets. Those of the first axes are merged once for all values of the last."""
     if not choices:
         yield so_far
+        return
+    if len(choices) == 1:
+        yield from [so_far | keys for keys in choices[0]]
         return
     for keys in choices[0]:
         yield from _merged(so_far | keys, choices[1:])
