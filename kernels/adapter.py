@@ -23,9 +23,10 @@ The inputs (`kernels.inputs.Inputs` has every shape):
   use hold 2147480000, far outside the cache: a kernel that follows one crashes. A call that has an argument for the longest
   request gets `problem.longest`.
 - Slots of a last page without a token are poisoned: with NaN if `Adapter.skips_unused_in(problem)`, else, as in nvfp4, with 240.
-- `Inputs.sm_scale` multiplies the logits, `k_scale` and `v_scale` stored keys and values. These two are 1 for caches of 16 and 32
-  bits. For FP8 and nvfp4 they are 0.5 and 0.75: different, and not 1, so that a backend that forgets or exchanges them gives a
-  wrong answer. MLA's latent is keys and values at once, so both are 0.5. nvfp4 has block scales besides (`Inputs.kv_scales`).
+- `Inputs.sm_scale` multiplies q.k, and `problem.soft_cap`, if there is one, makes cap * tanh(logit / cap) of each scaled logit.
+  `k_scale` and `v_scale` multiply stored keys and values. These two are 1 for caches of 16 and 32 bits. For FP8 and nvfp4 they are
+  0.5 and 0.75: different, and not 1, so that a backend that forgets or exchanges them gives a wrong answer. MLA's latent is keys
+  and values at once, so both are 0.5. nvfp4 has block scales besides (`Inputs.kv_scales`).
 - The cache is [P, K, N, D] (`kv_layout` HND) or [P, N, K, D] (NHD). `token_major(problem, cache)` of `kernels.inputs.tensors` is
   the NHD view of either. `Inputs.tokens(request, start, stop)` gathers a request's keys and values, [tokens, K, D].
 - `Inputs.empty_output()` allocates the output, [query tokens, H, D_vo], in the dtype that the problem asks for.
@@ -87,6 +88,7 @@ class Adapter(ABC):
     query_lengths: QueryLengths
     takes_window: bool = False  # serves a sliding window
     takes_sinks: bool = False  # serves attention sinks
+    takes_soft_cap: bool = False  # caps logits softly
     gives_lse: bool = False  # can write the log-sum-exp of each row as a second output; see `gives_lse_in`
     max_seq_len: EngineMaximum = "refused"
     takes_empty: bool = False  # serves requests without a token, with which vLLM pads its graphs (`graph_fill=0`)
@@ -172,6 +174,7 @@ class Adapter(ABC):
         served: dict[Feature, bool] = {
             "a sliding window": self.takes_window,
             "attention sinks": self.takes_sinks,
+            "a soft cap of logits": self.takes_soft_cap,
             "query lengths that differ": self.query_lengths == "varlen",
         }
         return frozenset(feature for feature, is_served in served.items() if is_served)
@@ -274,6 +277,7 @@ class Adapter(ABC):
             Need("the same number of query tokens for every request", self.query_lengths == "varlen" or problem.min_s_qo is None),
             Need("no sliding window", self.takes_window or problem.window is None),
             Need("no attention sinks", self.takes_sinks or not problem.sinks),
+            Need("no soft cap of logits", self.takes_soft_cap or problem.soft_cap is None),
             Need("no log-sum-exp as a second output", self.gives_lse or not problem.return_lse),
             Need(
                 "no padded requests without a token (graph_fill=0)",

@@ -99,6 +99,7 @@ NEVER_ALONE: dict[tuple[str, str], dict[str, str]] = {
         "a causal or full mask": "over a tree it takes fa2",
         "with attention sinks, fp16 or bf16 queries": "it takes no sinks",
         "with attention sinks, a causal or full mask": "it takes no sinks",
+        "with attention sinks, no soft cap": "it takes no sinks",
     },
     ("ragged_prefill", "fa2"): {"with attention sinks, a causal or full mask": TREE_OF_SINKS},
     ("ragged_prefill", "flash_attn_3"): {

@@ -70,6 +70,7 @@ class FlashAttn3(Adapter):
     # Read from 20260810; the two before have the same operators, but that 20251110's `fwd` has no sinks.
     rules_hold_for: tuple[str, ...] = ("tokenspeed-fa3>=3.0.0.post20251110,<3.1", *RELEASES)
     extra: str = "fa3"
+    # "This flash attention build does not support tanh softcapping" (`FLASHATTENTION_DISABLE_SOFTCAP`).
     passes: frozenset[Feature] | None = ALL_BUT_BLOCKS
     is_planned: bool = True  # gets scheduler metadata that was made before
     num_splits: int = HEURISTIC
@@ -166,7 +167,7 @@ class FlashAttn3(Adapter):
                 inputs.q, of.k, of.v, None, None, None, out,
                 of.qo_indptr, of.kv_indptr, None, None, of.kv_lens, of.s_qo, of.s_kv,
                 of.page_table, None, None, None, None, None,
-                *scales, inputs.sm_scale, of.causal, *left_right, 0, 0.0, True,
+                *scales, inputs.sm_scale, of.causal, *left_right, 0, p.soft_cap or 0.0, True,
                 metadata, self.num_splits, None, 0, *last,
             )  # fmt: skip
             return found

@@ -29,6 +29,7 @@ class FlashAttn4(Adapter):
     query_lengths: QueryLengths = "varlen"
     takes_window: bool = True
     takes_sinks: bool = True
+    takes_soft_cap: bool = True
     max_seq_len: EngineMaximum = "passed"
     takes_empty: bool = True  # vLLM captures full graphs with it, whose padded requests have no token
     # The library says that NaN in the last page reaches the answer if it loads whole pages, so `skips_unused` stays False.
@@ -77,6 +78,7 @@ class FlashAttn4(Adapter):
             "causal": of.causal,
             "window_size_left": None if p.window is None else p.window - 1,
             "window_size_right": None if p.window is None else 0,
+            "softcap": p.soft_cap,
             "learnable_sink": inputs.sinks,
             "num_splits": splits,
             "out": out,

@@ -53,6 +53,7 @@ from kernels.problem.features import Feature
 
 PREFILL_PASSES: frozenset[Feature] = frozenset(
     {
+        "a soft cap of logits",
         "a full mask",
         "query lengths that differ",
         "KV lengths that differ",
@@ -69,6 +70,7 @@ class InTwoCalls(FlashInferAdapter):
 
     routine: str = "cascade"
     query_lengths: QueryLengths = "varlen"
+    takes_soft_cap: bool = True
     gives_lse: bool = True
     max_seq_len: EngineMaximum = "unread"  # planned from the lengths themselves, and pages by request
     skips_unused: bool = True

@@ -28,6 +28,7 @@ from kernels.libraries.flashinfer_common import (
     needs_no_tree,
     needs_sm80,
     prefill_module,
+    soft_cap_argument,
     workspace,
 )
 from kernels.libraries.flashinfer_modules import MERGE_MODULE
@@ -66,10 +67,11 @@ class Chunks(FlashInferAdapter):
     workspace_tokens: int
     routine: str = "ragged_prefill"
     query_lengths: QueryLengths = "varlen"
+    takes_soft_cap: bool = True
     gives_lse: bool = True
     skips_unused: bool = True
     passes: frozenset[Feature] | None = frozenset(
-        {"a full mask", "query lengths that differ", "KV lengths that differ", "an output of another dtype"}
+        {"a soft cap of logits", "a full mask", "query lengths that differ", "KV lengths that differ", "an output of another dtype"}
     )
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
@@ -143,6 +145,7 @@ def _call(wrapper: Any, inputs: Inputs, part: Part, room: tuple[Tensor, ...], *,
         q_dtype=inputs.q.dtype,
         causal=causal,
         sm_scale=inputs.sm_scale,
+        **soft_cap_argument(p),
         q_data_type=inputs.q.dtype,
         kv_data_type=inputs.kv[0].dtype,
         o_data_type=torch_dtype(p.output_dtype),

@@ -25,6 +25,7 @@ from kernels.libraries.flashinfer_plans import DECODE, plan_words
 from kernels.libraries.flashinfer_wrappers import (
     decode_wrapper,
     needs_16_bits_with_sinks,
+    needs_no_cap_with_sinks,
     needs_no_tree_with_sinks,
     needs_tokens_for_drafts,
     paged_wrapper,
@@ -41,7 +42,14 @@ from kernels.problem.features import Feature
 SINKS: frozenset[Feature] = frozenset({"attention sinks"})
 CUDA_CORE_GROUPS = frozenset({1, 2, 3, 4, 6, 8, 16})
 PASSES: frozenset[Feature] = frozenset(
-    {"a sliding window", "a full mask", "KV lengths that differ", "scales of keys and values", "an output of another dtype"}
+    {
+        "a soft cap of logits",
+        "a sliding window",
+        "a full mask",
+        "KV lengths that differ",
+        "scales of keys and values",
+        "an output of another dtype",
+    }
 )
 
 
@@ -55,6 +63,7 @@ class WrapperDecode(common.FlashInferAdapter):
     routine: str = "paged_decode"
     query_lengths: QueryLengths = "uniform"
     takes_window: bool = True
+    takes_soft_cap: bool = True
     gives_lse: bool = True
     max_seq_len: EngineMaximum = "unread"  # planned from the lengths themselves, and pages by request
     takes_pdl: bool = True
@@ -79,6 +88,7 @@ class WrapperDecode(common.FlashInferAdapter):
             common.needs_sm80(device),
             common.needs_equal_head_dims(problem),
             *((needs_no_tree_with_sinks(problem),) if self.on_variant(problem) else of_wrapper),
+            *((needs_no_cap_with_sinks(problem),) if self.sink_kernel else ()),
             common.needs_half_output(problem),
         )
 
@@ -191,6 +201,7 @@ class Fa3(WrapperDecode):
             # The wrapper of decode: "currently only supported on the fa2 tensor-core backend".
             Need("one query token a request; more only with attention sinks (fa3)", problem.s_qo == 1 or problem.sinks),
             needs_no_tree_with_sinks(problem),
+            needs_no_cap_with_sinks(problem),
             needs_16_bits_with_sinks(problem),
         )
 
@@ -224,6 +235,7 @@ class Auto(Fa2TensorCores):
             Need("16-bit queries, or SM90, whose fa3 alone takes FP8 queries", device.is_sm(9)),
             Need("with FP8 queries, one query token a request (fa3)", problem.s_qo == 1),
             Need("with FP8 queries, keys and values of the same FP8 dtype", problem.kv_dtype == problem.q_dtype),
+            Need("with FP8 queries, no soft cap (fa3 drops it)", problem.soft_cap is None),
             Need("with FP8 queries, head_dim 64, 128 or 256", problem.head_dim_qk in (64, 128, 256)),
         )
 
@@ -235,6 +247,7 @@ class Auto(Fa2TensorCores):
 class Cudnn(WrapperDecode):
     """cuDNN's graph; with s_qo > 1 its mask is bottom-right causal. Compiles nothing ahead."""
 
+    takes_soft_cap: bool = False
     max_seq_len: EngineMaximum = "passed"  # the width of the page table bounds the graph's walk
     takes_pdl: bool = False
     takes_empty: bool = False  # no engine decodes with it in a graph, and its source is not open

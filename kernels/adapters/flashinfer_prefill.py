@@ -22,6 +22,7 @@ from kernels.libraries.flashinfer_wrappers import (
     has_variant,
     mask_bits,
     needs_16_bits_with_sinks,
+    needs_no_cap_with_sinks,
     needs_no_tree_with_sinks,
     paged_wrapper,
     plan_paged,
@@ -38,8 +39,8 @@ from kernels.problem.features import Feature
 FA2_HEAD_DIMS = frozenset({(64, 64), (128, 128), (256, 256), (192, 128)})
 # Every plan takes these; `sinks` reach the variant alone, or the call of the wrapper over pages.
 PLANNED: frozenset[Feature] = frozenset({
-    "a sliding window", "a full mask", "a tree of drafts", "query lengths that differ", "KV lengths that differ",
-    "scales of keys and values", "an output of another dtype",
+    "a soft cap of logits", "a sliding window", "a full mask", "a tree of drafts", "query lengths that differ",
+    "KV lengths that differ", "scales of keys and values", "an output of another dtype",
 })  # fmt: skip
 WITH_SINKS: frozenset[Feature] = PLANNED | {"attention sinks"}
 
@@ -50,6 +51,7 @@ class WrapperPrefill(common.FlashInferAdapter):
 
     query_lengths: QueryLengths = "varlen"
     takes_window: bool = True
+    takes_soft_cap: bool = True
     gives_lse: bool = True
     max_seq_len: EngineMaximum = "unread"  # planned from the lengths themselves, and pages by request
     skips_unused: bool = True
@@ -101,12 +103,14 @@ class WrapperPrefill(common.FlashInferAdapter):
             Need("head_dims 64, 128, 256 or 192/128", (problem.head_dim_qk, problem.head_dim_vo) in FA2_HEAD_DIMS),
             _needs_equal_head_dims_in_pages(problem),
             needs_no_tree_with_sinks(problem),
+            needs_no_cap_with_sinks(problem),
         )
 
     def _fa3(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p = problem
         no_tree = common.needs_no_tree(p)
-        return (*common.fa3_needs(p, device), no_tree, _needs_equal_head_dims_in_pages(p), needs_16_bits_with_sinks(p))
+        of_sinks = needs_16_bits_with_sinks(p), needs_no_cap_with_sinks(p)
+        return (*common.fa3_needs(p, device), no_tree, _needs_equal_head_dims_in_pages(p), *of_sinks)
 
     def _cudnn(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         dims = (problem.head_dim_qk, problem.head_dim_vo)
@@ -237,6 +241,7 @@ def _paged() -> Iterator[WrapperPrefill]:
         name="cudnn",
         takes_window=False,
         takes_sinks=False,
+        takes_soft_cap=False,
         takes_empty=False,
         max_seq_len="passed",
         skips_unused=False,
@@ -250,8 +255,8 @@ def _ragged() -> Iterator[WrapperPrefill]:
     yield from (RaggedPrefill(name=name, takes_sinks=True, passes=WITH_SINKS) for name in ("fa2", "fa3"))
     yield RaggedPrefill(name="auto")
     cudnn: dict[str, Any] = {"max_seq_len": "passed", "skips_unused": False, "distributions": common.CUDNN}
-    yield RaggedPrefill(name="cudnn", takes_window=False, rules_hold_for=common.READ_ONLY, **cudnn)
-    yield RaggedPrefill(name="cutlass", takes_window=False, rules_hold_for=common.READ_ONLY)
+    yield RaggedPrefill(name="cudnn", takes_window=False, takes_soft_cap=False, rules_hold_for=common.READ_ONLY, **cudnn)
+    yield RaggedPrefill(name="cutlass", takes_window=False, takes_soft_cap=False, rules_hold_for=common.READ_ONLY)
 
 
 ADAPTERS = (

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 PASSES: frozenset[Feature] = frozenset(
     {
+        "a soft cap of logits",
         "a sliding window",
         "a full mask",
         "a tree of drafts",
@@ -48,6 +49,7 @@ class FlexAttention(Adapter):
     name: str = "flex_attention"
     query_lengths: QueryLengths = "varlen"
     takes_window: bool = True
+    takes_soft_cap: bool = True
     max_seq_len: EngineMaximum = "unread"  # its block mask lists the pages in use
     takes_empty: bool = True  # vLLM captures full graphs with it (FLEX_ATTENTION), whose padded requests have no token
     # `skips_unused` stays False: a masked key has the probability 0, but its value is still multiplied by it.
@@ -90,8 +92,11 @@ class FlexAttention(Adapter):
         mask = _block_mask(inputs, step, keys.shape[2])
         load, store = _batch(inputs, out)
 
+        how: dict[str, Any] = {"score_mod": _soft_cap(p), "block_mask": mask, "scale": inputs.sm_scale}
+        how |= {"enable_gqa": True, "kernel_options": options}
+
         def launch() -> None:
-            store(attend(load(), keys, values, block_mask=mask, scale=inputs.sm_scale, enable_gqa=True, kernel_options=options))
+            store(attend(load(), keys, values, **how))
 
         # Each shape is compiled once, here. Torch's limit of 8 shapes is meant for programs that compile by accident.
         with limits.patch(recompile_limit=2**20, accumulated_recompile_limit=2**20):
@@ -121,6 +126,17 @@ def _uncompiled() -> Callable[..., Tensor]:
         return attended
 
     return attend
+
+
+def _soft_cap(p: Problem) -> Callable[..., Tensor] | None:
+    """What FlexAttention applies to each scaled logit."""
+    if (cap := p.soft_cap) is None:
+        return None
+
+    def capped(score: Tensor, *_place: Tensor) -> Tensor:
+        return cap * (score / cap).tanh()
+
+    return capped
 
 
 def _decodes(p: Problem) -> bool:

@@ -82,6 +82,7 @@ class Merge(Adapter):
     routine: str = "merge_states"
     query_lengths: QueryLengths = "varlen"
     takes_window: bool = True
+    takes_soft_cap: bool = True
     gives_lse: bool = True
     max_seq_len: EngineMaximum = "unread"
     skips_unused: bool = True

@@ -49,6 +49,7 @@ class SglangExtend(Adapter):
     query_lengths: QueryLengths = "varlen"
     takes_window: bool = True
     takes_sinks: bool = True
+    takes_soft_cap: bool = True
     gives_lse: bool = True
     max_seq_len: EngineMaximum = "unread"  # it reads tokens by request
     copies_new_tokens: bool = True
@@ -104,6 +105,7 @@ class SglangExtend(Adapter):
             "k_scale": inputs.k_scale,
             "v_scale": inputs.v_scale,
             "sm_scale": inputs.sm_scale,
+            "logit_cap": p.soft_cap or 0.0,
             "sinks": inputs.sinks,
             "lse_extend": lse,
             "page_size": 1,

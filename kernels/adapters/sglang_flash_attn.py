@@ -70,6 +70,7 @@ class OfSglang(Adapter):
 class FlashAttn3OfSglang(OfSglang):
     takes_window: bool = True
     takes_sinks: bool = True
+    takes_soft_cap: bool = True
     gives_lse: bool = True
     # By the source slots without a token are skipped where `flash_attn_3` says so; no GPU has shown it of this build.
     passes: frozenset[Feature] | None = ALL_BUT_BLOCKS - {"a tree of drafts"}
@@ -135,6 +136,7 @@ def _shared(inputs: Inputs, out: Tensor) -> dict[str, Any]:
         "softmax_scale": inputs.sm_scale,
         "causal": of.causal,
         "window_size": window(p),
+        "softcap": p.soft_cap or 0.0,
         "k_descale": k,
         "v_descale": v,
         "sinks": sinks_in_bf16(inputs),

@@ -38,13 +38,20 @@ class SglangTriton(Adapter):
     name: str = "sglang_triton"
     query_lengths: QueryLengths = "single"
     takes_sinks: bool = True
+    takes_soft_cap: bool = True
     max_seq_len: EngineMaximum = "unread"  # it reads tokens by request
     takes_pdl: bool = True
     distributions: tuple[str, ...] = ("sglang",)
     rules_hold_for: tuple[str, ...] = ("sglang>=0.5.23,<0.6",)
     imports: str = "sglang"
     passes: frozenset[Feature] | None = frozenset(
-        {"attention sinks", "KV lengths that differ", "scales of keys and values", "an output of another dtype"}
+        {
+            "attention sinks",
+            "a soft cap of logits",
+            "KV lengths that differ",
+            "scales of keys and values",
+            "an output of another dtype",
+        }
     )
 
     def takes_pdl_in(self, problem: Problem, device: Device) -> bool:
@@ -83,7 +90,8 @@ class SglangTriton(Adapter):
         def launch() -> None:
             decode_attention_fwd(
                 inputs.q, k, v, out, starts, rows, logits, lse, splits, MAX_SPLITS,
-                inputs.sm_scale, inputs.k_scale, inputs.v_scale, sinks=inputs.sinks, use_pdl=overlaps, page_size=1,
+                inputs.sm_scale, inputs.k_scale, inputs.v_scale, logit_cap=p.soft_cap or 0.0,
+                sinks=inputs.sinks, use_pdl=overlaps, page_size=1,
             )  # fmt: skip
 
         launch()  # compiles

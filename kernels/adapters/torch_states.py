@@ -35,6 +35,7 @@ class TorchStates(Adapter):
     """What both share: partial answers in the output's dtype, as kernels write them, and the merge of each with the next."""
 
     query_lengths: QueryLengths = "varlen"
+    takes_soft_cap: bool = True
     gives_lse: bool = True
     max_seq_len: EngineMaximum = "unread"
     skips_unused: bool = True

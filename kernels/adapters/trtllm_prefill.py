@@ -49,7 +49,8 @@ class FmhaV2(common.FlashInferAdapter):
     query_lengths: QueryLengths = "varlen"
     takes_window: bool = True
     takes_sinks: bool = True  # fp32 logits in natural units (csrc/fmha_v2/fmha/warpspec/epilogue.h, add_attention_sink)
-    passes: frozenset[Feature] | None = PASSES
+    takes_soft_cap: bool = True
+    passes: frozenset[Feature] | None = PASSES | {"a soft cap of logits"}
     max_seq_len: EngineMaximum = "passed"
     rules_hold_for: tuple[str, ...] = ("flashinfer-python>=0.6.18,<0.8",)  # its function is the same since
 
@@ -71,6 +72,7 @@ class FmhaV2(common.FlashInferAdapter):
             Need("output of the query's dtype, or 16 bits under fp8_e4m3", p.output_dtype == p.q_dtype or half_under_fp8),
             Need("with FP8, pages and SM90", not fp8 or (p.paged and device.is_sm(9))),
             common.needs_no_tree(p),
+            Need("with a soft cap, pages", p.soft_cap is None or p.paged),  # "not supported for the SEPARATE_Q_K_V input layout"
             Need(
                 "head_dim 32, 48, 64, 80, 96, 128, 160, 192 or 256, on SM12x 64, 128 or 256",
                 p.head_dim_qk in (HOPPER_DIMS if device.is_sm(9) else SM12_DIMS),
@@ -99,6 +101,7 @@ class FmhaV2(common.FlashInferAdapter):
             "out": out,
             "mask_mode": _mask_mode(p),
         }
+        call |= {} if p.soft_cap is None else {"logits_soft_cap_scale": p.soft_cap}
         sums = "fp16" if p.q_dtype == "fp16" else "fp32"  # csrc/fmha_v2_run.cu: "FP16 kernels: !force_fp32_acc"; seen on an H200
         launch = bound(trtllm_fmha_v2_prefill, **call)
         return Runner(launch, out, "trtllm-fmha-v2", p.q_dtype, accumulator_dtype=sums, caller_scale=scale)

@@ -61,6 +61,7 @@ class FlashAttn3OfVllm(Adapter):
     query_lengths: QueryLengths = "varlen"
     takes_window: bool = True
     takes_sinks: bool = True
+    takes_soft_cap: bool = True
     gives_lse: bool = True
     max_seq_len: EngineMaximum = "passed"
     takes_empty: bool = True  # vLLM captures full graphs with it, whose padded requests have no token
@@ -110,6 +111,7 @@ class FlashAttn2OfVllm(Adapter):
     name: str = "flash_attn_2_vllm"
     query_lengths: QueryLengths = "varlen"
     takes_window: bool = True
+    takes_soft_cap: bool = True
     gives_lse: bool = True
     max_seq_len: EngineMaximum = "passed"
     takes_empty: bool = True  # vLLM captures graphs of uniform batches with it, whose padded requests have no token
@@ -166,6 +168,7 @@ def _runner(inputs: Inputs, version: int, given: dict[str, Any], plan_step: Plan
         "softmax_scale": inputs.sm_scale,
         "causal": of.causal,
         "window_size": list(window(p)),
+        "softcap": p.soft_cap or 0.0,
         "return_softmax_lse": p.return_lse,
         "fa_version": version,
         **given,

@@ -37,6 +37,7 @@ class VllmTriton(Adapter):
     query_lengths: QueryLengths = "varlen"
     takes_window: bool = True
     takes_sinks: bool = True
+    takes_soft_cap: bool = True
     max_seq_len: EngineMaximum = "passed"
     takes_empty: bool = True  # vLLM captures full graphs with it, whose padded requests have no token
     # By the source no slot behind the last token is loaded; no GPU has shown it yet, so `skips_unused` stays False.
@@ -77,7 +78,7 @@ class VllmTriton(Adapter):
             "softmax_scale": inputs.sm_scale,
             "causal": p.mask != "full",  # under a tree too: no token sees a later one
             "window_size": (window_left(p), 0 if p.window is not None else -1),
-            "softcap": 0.0,
+            "softcap": p.soft_cap or 0.0,
             "kv_quant_mode": KVQuantMode.FP8_PER_TENSOR if quantized else KVQuantMode.NONE,
         }
         unified_attention(**given)  # compiles

@@ -25,7 +25,7 @@ from kernels.inputs.masks import sees
 from kernels.inputs.nvfp4 import dequantize
 from kernels.inputs.sentinel_keys import context_positions
 from kernels.inputs.sentinel_logit import PLANTED
-from kernels.inputs.tensors import bits, token_major
+from kernels.inputs.tensors import bits, capped, token_major
 from kernels.problem import Problem
 from kernels.problem.arithmetic import Arithmetic
 from kernels.problem.dtypes import UNIT_ROUNDOFF
@@ -251,7 +251,7 @@ class After:
         q = self._by_head(bits(inputs.q)[self.rows].view(inputs.q.dtype).float())
         with exact():
             logit = torch.einsum("nqkgd,nmkd->nqkgm", q, k) * (inputs.sm_scale * inputs.k_scale)
-        return logit.double(), v.double() * inputs.v_scale
+        return capped(logit, inputs.problem).double(), v.double() * inputs.v_scale
 
     def _stored(self) -> list[Tensor]:
         """Key and value of the tokens at `places` as stored, [n, 1 + m, K, D]; nvfp4 widened to fp32."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kernels.check.answer import Answer
 from kernels.inputs import Inputs
-from kernels.inputs.tensors import bits
+from kernels.inputs.tensors import bits, capped
 from kernels.problem import Problem
 from kernels.problem.dtypes import UNIT_ROUNDOFF
 
@@ -161,14 +161,22 @@ def keys_and_values(inputs: Inputs, requests: tuple[int, ...], keys: range) -> t
 def probabilities(inputs: Inputs, rows: RightRows, k: Tensor) -> Tensor:
     """[M, R, C]: what each row would give to each key if it saw it; 0 for keys under `rows.least`.
 
-    The product itself subtracts the lse: as two more columns, since one in bf16 would round it too far.
+    The product itself subtracts the lse: as two more columns, since one in bf16 would round it too far. Behind a
+    soft cap it is subtracted apart.
     """
+    if inputs.problem.soft_cap is not None:
+        logits = ((rows.q * inputs.sm_scale).to(k.dtype) @ k.transpose(1, 2)).float()
+        return _of_weight(capped(logits, inputs.problem).sub_(rows.lse).exp_().to(k.dtype), rows)
     high = rows.lse.to(k.dtype)
     low = (rows.lse - high.float()).to(k.dtype)
     spare = -(k.shape[-1] + 2) % 8  # a row of a multiple of 16 bytes is multiplied faster
     q = torch.nn.functional.pad(torch.cat(((rows.q * inputs.sm_scale).to(k.dtype), -high, -low), -1), (0, spare))
     ones = torch.nn.functional.pad(k.new_ones(*k.shape[:2], 2), (0, spare))
-    prob = (q @ torch.cat((k, ones), -1).transpose(1, 2)).exp_()
+    return _of_weight((q @ torch.cat((k, ones), -1).transpose(1, 2)).exp_(), rows)
+
+
+def _of_weight(prob: Tensor, rows: RightRows) -> Tensor:
+    """Probabilities, and 0 for those under `rows.least`."""
     return prob if rows.least is None else torch.where(prob < rows.least.to(prob.dtype), 0.0, prob)
 
 

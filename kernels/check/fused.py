@@ -72,11 +72,12 @@ def tile_sums(inputs: Inputs, rows: Rows, keys: range) -> TileSums:
         k, v, inputs.page_table, right.on_device, right.q.to(half), rows.error.to(torch.bfloat16), by_row,
         inputs.visible.view(torch.uint8) if p.tree is not None else inputs.page_table,
         single, levels, whole, _blocks_of_keys(inputs.device), inputs.sm_scale * inputs.k_scale, inputs.v_scale,
-        keys.start, min(keys.stop, length), length - q_len, right.tokens.start, len(right.tokens), count, p.window or 0, p.s_qo,
-        inputs.page_table.stride(0), *k.stride()[:3], *v.stride()[:3],
+        p.soft_cap or 0.0, keys.start, min(keys.stop, length), length - q_len, right.tokens.start, len(right.tokens), count,
+        p.window or 0, p.s_qo, inputs.page_table.stride(0), *k.stride()[:3], *v.stride()[:3],
         KV_HEADS=heads, PAGE=p.slots_per_page, KEY_DIM=p.key_dim, KEY_WIDTH=_power_of_two(p.key_dim),
         VALUE_DIM=p.value_dim, VALUE_WIDTH=_power_of_two(p.value_dim), TILE=TILE, ROWS=ROWS, BLOCKS=BLOCKS,
-        TREE=p.tree is not None, CAUSAL=p.tree is None and p.mask == "causal", WINDOW=p.window is not None, MAX_WEIGHT=MAX_BLOCK,
+        TREE=p.tree is not None, CAUSAL=p.tree is None and p.mask == "causal", WINDOW=p.window is not None,
+        CAPPED=p.soft_cap is not None, MAX_WEIGHT=MAX_BLOCK,
         num_warps=8 if max(p.key_dim, p.value_dim) > 128 else 4,
         num_stages=1,  # prefetching takes registers, and the kernel needs all of them
     )  # fmt: skip

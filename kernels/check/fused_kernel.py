@@ -23,7 +23,7 @@ def weigh_tile(  # type: ignore[no-untyped-def]
     levels,  # fp32 [2, M, tiles, BLOCKS]
     whole,  # fp32 [2, M, R, tiles]
     blocks,  # fp32 [TILE, BLOCKS]: which keys of the tile each block holds
-    logit_scale, v_scale, start, stop,
+    logit_scale, v_scale, soft_cap, start, stop,
     draft_start,  # position of the first query's own key
     first_token,  # of the request's query tokens, the first of these rows
     tokens,  # query tokens of these rows
@@ -31,7 +31,7 @@ def weigh_tile(  # type: ignore[no-untyped-def]
     window, s_qo, table_stride, k_page, k_slot, k_head, v_page, v_slot, v_head,
     KV_HEADS: tl.constexpr, PAGE: tl.constexpr, KEY_DIM: tl.constexpr, KEY_WIDTH: tl.constexpr, VALUE_DIM: tl.constexpr,
     VALUE_WIDTH: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr, TREE: tl.constexpr,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, MAX_WEIGHT: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, MAX_WEIGHT: tl.constexpr,
 ):  # fmt: skip
     """One tile of keys of one KV head of one request: all that its rows say about each key and each block of 4 to TILE keys."""
     tile, m = tl.program_id(0), tl.program_id(1).to(tl.int64)
@@ -71,7 +71,10 @@ def weigh_tile(  # type: ignore[no-untyped-def]
 
         query = first_token + row % tokens
         seen = _seen(key, query, visible, draft_start, s_qo, window, real[:, None] & present[None, :], TREE, CAUSAL, WINDOW)
-        prob = tl.exp(tl.dot(q, k, input_precision="ieee") * logit_scale - lse[:, None])
+        logit = tl.dot(q, k, input_precision="ieee") * logit_scale
+        if CAPPED:
+            logit = soft_cap * (2 * tl.sigmoid(2 * logit / soft_cap) - 1)  # cap * tanh(logit / cap)
+        prob = tl.exp(logit - lse[:, None])
         prob = tl.where(seen & (prob >= least[:, None]) & (prob < MAX_WEIGHT), prob, 0.0)
         g = prob * prob * vv[None, :]
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from kernels.check.answer import Answer
 from kernels.check.tolerance import tolerance
 from kernels.inputs.masks import hidden
-from kernels.inputs.tensors import bits
+from kernels.inputs.tensors import bits, capped
 from kernels.problem.dtypes import torch_dtype
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def _attend(inputs: Inputs, q: Tensor, requests: tuple[int, ...], rows: range) -
     acc, squares = q.new_zeros(*q.shape[:2], p.value_dim), torch.zeros_like(total)
     for keys in _chunks(p, requests, rows):
         k, v = inputs.tokens_by_head(requests, keys.start, keys.stop, torch.float32)  # [M, chunk, D]
-        scores = torch.matmul(q, k.transpose(1, 2))
+        scores = capped(torch.matmul(q, k.transpose(1, 2)), p)
         unseen = hidden(p, requests[0], rows, keys, inputs.device)
         if unseen is not None:
             scores.view(len(q), p.group_size, len(rows), len(keys)).masked_fill_(unseen, float("-inf"))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kernels.inputs.draft_keys import draft_plants
 from kernels.inputs.sentinel_logit import planted_logit
-from kernels.inputs.tensors import K_SCALE, is_scaled, softmax_scale
+from kernels.inputs.tensors import K_SCALE, is_scaled, usual_scale
 from kernels.problem.dtypes import FP8, UNIT_ROUNDOFF
 
 if TYPE_CHECKING:
@@ -25,6 +25,10 @@ ROUNDING_RMS = math.sqrt(0.375 / math.log(2) / 3)
 SUMMED_AT_ONCE = 16  # products that a tensor core adds up before it rounds into an fp16 accumulator: 32 bytes of 16-bit operands
 LSE_ROUNDINGS = 8  # of fp32 at the size of a log-sum-exp: scale, maximum and sum, and log2, whose relative error is 2^-22
 APPROXIMATE = 2.0**-22  # error of the GPU's exp2, relative, and of its log2 near 1, absolute (PTX ISA, ex2.approx and lg2.approx)
+
+TANH = 2.0**-11  # relative error of the GPU's tanh (PTX ISA, tanh.approx.f32), by which kernels cap logits
+# A key that weighs e^-4 of a row's heaviest hardly moves the row. x * (1 - tanh(x)^2) is largest at x = 0.77, where tanh is 0.647.
+SHARING, STEEPEST = 4.0, 0.647
 
 SMALLEST_SUBNORMAL = {"fp8_e4m3": 2.0**-9, "fp8_e5m2": 2.0**-16, "fp16": 2.0**-24}
 
@@ -85,8 +89,26 @@ def excess_of_logits(inputs: Inputs, peak: Tensor, how: Arithmetic) -> Tensor:
     A sink is given and not computed, so 0 if the largest logit is the sink's.
     """
     error = logit_error(inputs.problem, how.compute_dtype) + _error_within_logit(inputs.problem, how.accumulator_dtype)
-    excess = error * (peak.abs() / _logit(inputs.problem) - 1).clamp_min(0.0)
+    excess = error * (_size(inputs.problem, peak) / _logit(inputs.problem) - 1).clamp_min(0.0)
+    excess += _error_of_tanh(inputs.problem) * peak.abs()
     return excess if inputs.sinks is None else excess * (peak > inputs.sinks)
+
+
+def _size(problem: Problem, logit: Tensor) -> Tensor:
+    """The size of logits by which a relative error of q.k moves them: their own, and under a soft cap x (1 - tanh(x)^2) caps.
+
+    That is the largest of those within SHARING of a logit, x = atanh(logit / cap) being what the cap was applied to, in caps.
+    """
+    if problem.soft_cap is None:
+        return logit.abs()
+    cap = problem.soft_cap
+    share = logit.abs().minimum((logit.abs() - SHARING).clamp_min(STEEPEST * cap)) / cap
+    return share.clamp_max(1 - 2**-20).atanh() * (1 - share.square()) * cap
+
+
+def _error_of_tanh(problem: Problem) -> float:
+    """Relative error of a logit by a soft cap."""
+    return 0.0 if problem.soft_cap is None else TANH
 
 
 def noise_floor(problem: Problem) -> float:
@@ -133,8 +155,8 @@ def sums_error(problem: Problem, accumulator_dtype: str) -> float:
 
 
 def _error_within_logit(problem: Problem, accumulator_dtype: str) -> float:
-    """The second part of `sums_error`: that of a planted logit's products."""
-    return relative_error_of_logit(problem, accumulator_dtype) * _logit(problem)
+    """The second part of `sums_error`: that of a planted logit's products, and of the soft cap's tanh."""
+    return (relative_error_of_logit(problem, accumulator_dtype) + _error_of_tanh(problem)) * _logit(problem)
 
 
 def relative_error_of_logit(problem: Problem, accumulator_dtype: str) -> float:
@@ -157,9 +179,10 @@ def lse_tolerance(problem: Problem, lse: Tensor, peak: Tensor, how: Arithmetic) 
     the GPU's exp2 and log2 are approximations.
     """
     logit = logit_error(problem, how.compute_dtype) + sums_error(problem, how.accumulator_dtype)
-    larger = (peak.abs() / _logit(problem)).clamp_min(1.0)
+    larger = (_size(problem, peak) / _logit(problem)).clamp_min(1.0)
+    of_logit = logit * larger + _error_of_tanh(problem) * peak.abs()
     stored = LSE_ROUNDINGS * UNIT_ROUNDOFF["fp32"] * peak.abs().maximum(lse.abs())
-    return UNIT_ROUNDOFF[how.compute_dtype] + logit * larger + stored + 2 * APPROXIMATE
+    return UNIT_ROUNDOFF[how.compute_dtype] + of_logit + stored + 2 * APPROXIMATE
 
 
 def _logit_gain(problem: Problem) -> float:
@@ -178,4 +201,4 @@ def _logit(problem: Problem) -> float:
 
 
 def _scale(problem: Problem) -> float:
-    return softmax_scale(problem) * (K_SCALE if is_scaled(problem) else 1.0)
+    return usual_scale(problem) * (K_SCALE if is_scaled(problem) else 1.0)

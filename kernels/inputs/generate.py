@@ -23,7 +23,7 @@ from kernels.inputs.masks import visibility
 from kernels.inputs.nvfp4 import BLOCK, quantize
 from kernels.inputs.sentinel_keys import plant
 from kernels.inputs.sentinel_logit import sink_logit
-from kernels.inputs.tensors import K_SCALE, V_SCALE, is_scaled, softmax_scale, write
+from kernels.inputs.tensors import K_SCALE, V_SCALE, is_scaled, query_size, usual_scale, write
 from kernels.problem import Problem
 from kernels.problem.dtypes import torch_dtype
 from kernels.problem.padded import NULL_PAGE, PaddedBatch, launched
@@ -71,7 +71,7 @@ def _empty(problem: Problem, device: torch.device | str) -> Inputs:
 def redraw(inputs: Inputs) -> None:
     """Writes the values of a problem's inputs into their tensors, also if a backend has overwritten these."""
     p, generator = inputs.problem, torch.Generator(device=inputs.device).manual_seed(inputs.problem.seed)
-    _fill_normal(inputs.q, generator)
+    _fill_normal(inputs.q, generator, query_size(inputs.problem))
     inputs.q_lens.copy_(torch.tensor(p.q_lens, dtype=torch.int32))
     inputs.kv_lens.copy_(torch.tensor(p.kv_lens, dtype=torch.int32))
     pages_of = (inputs.kv_lens + p.slots_per_page - 1) // p.slots_per_page
@@ -84,7 +84,7 @@ def redraw(inputs: Inputs) -> None:
     inputs.page_table[:, : used.shape[1]] = used
     _fill_cache(inputs, generator)
     if inputs.sinks is not None:
-        inputs.sinks.normal_(sink_logit(p, softmax_scale(p) * inputs.k_scale), 1.0, generator=generator)
+        inputs.sinks.normal_(sink_logit(p, usual_scale(p) * inputs.k_scale), 1.0, generator=generator)
         inputs.sinks.copy_(inputs.sinks.bfloat16())  # as models hold them: FlashAttention-3 takes them in 16 bits, others in 32
     if p.tree is not None:
         inputs.visible.copy_(visibility(p, inputs.device))
@@ -97,21 +97,21 @@ def redraw(inputs: Inputs) -> None:
 def draw_other_values(inputs: Inputs, number: int) -> None:
     """Writes other queries, keys and values, the same for the same number from 1 on. All else stays, so that plans stay valid."""
     generator = torch.Generator(device=inputs.device).manual_seed(zlib.crc32(f"{inputs.problem.seed} {number}".encode()))
-    _fill_normal(inputs.q, generator)
+    _fill_normal(inputs.q, generator, query_size(inputs.problem))
     _fill_cache(inputs, generator)
     plant(inputs)
     poison_unused_slots(inputs, UNUSED_SLOT)
 
 
-def _fill_normal(out: Tensor, generator: torch.Generator) -> None:
-    """N(0, 1) into a contiguous tensor; dtypes that cannot be drawn directly are drawn in bf16 and rounded."""
+def _fill_normal(out: Tensor, generator: torch.Generator, size: float = 1.0) -> None:
+    """N(0, size^2) into a contiguous tensor; dtypes that cannot be drawn directly are drawn in bf16 and rounded."""
     if out.dtype.itemsize > 1:
-        out.normal_(generator=generator)
+        out.normal_(0.0, size, generator=generator)
         return
     flat = out.view(-1)
     for start in range(0, flat.numel(), DRAW_ELEMENTS):
         part = flat[start : start + DRAW_ELEMENTS]
-        part.copy_(torch.empty(part.shape, dtype=torch.bfloat16, device=out.device).normal_(generator=generator))
+        part.copy_(torch.empty(part.shape, dtype=torch.bfloat16, device=out.device).normal_(0.0, size, generator=generator))
 
 
 def _empty_cache(p: Problem, device: torch.device | str) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor] | None]:

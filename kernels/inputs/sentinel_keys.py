@@ -16,8 +16,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from kernels.inputs.draft_keys import plant_drafts
-from kernels.inputs.sentinel_logit import PLANTED, keys_at, narrowest, planted_logit, target_products
-from kernels.inputs.tensors import slots, write
+from kernels.inputs.sentinel_logit import PLANTED, before_cap, keys_at, narrowest, planted_logit, target_products
+from kernels.inputs.tensors import slots, usual_scale, write
 from kernels.problem.dtypes import SIZE_BITS
 
 if TYPE_CHECKING:
@@ -153,7 +153,8 @@ def _window_edges(problem: Problem, q_len: int, kv_len: int) -> list[tuple[int, 
 def plants_of(problem: Problem, request: int) -> tuple[Tensor, Tensor]:
     """The context plants of a request, and how many times the usual logit each gets [n].
 
-    The row with large logits keeps one plant alone, and a larger one: several would share the row by rounding errors.
+    The row with large logits keeps one plant alone, and a larger one: several would share the row by rounding errors. A soft cap
+    makes these small, and there it has two.
     """
     import torch
 
@@ -163,12 +164,23 @@ def plants_of(problem: Problem, request: int) -> tuple[Tensor, Tensor]:
         return plants, torch.ones(plants.shape[1])
     kv_head, head = place
     positions = context_positions(problem, q_len, kv_len)
-    largest = torch.tensor([positions[len(positions) // 2], kv_head, head, min(q_len, PLANTED) - 1])[:, None]
-    same_row, same_key = (plants[1:] == largest[1:]).all(0), (plants[:2] == largest[:2]).all(0)
-    plants = torch.cat((plants[:, ~(same_row | same_key)], largest), dim=1)
-    size = torch.ones(plants.shape[1])
-    size[-1] = LARGEST
-    return plants, size
+    sizes = [*_size_of_second(problem), LARGEST][-len(positions) :]
+    own = torch.tensor([[at, kv_head, head, min(q_len, PLANTED) - 1] for at in positions[len(positions) // 2 :][: len(sizes)]]).T
+    same_row = (plants[1:] == own[1:, :1]).all(0)
+    same_key = (plants[:2, :, None] == own[:2, None]).all(0).any(1)
+    plants = torch.cat((plants[:, ~(same_row | same_key)], own), dim=1)
+    return plants, torch.cat((torch.ones(plants.shape[1] - len(sizes)), torch.tensor(sizes)))
+
+
+def _size_of_second(problem: Problem) -> list[float]:
+    """Of a second plant in the row with large logits, where logits have a soft cap: it takes the logit to 1 below the largest.
+
+    Without the cap it is far below, so a kernel that leaves the cap out, or applies another, gives the row to the largest alone.
+    """
+    if (cap := problem.soft_cap) is None:
+        return []
+    below = cap * math.tanh(LARGEST * LARGE_LOGIT / cap) - 1
+    return [max(0.0, cap * math.atanh(below / cap) / LARGE_LOGIT)] if below > -cap else [0.0]
 
 
 def heavy_behind(problem: Problem, request: int) -> list[tuple[int, int]]:
@@ -250,7 +262,7 @@ def _enlarge_logits(inputs: Inputs) -> None:
         if place := large_row(p, request):
             kv_head, head = place
             row = inputs.queries(request).stop - 1, kv_head * p.group_size + head
-            factor = LARGE_LOGIT / planted_logit(p, p.kv_lens[request], inputs.sm_scale * inputs.k_scale)
+            factor = LARGE_LOGIT / before_cap(p, planted_logit(p, p.kv_lens[request], usual_scale(p) * inputs.k_scale))
             q = inputs.q[row].float()
             inputs.q[row] = (q * (LARGEST_QUERY / q.abs().amax()).clamp_max(factor)).to(inputs.q.dtype)
 

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from kernels.inputs.nvfp4 import dequantize
-from kernels.inputs.tensors import bits, token_major
+from kernels.inputs.tensors import bits, token_major, usual_scale
 from kernels.problem.dtypes import SIZE_BITS
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 PLANTED = 64  # query tokens of a request, from the last, whose keys are planted and at whom context keys are aimed
 SINK_SPREAD = 1024
+NEAR_CAP = 0.9  # of a soft cap: the largest planted logit
 
 
 def narrowest(problem: Problem) -> str:
@@ -36,6 +37,12 @@ def planted_logit(problem: Problem, kv_len: int, scale: float) -> float:
     length = kv_len if problem.window is None else min(kv_len, problem.window)
     size = math.sqrt(math.exp(variance) / length + (scale**2 if problem.latent else 0.0))
     return variance / 2 + math.log(length * size)
+
+
+def before_cap(problem: Problem, logit: float) -> float:
+    """The scaled logit that the soft cap, if there is one, makes this one. What a cap hardly lets through stays below it."""
+    cap = problem.soft_cap
+    return logit if cap is None else cap * math.atanh(min(logit / cap, NEAR_CAP))
 
 
 def sink_logit(problem: Problem, scale: float) -> float:
@@ -62,5 +69,5 @@ def target_products(inputs: Inputs) -> Tensor:
     import torch
 
     p = inputs.problem
-    logits = [planted_logit(p, length, inputs.sm_scale * inputs.k_scale) for length in p.kv_lens]
+    logits = [before_cap(p, planted_logit(p, length, usual_scale(p) * inputs.k_scale)) for length in p.kv_lens]
     return torch.tensor(logits, device=inputs.device) / (inputs.sm_scale * inputs.k_scale)

@@ -34,9 +34,28 @@ def is_scaled(problem: Problem) -> bool:
     return problem.kv_dtype in FP8 or problem.kv_dtype == "nvfp4"
 
 
-def softmax_scale(problem: Problem) -> float:
-    """1/sqrt(d_qk); for MLA that of the model before absorption."""
+def usual_scale(problem: Problem) -> float:
+    """1/sqrt(d_qk); for MLA that of the model before absorption. Logits are drawn as large as this scale makes them of N(0, 1)."""
     return 1.0 / math.sqrt(problem.head_dim_qk)
+
+
+def softmax_scale(problem: Problem) -> float:
+    """What multiplies q.k: the problem's, or the usual one."""
+    return problem.softmax_scale or usual_scale(problem)
+
+
+def query_size(problem: Problem) -> float:
+    """Standard deviation of a query's elements: 1, and of another softmax scale what leaves logits as large as they were.
+
+    A model that has one is trained with it. With queries of N(0, 1) its softmax would be flat, or that of one key.
+    """
+    return 1.0 if problem.softmax_scale is None else usual_scale(problem) / problem.softmax_scale
+
+
+def capped(scores: Tensor, problem: Problem) -> Tensor:
+    """Scaled logits under the problem's soft cap, if it has one, in place."""
+    cap = problem.soft_cap
+    return scores if cap is None else scores.div_(cap).tanh_().mul_(cap)
 
 
 @dataclass(frozen=True)

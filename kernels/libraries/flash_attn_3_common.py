@@ -127,6 +127,7 @@ def metadata_arguments(inputs: Inputs, of: Keys) -> dict[str, Any]:
         "cu_seqlens_q": of.qo_indptr,
         "page_size": p.page_size,
         "causal": of.causal,
+        "has_softcap": p.soft_cap is not None,
     }
 
 

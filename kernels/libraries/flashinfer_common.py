@@ -32,7 +32,7 @@ WORKSPACE_BYTES = 256 * 2**20  # for split-KV partials; FlashInfer recommends 12
 FP32_BYTES, ALIGNMENT_BYTES = 4, 1024
 TILE_ROWS = (16, 64, 128)  # of a tile of fa2: query tokens times query heads of a KV head
 MAX_THREADS = 1024  # of a block
-NO_POSITION_ENCODING, NO_SOFT_CAP, NO_FP16_QK = 0, False, False
+NO_POSITION_ENCODING, NO_FP16_QK = 0, False
 FA3_HEAD_DIMS = frozenset({(64, 64), (128, 128), (256, 256), (192, 128)})
 
 
@@ -116,6 +116,7 @@ def fa3_needs(problem: Problem, device: Device) -> tuple[Need, ...]:
         needs_half_output(p),
         Need("head_dims 64, 128, 256 or 192/128", dims in FA3_HEAD_DIMS),
         Need("with FP8, equal head_dims of keys and values", p.q_dtype not in FP8 or p.head_dim_qk == p.head_dim_vo),
+        Need("with FP8 queries, no soft cap (fa3 drops it)", p.q_dtype not in FP8 or p.soft_cap is None),
     )
 
 
@@ -175,8 +176,21 @@ def prefill_module(problem: Problem, backend: str) -> Module:
 def attention_module(generator: str, p: Problem, before: tuple[str, ...] = (), after: tuple[bool, ...] = ()) -> Module:
     """A module of `jit/attention/modules.py`. Its key is dtypes, head_dims, and whether there is a window or a soft cap."""
     dtypes, dims = (p.q_dtype, p.kv_dtype, p.output_dtype, "int32"), (p.head_dim_qk, p.head_dim_vo)
-    args: tuple[str | int | bool, ...] = (*before, *dtypes, *dims, NO_POSITION_ENCODING, p.window is not None, NO_SOFT_CAP, *after)
+    args: tuple[str | int | bool, ...] = (
+        *before,
+        *dtypes,
+        *dims,
+        NO_POSITION_ENCODING,
+        p.window is not None,
+        p.soft_cap is not None,
+        *after,
+    )
     return flashinfer_module(f"attention.modules:{generator}", args)
+
+
+def soft_cap_argument(problem: Problem) -> dict[str, Any]:
+    """What the plans of the wrappers take by name, if logits have a soft cap."""
+    return {} if problem.soft_cap is None else {"logits_soft_cap": problem.soft_cap}
 
 
 def window_left(problem: Problem) -> int:

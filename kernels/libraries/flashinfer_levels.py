@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from kernels.libraries import flashinfer_wrappers
 from kernels.libraries.flashinfer_calls import plan
-from kernels.libraries.flashinfer_common import split_workspace_bytes, workspace
+from kernels.libraries.flashinfer_common import soft_cap_argument, split_workspace_bytes, workspace
 from kernels.problem.dtypes import torch_dtype
 
 if TYPE_CHECKING:
@@ -115,4 +115,5 @@ def heads(p: Problem) -> tuple[int, int, int, int]:
 
 
 def dtypes_and_scale(inputs: Inputs) -> dict[str, Any]:
-    return {"sm_scale": inputs.sm_scale, "q_data_type": inputs.q.dtype, "kv_data_type": inputs.kv[0].dtype}
+    cap = soft_cap_argument(inputs.problem)
+    return {"sm_scale": inputs.sm_scale, **cap, "q_data_type": inputs.q.dtype, "kv_data_type": inputs.kv[0].dtype}

@@ -16,7 +16,13 @@ from kernels.adapter import Adapter, Module, Need, Runner
 from kernels.inputs.masks import flat_custom
 from kernels.inputs.step_lengths import HostLengths
 from kernels.libraries import flashinfer_calls as calls
-from kernels.libraries.flashinfer_common import NO_POSITION_ENCODING, split_workspace_bytes, window_left, workspace
+from kernels.libraries.flashinfer_common import (
+    NO_POSITION_ENCODING,
+    soft_cap_argument,
+    split_workspace_bytes,
+    window_left,
+    workspace,
+)
 from kernels.libraries.flashinfer_modules import flashinfer_module
 from kernels.problem.dtypes import HALF, torch_dtype
 from kernels.problem.padded import has_empty
@@ -39,6 +45,11 @@ def needs_no_tree_with_sinks(problem: Problem) -> Need:
 def needs_16_bits_with_sinks(problem: Problem) -> Need:
     """fa3's variant with attention sinks: its sources for FP8 queries are other ones (`fp8_enabled=False`)."""
     return Need("with attention sinks, fp16 or bf16 queries", not problem.sinks or problem.q_dtype in HALF)
+
+
+def needs_no_cap_with_sinks(problem: Problem) -> Need:
+    """The variants with attention sinks have logits of their own, and none with a soft cap (`jit/attention/variants.py`)."""
+    return Need("with attention sinks, no soft cap", not problem.sinks or problem.soft_cap is None)
 
 
 def sink_module(problem: Problem, kernel: str) -> Module:
@@ -175,6 +186,7 @@ def _scale_window_dtypes(inputs: Inputs) -> dict[str, Any]:
     """What the plans of all these wrappers take by name."""
     return {
         "sm_scale": inputs.sm_scale,
+        **soft_cap_argument(inputs.problem),
         "window_left": window_left(inputs.problem),
         "q_data_type": inputs.q.dtype,
         "kv_data_type": inputs.kv[0].dtype,

@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from kernels.inputs.masks import hidden
+from kernels.inputs.tensors import capped
 
 if TYPE_CHECKING:
     import torch
@@ -86,6 +87,7 @@ def _softmax(inputs: Inputs, q: Tensor, k: Tensor, v: Tensor, unseen: Tensor | N
     p, heads = inputs.problem, inputs.problem.stored_kv_heads
     rows = q.float().view(len(q), heads, p.group_size, -1).permute(1, 2, 0, 3).flatten(1, 2)  # [K, G*T, D]
     scores = rows * (inputs.sm_scale * inputs.k_scale) @ k.float().permute(1, 2, 0)
+    capped(scores, p)
     if unseen is not None:
         scores.view(heads, p.group_size, *unseen.shape[-2:]).masked_fill_(unseen, float("-inf"))
     peak = scores.amax(-1, keepdim=True)  # [K, G*T, 1]

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from kernels.inputs.tensors import usual_scale
 from kernels.mutants import faults, victims
 from kernels.mutants.mutant import LeavesOutput, Mutant, ReturnsPreparedAnswer, Wrong
 from kernels.mutants.reference_case import ReferenceCase
@@ -62,7 +63,15 @@ WRONG: tuple[Entry, ...] = (
     *((f"{n}_tokens_lost_in_one_head", f"{n} tokens in a row are not read in one KV head",
        partial(faults.tokens_of_one_head, count=n), partial(victims.fine_parts, n)) for n in (64, 16)),
     ("merged_without_weights", "two splits are averaged instead of weighted", faults.merged_without_weights, victims.context),
-    ("softmax_scale_missing", "logits are not scaled", lambda c: replace(c, sm_scale=1.0).answer(), victims.always),
+    ("softmax_scale_missing", "logits are not scaled", lambda c: replace(c, sm_scale=1.0).answer(),
+     victims.not_unscaled),
+    ("softmax_scale_usual", "logits are scaled by 1/sqrt(head_dim_qk), whatever the model's scale is",
+     lambda c: replace(c, sm_scale=usual_scale(c.problem)).answer(), victims.of_model_scale),
+    ("soft_cap_ignored", "the soft cap is ignored", lambda c: replace(c, soft_cap=None).answer(), victims.capped),
+    ("soft_cap_before_scale", "the soft cap is applied to q.k, and the scale to what it gives",
+     faults.capped_before_scale, lambda p: victims.capped(p) | victims.not_unscaled(p)),
+    ("soft_cap_doubled", "the soft cap is twice as high as it should be",
+     lambda c: replace(c, soft_cap=2 * (c.soft_cap or 0.0)).answer(), victims.capped),
     ("k_scale_missing", "the scale of the keys is forgotten",
      lambda c: replace(c, k=c.k / c.inputs.k_scale).answer(), victims.scaled),
     ("v_scale_missing", "the scale of the values is forgotten", lambda c: c.answer() / c.inputs.v_scale, victims.scaled),

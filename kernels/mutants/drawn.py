@@ -34,7 +34,10 @@ DRAWS, LATER_DRAWS = 200, 100  # mutants a routine: of the first kinds, and behi
 FIRST_KINDS, LATER_KINDS = KINDS[:6], KINDS[6:]
 FACTORS = (0.5, 0.8, 1.25, 2.0)  # of keys or values that are scaled
 # Of a problem: at their defaults they change no draw of before.
-LATER_FIELDS = frozenset({"shared_prefix", "return_lse", "max_seq_len", "enable_pdl", "graph_batch", "graph_fill", "num_states"})
+LATER_FIELDS = frozenset({
+    "shared_prefix", "return_lse", "max_seq_len", "enable_pdl", "graph_batch", "graph_fill", "num_states",
+    "softmax_scale", "soft_cap",
+})  # fmt: skip
 
 
 def numbers(draws: int) -> tuple[int, ...]:

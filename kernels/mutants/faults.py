@@ -114,6 +114,12 @@ def scales_exchanged(case: ReferenceCase) -> Tensor:
     return replace(case, k=case.k * ratio, v=case.v / ratio).answer()
 
 
+def capped_before_scale(case: ReferenceCase) -> Tensor:
+    """The soft cap is applied to q.k, and the softmax scale to what it gives."""
+    assert case.soft_cap is not None  # `applies` says so
+    return replace(case, soft_cap=case.soft_cap * case.sm_scale).answer()  # cap * tanh(q.k / cap) * scale
+
+
 def heads_exchanged(case: ReferenceCase) -> Tensor:
     """The first two query heads of each group."""
     p = case.problem

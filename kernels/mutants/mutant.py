@@ -43,6 +43,7 @@ class Mutant(Adapter):
     query_lengths: QueryLengths = "varlen"
     takes_window: bool = True
     takes_sinks: bool = True
+    takes_soft_cap: bool = True
     gives_lse: bool = True  # the right one: the output alone shows the fault
     max_seq_len: EngineMaximum = "passed"  # as far as what it wraps takes it
     takes_pdl: bool = True

@@ -29,6 +29,7 @@ class ReferenceCase:
     seen: Tensor
     sm_scale: float
     sinks: Tensor | None
+    soft_cap: float | None = None
 
     @property
     def problem(self) -> Problem:
@@ -62,6 +63,8 @@ class ReferenceCase:
         p = self.problem
         q = self.q.view(len(self.q), p.stored_kv_heads, p.group_size, -1).permute(1, 2, 0, 3).flatten(1, 2)  # [K, G*Q, D]
         scores = (q * self.sm_scale @ self.k.permute(1, 2, 0)).view(p.stored_kv_heads, p.group_size, len(self.q), -1)
+        if self.soft_cap is not None:
+            scores = self.soft_cap * (scores / self.soft_cap).tanh()
         return scores.masked_fill_(~self.seen, float("-inf"))
 
     def lse(self) -> Tensor:
@@ -98,4 +101,5 @@ def case_of(inputs: Inputs, request: int) -> ReferenceCase:
     unseen = hidden(p, request, rows, range(length), inputs.device)
     seen = torch.ones(len(rows), length, dtype=torch.bool, device=inputs.device) if unseen is None else ~unseen
     q = inputs.q[inputs.queries(request)][rows.start :].float()
-    return ReferenceCase(inputs, request, q, k * inputs.k_scale, v * inputs.v_scale, seen, inputs.sm_scale, inputs.sinks)
+    k, v = k * inputs.k_scale, v * inputs.v_scale
+    return ReferenceCase(inputs, request, q, k, v, seen, inputs.sm_scale, inputs.sinks, p.soft_cap)

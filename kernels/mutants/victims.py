@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kernels.inputs.sentinel_keys import context_positions
-from kernels.inputs.tensors import is_scaled
+from kernels.inputs.sentinel_keys import LARGE_LOGIT, context_positions, large_row
+from kernels.inputs.sentinel_logit import narrowest
+from kernels.inputs.tensors import is_scaled, softmax_scale, usual_scale
 from kernels.mutants.faults import donor, victim
 from kernels.problem import Problem
-from kernels.problem.dtypes import FP8
+from kernels.problem.dtypes import FP8, SIZE_BITS
 
 Needs = dict[str, bool]
 Applies = Callable[["Problem"], Needs]
@@ -84,6 +85,23 @@ def order_matters(p: Problem) -> Needs:
 
 def two_requests(p: Problem) -> Needs:
     return context(p) | {"another request that is as long as the victim": donor(p) is not None}
+
+
+def not_unscaled(p: Problem) -> Needs:
+    return {"a softmax scale that is not 1": softmax_scale(p) != 1.0}
+
+
+def of_model_scale(p: Problem) -> Needs:
+    """A kernel that multiplies in 8 bits rounds a planted key's logit by as much as a scale that is nearly right would move it."""
+    ratio, least = softmax_scale(p) / usual_scale(p), 1.25 if SIZE_BITS[narrowest(p)] <= 8 else 1.05
+    return {"a softmax scale that is not nearly 1/sqrt(head_dim_qk)": not 1 / least < ratio < least}
+
+
+def capped(p: Problem) -> Needs:
+    """Of logits near 110 a cap above them changes little, and a kernel that multiplies in 8 bits rounds these by much."""
+    highest = LARGE_LOGIT if SIZE_BITS[narrowest(p)] > 8 else LARGE_LOGIT / 2
+    shown = p.soft_cap is not None and p.soft_cap <= highest and len(context_positions(p, *_lens(p))) > 1
+    return {"a soft cap that the victim's large logits reach": shown and large_row(p, victim(p)) is not None}
 
 
 def scaled(p: Problem) -> Needs:

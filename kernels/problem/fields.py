@@ -10,6 +10,8 @@ from kernels.problem.dtypes import FP8, DtypeName, default_output
 
 # Strict: neither true nor "8" is a count. Kernels index with 32 bits.
 Count = Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)]
+# Of a softmax: positive and finite. Integers are taken, true is not.
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
 Routine = Literal["paged_decode", "paged_prefill", "ragged_prefill", "mla", "cascade", "merge_states"]
 
 ROUTINES: tuple[str, ...] = get_args(Routine)
@@ -34,6 +36,8 @@ class ProblemFields(BaseModel):
     tree: tuple[int, ...] | None = None  # parent of each query token, -1 for the root; every parent comes before its children
     window: Count | None = None  # keys that a query sees, counted back from its own and including it; None: all
     sinks: bool = False  # one learned logit per head is added to each softmax
+    softmax_scale: Positive | None = None  # multiplies q.k; None: 1/sqrt(head_dim_qk)
+    soft_cap: Positive | None = None  # cap * tanh(logit / cap) in place of each scaled logit, but not of a sink's; None: no cap
     page_size: Count = 64
     kv_layout: Literal["HND", "NHD"] = "HND"
     page_order: Literal["random", "sequential"] = "random"

@@ -14,7 +14,7 @@ from kernels.problem import batch_spec
 from kernels.problem.dtypes import size_bytes
 from kernels.problem.fields import ProblemFields
 from kernels.problem.trees import depths
-from kernels.problem.validation import require_consistent, with_listed_lengths
+from kernels.problem.validation import names_usual_scale, require_consistent, with_listed_lengths
 
 if TYPE_CHECKING:
     from typing import Self  # Python 3.10 has none, under which other environments may run this
@@ -50,6 +50,8 @@ class Problem(ProblemFields):
             unused |= {"min_s_qo"}
         kept = {key: value for key, value in keys.items() if key not in unused}
         kept = with_listed_lengths(kept) if isinstance(kept.get("batch_spec"), str) else kept
+        if names_usual_scale(kept):
+            del kept["softmax_scale"]
         if kept.get("graph_batch") in (None, kept.get("batch_size")):  # no request is added
             kept = {key: value for key, value in kept.items() if key not in ("graph_batch", "graph_fill")}
         return kept

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from kernels.problem import batch_spec
@@ -9,6 +10,7 @@ from kernels.problem.batch_spec import MAX_REQUESTS
 from kernels.problem.fields import ProblemFields
 
 PLAIN_MASKS = ("causal", "full")
+WIDEST_SCALE = 64  # times 1/sqrt(head_dim_qk), or its inverse: models have 1 (head_dim 512) to 1/128 (head_dim 128)
 PADDED_ROUTINES = ("paged_decode", "paged_prefill", "mla")  # of which engines capture graphs of several requests
 
 
@@ -21,9 +23,17 @@ def with_listed_lengths(keys: dict[str, Any]) -> dict[str, Any]:
     return keys | listed
 
 
+def names_usual_scale(keys: dict[str, Any]) -> bool:
+    """Whether the keys give the softmax scale that no key would give, 1/sqrt(head_dim_qk), as fp32 has it."""
+    scale, dim = keys.get("softmax_scale"), keys.get("head_dim_qk")
+    if not isinstance(scale, int | float) or isinstance(scale, bool) or not isinstance(dim, int) or dim < 1:
+        return False
+    return math.isclose(scale, 1 / math.sqrt(dim), rel_tol=2**-24)
+
+
 def require_consistent(problem: ProblemFields) -> None:
     """Raises ValueError with a message for the user if keys of a problem do not fit together."""
-    for check in (_lengths, _room, _heads, _mask, _latent, _shared_prefix, _states, _lse, _dtypes, _padding):
+    for check in (_lengths, _room, _heads, _mask, _latent, _shared_prefix, _states, _lse, _dtypes, _padding, _scale):
         check(problem)
 
 
@@ -145,4 +155,13 @@ def _padding(p: ProblemFields) -> None:
         raise ValueError(
             f"graph_batch={p.graph_batch}: allowed if all requests have the same number of query tokens, as in the graphs that "
             f"engines pad; type s_qo={p.s_qo}"
+        )
+
+
+def _scale(p: ProblemFields) -> None:
+    usual = p.head_dim_qk**-0.5
+    if p.softmax_scale is not None and not usual / WIDEST_SCALE <= p.softmax_scale <= usual * WIDEST_SCALE:
+        raise ValueError(
+            f"softmax_scale={p.softmax_scale:g}: allowed: {usual / WIDEST_SCALE:.3g} to {usual * WIDEST_SCALE:.3g}, that is, "
+            f"1/sqrt(head_dim_qk) times 1/{WIDEST_SCALE} to {WIDEST_SCALE}; null is 1/sqrt(head_dim_qk)"
         )

@@ -123,6 +123,7 @@ class Split(Adapter):
     query_lengths: QueryLengths = "varlen"
     takes_window: bool = True  # as far as both parts do: their own rules say so
     takes_sinks: bool = True
+    takes_soft_cap: bool = True
     max_seq_len: EngineMaximum = "passed"
     takes_pdl: bool = True
 

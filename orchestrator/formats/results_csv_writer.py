@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # Keys of a problem that its files have no column for.
 NO_COLUMN = (
     *("window", "sinks", "tree", "kv_layout", "page_order", "min_s_qo", "batch_spec", "max_seq_len"),
-    *("shared_prefix", "return_lse", "graph_batch", "num_states"),
+    *("shared_prefix", "return_lse", "graph_batch", "num_states", "softmax_scale", "soft_cap"),
 )
 
 

@@ -29,7 +29,7 @@ FRAMEWORK = "attention-orchestrator"  # no engine ran these calls
 THEIR_DTYPES = {ours: theirs for theirs, ours in DTYPES.items()}
 # Keys that a workload here may have and its tables have no column for.
 DEFAULTS = {"mask": "causal", "seq_lens": "fixed", "sinks": False, "return_lse": False}
-EMPTY = ("min_s_qo", "batch_spec", "max_seq_len", "graph_batch", "shared_prefix", "num_states")
+EMPTY = ("min_s_qo", "batch_spec", "max_seq_len", "graph_batch", "shared_prefix", "num_states", "softmax_scale", "soft_cap")
 KEYS = (  # what its tables tell apart
     *("batch_size", "s_qo", "s_kv", "num_qo_heads", "num_kv_heads", "head_dim_qk", "head_dim_ckv", "q_dtype", "kv_dtype"),
     "window",

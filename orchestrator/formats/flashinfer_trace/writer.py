@@ -30,7 +30,7 @@ STATUSES = {
     "oom": "RUNTIME_ERROR",
     "timeout": "TIMEOUT",
 }
-NO_COUNTERPART = ("mask", "window", "sinks", "tree", "max_seq_len", "shared_prefix", "graph_batch", "num_states")
+NO_COUNTERPART = ("mask", "window", "sinks", "tree", "max_seq_len", "shared_prefix", "graph_batch", "num_states", "soft_cap")
 DTYPES = {("bf16", "bf16"): "", ("fp8_e4m3", "fp8_e4m3"): "_fp8e4m3"}  # the ends of definitions' names
 REFERENCE = "torch_sdpa"
 
@@ -122,7 +122,7 @@ def _trace(row: Mapping[str, Any], problem: Problem, reference_us: float) -> dic
     queries = ("q_nope", "q_pe") if problem.latent else ("q",)
     caches = ("ckv_cache", "kpe_cache") if problem.latent else ("k_cache", "v_cache") if problem.paged else ("k", "v")
     indices = {"kv_indices": {"type": "random"}} if problem.paged else {}
-    scale = {"sm_scale": {"type": "scalar", "value": problem.head_dim_qk**-0.5}}
+    scale = {"sm_scale": {"type": "scalar", "value": problem.softmax_scale or problem.head_dim_qk**-0.5}}
     inputs = {**{key: {"type": "random"} for key in (*queries, *caches)}, **tensors, **indices, **scale}
     return {
         "definition": name,

@@ -83,6 +83,10 @@ class ProblemColumns(TypedDict, total=False):
     num_states: Annotated[
         int | None, About("merge_states: partial answers of each query token, one for each range of its request's keys.", "states")
     ]
+    softmax_scale: Annotated[float | None, About("What multiplies q·k in the softmax. Null: 1/sqrt(head_dim_qk).", "ratio")]
+    soft_cap: Annotated[
+        float | None, About("Cap c of logits: c · tanh(x / c) of each scaled logit x, sinks excepted. Null: none.", "logit")
+    ]
 
 
 class CostColumns(TypedDict, total=False):

@@ -36,6 +36,7 @@ EIGHT = "fp8_e4m3"
 # What a problem must have so that it has a feature. The lengths of each request need the same number of pages of 16.
 WITH: dict[Feature, dict[str, Any]] = {
     "attention sinks": {"sinks": True},
+    "a soft cap of logits": {"soft_cap": 30.0},
     "a sliding window": {"window": 30},
     "a full mask": {"mask": "full"},
     "a tree of drafts": {"mask": "fork", "tree": FORK},
@@ -45,6 +46,13 @@ WITH: dict[Feature, dict[str, Any]] = {
     "block scales": {"kv_dtype": "nvfp4"},
     "an output of another dtype": {"out_dtype": "fp16"},
     "padded requests": {"batch_size": 2, "graph_batch": 3, "graph_fill": 1},
+}
+# Of these the problem says all: other values of its keys.
+OTHERS: dict[Feature, tuple[dict[str, Any], ...]] = {
+    "a soft cap of logits": ({"soft_cap": None}, {"soft_cap": 31.0}),
+    "a sliding window": ({"window": None}, {"window": 31}),
+    "a full mask": ({"mask": "causal"},),
+    "a tree of drafts": ({"mask": "chain", "tree": CHAIN},),
 }
 NO_SUCH_PROBLEM: dict[str, set[Feature]] = {
     "mla": {"attention sinks", "a sliding window", "block scales"},
@@ -83,12 +91,8 @@ def pairs_of(routine: str, feature: Feature) -> Iterator[tuple[Inputs, Inputs]]:
         assert x.sinks is not None
         yield x, replace(x, sinks=x.sinks + 1)
         yield x, replace(other_problem(x, sinks=False), sinks=None)
-    elif feature == "a sliding window":
-        yield from ((x, other_problem(x, window=window)) for window in (None, 31))
-    elif feature == "a full mask":
-        yield x, other_problem(x, mask="causal")
-    elif feature == "a tree of drafts":
-        yield x, other_problem(x, mask="chain", tree=CHAIN)
+    elif feature in OTHERS:
+        yield from ((x, other_problem(x, **keys)) for keys in OTHERS[feature])
     elif feature == "query lengths that differ":
         yield x, other_lengths(x, "q2s100_q4s100_q3s100")
     elif feature == "KV lengths that differ":
