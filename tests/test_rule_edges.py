@@ -91,6 +91,7 @@ NEVER_ALONE: dict[tuple[str, str], dict[str, str]] = {
         "with FP8, pages and SM90": PAGED,
         "equal head_dim of keys and values": "its pages interleave keys and values of one size",
         "without pages, whole prompts (s_qo = s_kv)": PAGED,
+        "with a soft cap, pages": PAGED,
     },
     ("paged_prefill", "sglang_triton"): {
         "with an FP8 cache, keys of 192 and values of up to 128, Triton 3.7 or later": "it depends on what is installed",
