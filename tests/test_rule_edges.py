@@ -47,6 +47,7 @@ NEVER_ALONE: dict[tuple[str, str], dict[str, str]] = {
         "with FP8, equal head_dims of keys and values": ONE_SIZE,
     },
     ("paged_prefill", ANY): {
+        "keys of 64 bytes or a multiple of 128, of which fa2 loads all": "keys of 192 bytes have values of 128, and no pages",
         "equal head_dim of keys and values in pages": ONE_SIZE,
         "with FP8, equal head_dims of keys and values": ONE_SIZE,
     },
@@ -79,6 +80,7 @@ NEVER_ALONE: dict[tuple[str, str], dict[str, str]] = {
     },
     ("paged_decode", "trtllm-native"): {"no log-sum-exp from XQA, which gives none": "none is asked for"},
     ("paged_prefill", "auto"): {
+        "head_dims 64, 128, 256 or 192/128": "over other head_dims it takes fa2",
         "a causal or full mask": "over a tree it takes fa2",
         "with attention sinks, a causal or full mask": TREE_OF_SINKS,
     },
@@ -97,6 +99,7 @@ NEVER_ALONE: dict[tuple[str, str], dict[str, str]] = {
         "with an FP8 cache, keys of 192 and values of up to 128, Triton 3.7 or later": "it depends on what is installed",
     },
     ("ragged_prefill", "auto"): {
+        "head_dims 64, 128, 256 or 192/128": "over other head_dims it takes fa2",
         "a causal or full mask": "over a tree it takes fa2",
         "with attention sinks, fp16 or bf16 queries": "it takes no sinks",
         "with attention sinks, a causal or full mask": "it takes no sinks",

@@ -178,8 +178,11 @@ class Fa2TensorCores(WrapperDecode):
         return (
             *super().needs(problem, device),
             *common.fa2_dtype_needs(problem),
-            Need("head_dim 64, 128 or 256", problem.head_dim_qk in (64, 128, 256)),
+            Need("head_dim 64, 128, 256 or 512", problem.head_dim_qk in (64, 128, 256, 512)),
         )
+
+    def since(self, problem: Problem, device: Device) -> tuple[Since, ...]:
+        return (*super().since(problem, device), common.since_of_512(problem))
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
         return (sink_module(problem, "fa2") if self.on_variant(problem) else common.prefill_module(problem, "fa2"),)

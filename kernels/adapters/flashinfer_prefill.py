@@ -33,10 +33,10 @@ from kernels.libraries.flashinfer_wrappers import (
 )
 from kernels.libraries.same_call import with_key
 from kernels.problem import Problem, default_output
-from kernels.problem.dtypes import FP8, HALF
+from kernels.problem.dtypes import FP8, HALF, size_bytes
 from kernels.problem.features import Feature
 
-FA2_HEAD_DIMS = frozenset({(64, 64), (128, 128), (256, 256), (192, 128)})
+FA2_HEAD_DIMS = frozenset({(64, 64), (128, 128), (256, 256), (512, 512), (192, 128)})
 # Every plan takes these; `sinks` reach the variant alone, or the call of the wrapper over pages.
 PLANNED: frozenset[Feature] = frozenset({
     "a soft cap of logits", "a sliding window", "a full mask", "a tree of drafts", "query lengths that differ",
@@ -57,7 +57,7 @@ class WrapperPrefill(common.FlashInferAdapter):
     skips_unused: bool = True
 
     def since(self, problem: Problem, device: Device) -> tuple[Since, ...]:
-        return common.since_of_wrappers(problem)
+        return (*common.since_of_wrappers(problem), common.since_of_512(problem))
 
     @abstractmethod
     def make(self, inputs: Inputs, device: Device) -> Any:
@@ -100,7 +100,8 @@ class WrapperPrefill(common.FlashInferAdapter):
             common.needs_sm80(device),
             *common.fa2_dtype_needs(problem),
             common.needs_half_output(problem),
-            Need("head_dims 64, 128, 256 or 192/128", (problem.head_dim_qk, problem.head_dim_vo) in FA2_HEAD_DIMS),
+            Need("head_dims 64, 128, 256, 512 or 192/128", (problem.head_dim_qk, problem.head_dim_vo) in FA2_HEAD_DIMS),
+            _needs_whole_keys(problem),
             _needs_equal_head_dims_in_pages(problem),
             needs_no_tree_with_sinks(problem),
             needs_no_cap_with_sinks(problem),
@@ -169,6 +170,17 @@ class WrapperPrefill(common.FlashInferAdapter):
 
 def _needs_equal_head_dims_in_pages(problem: Problem) -> Need:
     return Need("equal head_dim of keys and values in pages", not problem.paged or problem.head_dim_qk == problem.head_dim_vo)
+
+
+def _needs_whole_keys(problem: Problem) -> Need:
+    """A key is copied 128 bytes at a time, `NUM_MMA_D / (8 / sizeof(DTypeKV))` times, rounded down; one of 64 bytes in one piece.
+
+    So of 192 elements of 8 bits the last 64 are never loaded (`prefill.cuh`, `produce_kv` and `page_produce_kv`, the same in every
+    release from 0.5.3 to 0.7.2.post1; flashinfer #4976). An H200 was off by 1.45, or gave NaN. Of 16 bits every size is whole.
+    """
+    size = size_bytes(problem.kv_dtype, problem.head_dim_qk)
+    other = (problem.head_dim_qk, problem.head_dim_vo) not in FA2_HEAD_DIMS  # of which another condition speaks
+    return Need("keys of 64 bytes or a multiple of 128, of which fa2 loads all", size == 64 or size % 128 == 0 or other)
 
 
 def _needs_one_half_dtype(problem: Problem) -> Need:

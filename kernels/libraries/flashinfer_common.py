@@ -156,6 +156,11 @@ def since_of_wrappers(problem: Problem) -> tuple[Since, ...]:
     )
 
 
+def since_of_512(problem: Problem) -> Since:
+    """fa2 on tensor cores cuts values of more than 256 elements among its warps (`USE_VO_SPLIT` in `prefill.cuh`)."""
+    return Since("0.6.18", "a head_dim of 512 on tensor cores", max(problem.head_dim_qk, problem.head_dim_vo) > 256)
+
+
 def resolves_to_fa3(problem: Problem, device: Device, is_from: Callable[[str], bool]) -> bool:
     """Whether FlashInfer's `auto` chooses fa3 for a prefill (`utils.determine_attention_backend`).
 

@@ -27,6 +27,8 @@ PROBLEMS: dict[str, dict[str, Any]] = {
     "a tree": {"s_qo": 4, "mask": "binary", "tree": (-1, 0, 0, 1)},
     "a full mask": {"s_qo": 4, "mask": "full"},
     "sinks": {"s_qo": 2, "sinks": True},
+    "a soft cap": {"s_qo": 4, "soft_cap": 30.0},
+    "another softmax scale": {"s_qo": 4, "softmax_scale": 1.0},
     "fp16 in NHD pages of 16": {"s_qo": 4, "q_dtype": "fp16", "kv_dtype": "fp16", "kv_layout": "NHD", "page_size": 16},
     "an FP8 cache": {"s_qo": 4, "kv_dtype": "fp8_e4m3"},
     "FP8 queries too": {"s_qo": 4, "q_dtype": "fp8_e5m2", "kv_dtype": "fp8_e5m2"},
