@@ -1,11 +1,14 @@
 """`python -m orchestrator`. Prints the first line that a person sees before anything is imported that takes a while."""
 
+import os
 import sys
+import threading
 from collections.abc import Sequence
 
 from orchestrator import gc_pause
 
 MEASURING = {"mode=run", "mode=noise", "mode=check_power", "mode=replay", "mode=calibrate", "mode=compile"}  # take longer to start
+SECONDS = 2.0  # that threads have to end
 ASKING = {"--help", "-h", "--hydra-help", "--version", "--info", "-i", "--cfg", "-c", "--shell-completion", "-sc"}
 
 
@@ -23,7 +26,19 @@ def main() -> int:
     with gc_pause.paused():
         from orchestrator import cli  # takes half a second
 
-    return cli.main()
+    code = cli.main()
+    _end_threads(code)
+    return code
+
+
+def _end_threads(code: int) -> None:
+    """Ends the process now if a backend has left a thread behind, for which Python would wait for ever."""
+    left = [one for one in threading.enumerate() if one is not threading.main_thread() and not one.daemon]
+    for one in left:
+        one.join(SECONDS / len(left))
+    if any(one.is_alive() for one in left):
+        sys.stdout.flush()
+        os._exit(code)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import conf
 from orchestrator import notes, output, verbose
 from orchestrator.analysis.connection import was_interrupted
 from orchestrator.code_version import own_version
-from orchestrator.commands import INTERRUPTED, OK, execute
+from orchestrator.commands import BAD_POINTS, INTERRUPTED, OK, execute
 from orchestrator.composing.compose import CONFIG_DIR, VERSION, composed, in_words, with_sweep_of_row
 from orchestrator.composing.overrides import Arguments, read
 from orchestrator.errors import UserError
@@ -82,6 +82,9 @@ def _run_job(config: dict[str, Any], typed: list[str]) -> int:
         return _fail(str(error))
     except BrokenPipeError:  # the reader, such as `head`, has ended
         return _close_stdout()
+    except SystemExit as end:
+        _fail(f"a module of adapters ended the command by sys.exit({end.code!r}); correct it, or leave it out")
+        return BAD_POINTS
     except ModuleNotFoundError as error:
         if error.name not in TO_MEASURE:
             raise

@@ -18,6 +18,18 @@ LseBase = Literal["e", "2"]  # of the logarithm
 PlanStep = Callable[["HostLengths"], object]
 
 
+MAX_SAID = 600  # characters
+
+
+def said(error: BaseException) -> str:
+    """The class and the words of an exception on one line. One of a backend's own may not even be printed."""
+    try:
+        words = " ".join(str(error).split())
+    except Exception:
+        words = "it cannot be printed"
+    return f"{type(error).__name__}: {words}"[:MAX_SAID]
+
+
 def nothing_to_plan(_lengths: HostLengths) -> None:
     """The plan of a backend whose call reads lengths and pages on the device: an engine's step does nothing for it on the host."""
 

@@ -21,13 +21,12 @@ from kernels.adapter import Module
 from kernels.compile import module_cache, records
 from kernels.compile.build import build, builds_at_once, share_cores
 from kernels.compile.module_cache import Library
+from kernels.contract.runner import said
 from kernels.device import Device
 from kernels.environment.drawn import Answer, Blobs, DrawnProblem, free_memory
 from kernels.environment.wire import ConnectionClosed, Header, Wire
 from kernels.problem import Problem
 from kernels.timing.nvml import DeviceMonitor, Telemetry
-
-MAX_MESSAGE = 2000  # characters of an exception that travel
 
 
 class ForwardingMonitor(DeviceMonitor):
@@ -72,7 +71,7 @@ class EnvironmentServer:
         except ConnectionClosed:
             raise
         except Exception as error:  # a kernel library may raise anything
-            words = {"kind": type(error).__name__, "message": str(error)[:MAX_MESSAGE]}
+            words = {"kind": type(error).__name__, "message": said(error).partition(": ")[2]}
             return {"error": words, "healthy": self.opened is None or self.opened.is_healthy()}, ()
         return found if isinstance(found, tuple) else (found, ())
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.commands.invocation import INTERRUPTED, OK, Invocation
+from orchestrator.commands.invocation import BAD_POINTS, INTERRUPTED, OK, Invocation
 from orchestrator.config.modes import MODES
 from orchestrator.config.read_keys import complaint
 from orchestrator.config.settings import load, renamed_values
@@ -17,7 +17,7 @@ from orchestrator.notes import note_once
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["INTERRUPTED", "OK", "execute"]
+__all__ = ["BAD_POINTS", "INTERRUPTED", "OK", "execute"]
 
 WIDTH = 160  # columns if the output is no terminal
 

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from kernels import registry
-from kernels.adapter import Adapter
+from kernels.adapter import Adapter, Module
+from kernels.contract.runner import said
 from kernels.device import Device
 from kernels.problem import Problem
 from kernels.problem.padded import launched
@@ -16,6 +17,7 @@ from kernels.timing.config import MIN_SAMPLES, Timing
 from orchestrator import gc_pause, libraries
 from orchestrator.config.parts import VersionRule
 from orchestrator.config.settings import Settings
+from orchestrator.errors import OrchestratorError
 from orchestrator.libraries import LibraryVersions
 from orchestrator.planning.cost import Cost, estimate, kernel_seconds
 from orchestrator.planning.plan import Decision, DecisionKind, Plan, process_bytes
@@ -46,8 +48,22 @@ def make_plan(
     models = [_DeviceModel(device, settings) for device in {device.name: device for device in devices}.values()]
     considered = [models] if settings.cluster.spread == "any" else [[model] for model in models]
     with gc_pause.paused():
-        plan = Plan(tuple(_decide(point, some, settings, backends) for point in points for some in considered))
-    return Plan(tuple(_if_installed(d, backends) if versions or d.point.env else d for d in plan.decisions))
+        look = bool(versions)
+        return Plan(tuple(_decided(point, some, settings, backends, look) for point in points for some in considered))
+
+
+def _decided(point: Point, models: Sequence[_DeviceModel], settings: Settings, backends: Backends, look: bool) -> Decision:
+    """The decision; `failed`, in words, for a plugin whose rule, bytes or modules cannot be asked for. `look` for its libraries."""
+    try:
+        decision = _decide(point, models, settings, backends)
+        return _if_installed(decision, backends) if look or point.env else decision
+    except (Exception, SystemExit) as error:
+        if not point.plugin_code or isinstance(error, OrchestratorError):
+            raise
+        names = tuple(model.device.name for model in models)
+        return Decision(
+            point, "failed", f"the plugin cannot say where {point.backend} runs: {said(error)}", names, Cost(0, 0, 0), ()
+        )
 
 
 def _if_installed(decision: Decision, backends: Backends) -> Decision:
@@ -106,6 +122,8 @@ def _decide(point: Point, models: Sequence[_DeviceModel], settings: Settings, ba
 
 def _to_run(point: Point, adapter: Adapter, able: Sequence[tuple[_DeviceModel, Cost]], rule: str) -> Decision:
     modules = tuple({(model.device.arch, m): None for model, _ in able for m in adapter.modules(point.problem, model.device)})
+    if foreign := [module for _, module in modules if not isinstance(module, Module)]:
+        raise TypeError(f"{foreign[0]!r} is no Module")
     here, there = (modules, ()) if point.env is None else ((), modules)
     worst = max([cost for _, cost in able], key=lambda cost: cost.total_s) if len(able) > 1 else able[0][1]
     room = min([model.room for model, _ in able])

@@ -61,12 +61,22 @@ def _expanded(settings: Settings) -> list[Point]:
         if (id(problem), name, place) not in points:
             adapter, code = known[problem.routine, name]
             points[id(problem), name, place] = Point(
-                problem, name, how, distributions=adapter.distributions_for(problem), env=place, plugin_code=code
+                problem, name, how, distributions=_distributions(adapter, problem, code), env=place, plugin_code=code
             )
     if not points:
         empty = ", ".join(f"sweep.{axis}" for axis, values in settings.sweep.axes.items() if not values)
         raise UserError(f"sweep {settings.sweep.name} has no points: {empty or 'every point'} is empty or excluded; give it values")
     return list(points.values())
+
+
+def _distributions(adapter: Adapter, problem: Problem, plugin: str) -> tuple[str, ...]:
+    """The packages of a backend. A plugin that cannot name them is asked again when its points are decided, and fails there."""
+    try:
+        return adapter.distributions_for(problem)
+    except (Exception, SystemExit):
+        if not plugin:
+            raise
+        return ()
 
 
 def _require_bounded(sweep: Sweep) -> None:

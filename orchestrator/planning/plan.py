@@ -15,7 +15,7 @@ from kernels.problem.padded import launched
 from orchestrator.planning.cost import Cost
 from orchestrator.point import Point
 
-DecisionKind = Literal["run", "unsupported", "skipped"]
+DecisionKind = Literal["run", "unsupported", "skipped", "failed"]  # failed: a plugin that cannot be asked
 ModuleKey = tuple[str, Module]  # (compiler architecture such as "9.0a", module)
 
 CONTEXT_BYTES = 700 * 2**20  # of a process of an environment: its CUDA context, a flush buffer, code of kernels

@@ -106,7 +106,7 @@ class Resume:
         if ROUGH_OK in known and self.takes_rough:
             return True
         # Every plan decides a skipped point again, and runs it once it is no longer skipped.
-        return any(status in self.settled or status == decision.kind for status in known)
+        return any(status in self.settled or status == decision.kind != "failed" for status in known)
 
     def counts(self, decisions: Iterable[Decision]) -> Counter[str]:
         """How many points have which status: that of their row under these versions, else of their newest row."""

@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from kernels.compile.module_cache import Library
+from kernels.contract.runner import said
 from kernels.device import Device
 from orchestrator import machines
 from orchestrator.config.environment import Environment
 from orchestrator.environments.make import Say, make
 from orchestrator.environments.modules import Compiled, CompileRequest, compile_there
+from orchestrator.errors import WorkerDied
 from orchestrator.libraries import LibraryVersions
 from orchestrator.planning.plan import ModuleKey
 from orchestrator.scheduling.builds import ThreadedBuilds
@@ -28,7 +30,13 @@ class _Deferred:
     work: Callable[[PointRunner], WorkResult]
 
     def result(self) -> WorkResult:
-        return self.work(self.worker.runner())
+        runner = self.worker.runner()
+        try:
+            return self.work(runner)
+        except (KeyboardInterrupt, Exception):
+            raise
+        except BaseException as error:  # such as sys.exit in a backend: elsewhere the process would end
+            raise WorkerDied(said(error)) from None
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,14 @@ from orchestrator.planning.compiling import HOST_CORES, compile_seconds, not_mea
 from orchestrator.planning.plan import DecisionKind, Plan
 from orchestrator.tables import Grid
 
-VERDICTS: tuple[DecisionKind, ...] = ("run", "unsupported", "skipped")
+VERDICTS: tuple[DecisionKind, ...] = ("run", "unsupported", "skipped", "failed")
 
 
 def grids(plan: Plan, workers: int, cores: Sequence[int] = (HOST_CORES,)) -> list[Grid]:
     """A plan in numbers: points, why some do not run, modules to compile and how long on so many cores, memory, time."""
-    verdicts = [(verdict, plan.decisions_of(verdict)) for verdict in VERDICTS]
-    counts = [(verdict, str(len(decisions))) for verdict, decisions in verdicts]
+    counts = [(verdict, str(len(plan.decisions_of(verdict)))) for verdict in _verdicts(plan)]
     reasons = [
-        (verdict, str(count), reason)
-        for verdict in ("unsupported", "skipped")
-        for reason, count in plan.reasons(verdict).most_common()
+        (verdict, str(count), reason) for verdict in _verdicts(plan)[1:] for reason, count in plan.reasons(verdict).most_common()
     ]
     cost = [
         ("groups that share inputs", str(len(plan.groups))),
@@ -38,13 +35,19 @@ def grids(plan: Plan, workers: int, cores: Sequence[int] = (HOST_CORES,)) -> lis
     ]
 
 
+def _verdicts(plan: Plan) -> Sequence[DecisionKind]:
+    """`failed` only if there is one: a plugin is at fault then."""
+    return VERDICTS if plan.decisions_of("failed") else VERDICTS[:-1]
+
+
 def _backends_grid(plan: Plan) -> Grid:
     """How many points of each backend run and do not, in the order of the sweep."""
     found: dict[str, Counter[str]] = defaultdict(Counter)
     for decision in plan.decisions:
         found[decision.point.backend][decision.kind] += 1
-    cells = tuple((name, *(str(kinds[verdict]) for verdict in VERDICTS)) for name, kinds in found.items())
-    return Grid("which backends run", ("backend", *VERDICTS), cells)
+    verdicts = _verdicts(plan)
+    cells = tuple((name, *(str(kinds[verdict]) for verdict in verdicts)) for name, kinds in found.items())
+    return Grid("which backends run", ("backend", *verdicts), cells)
 
 
 def _modules_grid(plan: Plan) -> Grid:

@@ -24,6 +24,8 @@ no answer in time, several in the worker   nobody                            wha
 the machine is lost                        nobody: `machines_lost` counts    what ran there: at the back, exclusive, and only
                                                                              while nothing else runs; after more than
                                                                              `limits.attempts` machines: `failed`
+a bad row after another's plugin ran       that task                         at the back, exclusive, in a new worker; the
+  in the worker, attempts are left                                           rest goes to the front
 a worker dies or hangs before it is ready  the slot: after more than         nothing was given to it
                                            `limits.attempts` it is given up
 """
@@ -143,8 +145,11 @@ class Scheduler:
         for slot in free:
             if room[slot.device_name] > 0:
                 room[slot.device_name] -= 1
-                log.info("%s: a worker starts", slot.name)
-                self.active.append(ActiveWorker.start(self.pool, slot, self.config, self.limits))
+                self._start(slot)
+
+    def _start(self, slot: Slot) -> None:
+        log.info("%s: a worker starts", slot.name)
+        self.active.append(ActiveWorker.start(self.pool, slot, self.config, self.limits))
 
     def _step(self) -> None:
         """Gives work to idle workers, waits for the next result or deadline, and deals with it."""
@@ -184,6 +189,11 @@ class Scheduler:
     def _assign_batch(self, active: ActiveWorker) -> None:
         others_at_work = self._more_to_come or any(not other.is_idle and not other.is_starting for other in self.active)
         if batch := self.queue.take(active.slot.device_name, others_at_work):
+            if batch.tasks[0].exclusive and active.ran_plugin_of_another(batch.tasks[0]):
+                self.queue.put_first(batch.tasks, batch.devices)
+                self._replace(active)
+                self._start(active.slot)
+                return
             log.info("%s: takes %s", active.slot.name, described(batch))
             active.give(batch)
 
@@ -203,7 +213,7 @@ class Scheduler:
             log.info("%s: its worker is ready", active.slot.name)
             self._failed_starts[active.slot] = 0
         active.extend_deadline()
-        if not result.healthy:
+        if not result.healthy or active.is_suspect:
             self._replace(active)
 
     def _on_death(self, active: ActiveWorker, death: WorkerDied) -> None:
@@ -301,11 +311,17 @@ class Retries:
         self.queue.put_first(active.take_unfinished(), active.devices)
 
     def _keep(self, rows: Iterable[Row], tasks: Sequence[Task], active: ActiveWorker) -> None:
-        """Keeps rows, except those of tasks that ran out of memory and have not had the worker to themselves yet."""
+        """Keeps rows, except those of tasks that ran out of memory and have not had the worker to themselves yet.
+
+        Nor of those that went wrong where the plugin of another may have patched a library, or closed a file.
+        """
         crowded = {task.point.point_id: task for task in tasks if not task.exclusive}
         for row in rows:
-            if row["status"] == "oom" and row["point_id"] in crowded:
-                self._retry_exclusively(crowded[row["point_id"]], active)
+            task = crowded.get(row["point_id"])
+            blameless = task is not None and row["status"] in ("failed", "mismatch") and active.ran_plugin_of_another(task)
+            active.is_suspect |= blameless and self.limits.attempts > 1
+            if task is not None and (row["status"] == "oom" or (blameless and active.is_suspect)):
+                self._retry_exclusively(task, active)
             else:
                 self.rows.append(row)
 
@@ -389,6 +405,7 @@ class ActiveWorker:
 
     `deadline` (of `time.monotonic`) is that of the current item. `devices` are the kinds that may run its batch.
     `prepared` tasks have passed their check and wait to be measured; `refused` ones came after the worker lost its device.
+    `plugins` are the hashes of those whose code it was given. It `is_suspect` if one of them may have made another's point fail.
     """
 
     slot: Slot
@@ -399,6 +416,8 @@ class ActiveWorker:
     devices: tuple[str, ...] = ()
     prepared: list[Task] = field(default_factory=list)
     refused: list[Task] = field(default_factory=list)
+    plugins: set[str] = field(default_factory=set)
+    is_suspect: bool = False
 
     @classmethod
     def start(cls, pool: Pool, slot: Slot, config: WorkerConfig, limits: Limits) -> ActiveWorker:
@@ -436,7 +455,12 @@ class ActiveWorker:
         """Submits all items of a batch at once; the worker takes them in order."""
         self.items.extend((WorkItem("prepare", task), self.worker.prepare(task)) for task in batch.tasks)
         self.items.append((MEASURE, self.worker.measure()))
+        self.plugins |= {task.point.plugin_code for task in batch.tasks} - {""}
         self.devices, self.deadline = batch.devices, time.monotonic() + self.limits.point_seconds
+
+    def ran_plugin_of_another(self, task: Task) -> bool:
+        """Whether code of a plugin that the task is not of may have run in the worker."""
+        return bool(self.plugins - {task.point.plugin_code})
 
     def extend_deadline(self) -> None:
         """The time of the item that begins now: that of one point, or of every point that is measured."""

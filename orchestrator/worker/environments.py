@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from kernels.contract.runner import said
 from kernels.device import Device
 from kernels.environment.process import Process, ProcessEnded
 from kernels.environment.remote import Call, RemoteOutputs, RemoteTimer, prepare
@@ -192,6 +193,6 @@ class Environments:
         try:
             running.process.ask("open", self.config.start_seconds, device=device, plugins=plugins, imports=imports)
         except Exception as error:  # an adapter or a library may raise anything when it is imported
-            self._unusable[running.made.name] = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            self._unusable[running.made.name] = said(error)
             running.process.close()
         self.on_start()

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
+from kernels.contract.runner import said
 from orchestrator.storage.row import Row, Status, begin, finish, of_forced
 from orchestrator.worker.messages import Task
 
@@ -48,6 +49,13 @@ def add_seconds(row: Row, column: Seconds, seconds: float) -> None:
 def classify_exception(error: Exception) -> tuple[Status, str]:
     """Status and reason of a point that raised `error`: `oom` for device or host memory, `timeout` for a process that hung, else
     `failed`."""
+    try:
+        return _classified(error)
+    except Exception:  # its words or its number raise themselves
+        return "failed", said(error)
+
+
+def _classified(error: Exception) -> tuple[Status, str]:
     import torch
 
     from kernels.environment.process import ProcessDied, ProcessHung

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -242,3 +243,21 @@ def test_answers_that_came_while_nobody_looked_are_no_timeouts():
     rows = run(FakePool(lambda task: "ok", SLOTS), batches_of(20, 3), Limits(point_seconds=1e-9))
 
     assert {row["status"] for row in rows} == {"ok"}
+
+
+def test_a_point_that_fails_beside_a_plugin_of_another_runs_again_alone_in_a_new_worker():
+    (batch,) = batches_of(1, 3)
+    bad, *others = batch.tasks
+    mixed = Batch((replace(bad, point=replace(bad.point, plugin_code="0a1b")), *others), batch.devices)
+    soiled: list[object] = []
+
+    def behaviour(task: Task) -> str:
+        if task.point.plugin_code:
+            soiled.append(pool.workers[-1])
+        return "ok" if task.point.plugin_code or pool.workers[-1] not in soiled else "wrong"
+
+    pool = FakePool(behaviour, SLOTS[:1])
+    rows = run(pool, [mixed])
+
+    assert statuses(rows) == {f"backend{b}": {"ok": 1} for b in range(3)}
+    assert {row["backend"]: row["attempt"] for row in rows} == {"backend0": 1, "backend1": 2, "backend2": 2}
