@@ -67,7 +67,7 @@ def from_words(words: Sequence[str]) -> Config:
 
 
 def with_sweep_of_row(config: Config, typed: list[str]) -> tuple[Config, list[str]]:
-    """A configuration and its words. If its mode can take the sweep from a row and none was typed, those of the row's command.
+    """A configuration and its words. If its mode can take the sweep from a row and none was typed, that of the row.
 
     Raises UserError if the dataset has no such row, or its command fits no more.
     """
@@ -81,14 +81,8 @@ def with_sweep_of_row(config: Config, typed: list[str]) -> tuple[Config, list[st
 
     if not isinstance(path, str):
         raise UserError(f"results.path={path}: mode={mode} takes one dataset; type the one that has the point")
-    stored = overrides_of(path, point)
-    if any(word.startswith(CONFIG_DIR) for word in typed):
-        stored = [word for word in stored if not word.startswith(CONFIG_DIR)]
-    words = [*stored, *typed]
-    folder = next((word.removeprefix(CONFIG_DIR) for word in words if word.startswith(CONFIG_DIR)), None)
-    if folder is not None and not Path(folder).expanduser().is_dir():
-        raise UserError(f"{CONFIG_DIR}{folder}: the row's sweep lies in this folder, which is not here; type --config-dir FOLDER")
-    return {**composed([word for word in words if not word.startswith(CONFIG_DIR)], folder), "point": point}, words
+    words = [*overrides_of(path, point, typed), *typed]
+    return {**from_words(words), "point": point}, words
 
 
 def _point_of(typed: list[str]) -> str | None:

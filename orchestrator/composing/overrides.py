@@ -22,6 +22,7 @@ from orchestrator.config.modes import MODES
 from orchestrator.config.sweep import SWEEP_KEYS
 from orchestrator.errors import UserError, unknown
 from orchestrator.untrusted.files import expanded
+from orchestrator.untrusted.yaml import MAX_DEPTH
 
 MAX_CHARACTERS = 20_000  # of an argument: reading more takes longer than writing a file
 MAX_VALUES = 10_000  # in an argument
@@ -200,6 +201,8 @@ def _parsed(word: str) -> Override:
     value = _value(override)
     if isinstance(value, list) and (inner := [one for one in value if isinstance(one, Sweep)]):
         raise UserError(f"{word}: no function stands in a list; type its values, or a range of an axis: {_as_range(inner[0])}")
+    if _depth(value) > MAX_DEPTH:
+        raise UserError(f"{override.key_or_group}: lists and mappings more than {MAX_DEPTH} deep; write fewer brackets")
     if _size(value) > MAX_VALUES:
         raise UserError(f"{override.key_or_group}: more than {MAX_VALUES:,} values; write fewer")
     _require_choice(override)
@@ -260,6 +263,11 @@ def _as_range(of: object) -> str:
     if isinstance(whole, range) and whole.step > 0 and whole:
         return f"{{from: {whole[0]}, to: {whole[-1]}, step: {whole.step}}}"
     return "{from: 1024, to: 4096, step: 1024}"
+
+
+def _depth(value: object) -> int:
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + max(map(_depth, inside), default=0)
 
 
 def _size(value: object) -> int:

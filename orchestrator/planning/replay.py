@@ -11,7 +11,7 @@ from pathlib import PurePath
 
 from kernels import registry
 from orchestrator import PROGRAM
-from orchestrator.config.read_keys import only_read
+from orchestrator.config.read_keys import key_of, only_read
 from orchestrator.config.settings import Points, Settings, mutants_of
 from orchestrator.errors import UserError
 from orchestrator.planning.expand import chosen, expand
@@ -23,7 +23,11 @@ QUOTES = "'\""
 WHEELS = re.compile(r"\bwheels: ?(/[^\s,}]+)")  # a folder of an environment that is typed as a whole
 OF_HERE = re.compile(r"results\.path=['\"]*[/~]")  # a dataset's place on this machine, as an absolute path
 NOT_ON_A_REPLAY = ("mode=", "point=", "rerun=", "modules=", "hydra.")
-OF_OTHERS = ("mode=", "point=", "results.path=")  # what the person who replays says
+DESCRIBE = ("sweep", "model", "trees", "timing", "check")  # keys of a stored command that say what the point is
+# Keys that name code, an environment or a file that somebody else chose. A replay has them only if they are typed again.
+TRUSTED = ("adapters", "env", "import", "traffic", "--config-dir")
+OF_ENVIRONMENT = re.compile(r"\benv\b")  # also within a mapping: it installs packages, whose builds are code
+REFERS = re.compile(r"\$\{|^[+]?(?:model|sweep|timing|check|trees)=.*/")  # to variables of this machine, or to files elsewhere
 RENAMED_L2 = ("cold", "dirty")  # the state of the L2 in rows whose command names none, since it was the default
 
 
@@ -56,10 +60,11 @@ def _why_not_named(settings: Points, count: int) -> str:
     )
 
 
-def overrides_of(path: str, point_id: str | None) -> list[str]:
-    """The overrides of the command in the newest row of a point.
+def overrides_of(path: str, point_id: str | None, typed: Sequence[str]) -> list[str]:
+    """What the command in the newest row of a point says of the point, without the keys that are `typed`.
 
-    Raises UserError if the dataset has no such row, or the row has no command of this project.
+    The rest of it is left out: a dataset may be somebody else's. Raises UserError if the dataset has no such row, if the row has no
+    command of this project, and if the point cannot be had without words that a person must type.
     """
     if point_id is None:
         raise UserError("point: mode=replay needs one; type mode=replay point=ID with a point_id of the dataset")
@@ -77,9 +82,26 @@ def overrides_of(path: str, point_id: str | None) -> list[str]:
         raise UserError(f"point={point_id!r}: its row has no command of this project; type +sweep=NAME, with the sweep that has it")
     if "mode=check_power" in words:
         raise UserError(f"point={point_id!r}: its row is of a wrong kernel; type its own command: {rows[-1]['command']}")
-    typed = [word for word in only_read(words[3:], "replay") if not word.startswith(OF_OTHERS)]
-    dirty = rows[-1]["l2"] in RENAMED_L2 and not any(word.startswith("timing.l2=") for word in typed)
-    return [*typed, *(["timing.l2=dirty"] if dirty else [])]
+    own = {_path_of(word) for word in typed}
+    stored = [word for word in words[3:] if _path_of(word) not in own]
+    if asked := [word for word in stored if _needs_trust(word)]:
+        raise UserError(
+            f"point={point_id!r}: its command has {shlex.join(asked)}, which runs or reads what the dataset names; "
+            "if you trust it, type that too"
+        )
+    kept = [word for word in stored if key_of(word) in DESCRIBE]
+    dirty = rows[-1]["l2"] in RENAMED_L2 and not any(word.startswith("timing.l2=") for word in [*kept, *typed])
+    return [*kept, *(["timing.l2=dirty"] if dirty else [])]
+
+
+def _path_of(word: str) -> str:
+    return word.lstrip("+~").partition("=")[0]
+
+
+def _needs_trust(word: str) -> bool:
+    if key_of(word) in DESCRIBE:
+        return bool(OF_ENVIRONMENT.search(word) or REFERS.search(word))
+    return key_of(word) in TRUSTED
 
 
 def replay_command(overrides: Sequence[str], mode: str) -> Callable[[Point], str]:

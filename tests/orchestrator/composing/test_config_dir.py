@@ -35,7 +35,10 @@ def test_a_sweep_of_one_s_own_is_asked_and_replayed_with_the_commands_as_printed
     printed = [line.split()[3:] for line in ran.stdout.splitlines() if line.startswith("  python -m")]
     assert all(words[0] == "--config-dir=mine" for words in printed)
     assert "| ok | 1 |" in invoke(*printed[0]).stdout
-    of_row, of_readme = shlex.split(row["command"])[3:], ["mode=replay", f"point={row['point_id']}", "results.path=rows"]
+    of_row, of_readme = (
+        shlex.split(row["command"])[3:],
+        ["--config-dir", "mine", "mode=replay", f"point={row['point_id']}", "results.path=rows"],
+    )
     for again in ([*of_row, "into=again"], of_readme):
         replayed = invoke(*again)
         assert replayed.returncode == 0 and "its new row is in" in replayed.stdout, replayed.stderr
@@ -43,7 +46,9 @@ def test_a_sweep_of_one_s_own_is_asked_and_replayed_with_the_commands_as_printed
     (tmp_path / "mine").rename(tmp_path / "moved")
     lost = invoke("mode=replay", f"point={row['point_id']}", "results.path=rows")
     assert (lost.returncode, lost.stdout) == (2, "")
-    assert "--config-dir=mine: the row's sweep lies in this folder, which is not here; type --config-dir FOLDER" in lost.stderr
+    assert (
+        "its command has --config-dir=mine, which runs or reads what the dataset names; if you trust it, type that" in lost.stderr
+    )
     assert invoke("--config-dir", "moved", "mode=replay", f"point={row['point_id']}", "results.path=rows").returncode == 0
 
 
