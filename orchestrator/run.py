@@ -175,6 +175,7 @@ def worker_config(settings: Settings, common: Row, environments: tuple[Environme
         versions=settings.versions,
         imports=imports,
         max_inputs=settings.check.max_inputs,
+        batch_invariance=settings.check.batch_invariance,
         layer=settings.model.layer,
         memory_fraction=settings.limits.memory_fraction,
         environments=environments,

@@ -66,10 +66,10 @@ def halves_of(problem: Problem, threshold: int | None) -> Halves | None:
     if not decode or not prefill:
         return None
     routine = PREFILL_ROUTINE[problem.routine]
-    return Halves(decode, prefill, _part(problem, decode, problem.routine), _part(problem, prefill, routine))
+    return Halves(decode, prefill, part_problem(problem, decode, problem.routine), part_problem(problem, prefill, routine))
 
 
-def _part(problem: Problem, requests: tuple[int, ...], routine: str) -> Problem:
+def part_problem(problem: Problem, requests: tuple[int, ...], routine: str) -> Problem:
     """Some requests of a batch as a problem. It is the same but for its lengths, and for a tree that is cut to the longest."""
     keys = batch_spec.keys_of(batch_spec.name([(problem.q_lens[i], problem.kv_lens[i]) for i in requests]))
     kept = problem.model_dump(exclude=set(keys))

@@ -63,7 +63,7 @@ class Cluster(Frozen):
 
 class Check(Frozen):
     """Whether results are checked. `force_unsupported` also runs unsupported points: one that passes shows a rule that is too
-    strict. `draws` is how many randomly drawn faults mode=check_power tries at each problem, instead of the listed ones, and half
+    strict. `batch_invariance` also asks whether requests get the same bits in smaller batches. `draws` is how many randomly drawn faults mode=check_power tries at each problem, instead of the listed ones, and half
     as many of the kinds that were added later.
     `max_inputs` is how many inputs a point may be checked on, if one does not show a lost page of 64 tokens.
     `tolerance` says how it judges them: once at the widest tolerance that any backend has, or in each backend at its own.
@@ -72,6 +72,7 @@ class Check(Frozen):
     enabled: bool = True
     force_unsupported: bool = False
     max_inputs: Annotated[int, Field(ge=1, le=MAX_INPUTS)] = 4
+    batch_invariance: bool = False
     draws: Annotated[int, Field(ge=0, le=MAX_DRAWS)] = 0
     tolerance: Literal["widest", "each"] = "widest"
 

@@ -21,7 +21,7 @@ class WorkerConfig:
     `common` holds run_id, sweep, cluster and the library versions of the plan.
     With `recalibrate` the worker measures its device's ceilings again.
     `imports` are the kernel libraries of the points, as Python packages.
-    `max_inputs` is how many inputs a point may be checked on.
+    `max_inputs` is how many inputs a point may be checked on. `batch_invariance`: whether requests also run in smaller batches.
     `layer` is the model's, for timing.context=step, and `memory_fraction` the part of the device's memory that a point may use.
     `environments` are those of the points beside the worker's own. A process in one has `start_seconds` to start, and
     `point_seconds` for what a point asks of it.
@@ -35,6 +35,7 @@ class WorkerConfig:
     versions: VersionRule = "same"
     imports: tuple[str, ...] = ()
     max_inputs: int = 1
+    batch_invariance: bool = False
     layer: LayerShape | None = None
     memory_fraction: float = 0.9
     environments: tuple[Environment, ...] = ()

@@ -10,8 +10,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kernels.adapter import Adapter
+from kernels.device import Device
+from kernels.environment.remote import RemoteTimer
 from kernels.problem.arithmetic import Arithmetic
 from kernels.timing.timers import Timer
+from orchestrator.worker.batch_mates import is_invariant
 from orchestrator.worker.shared_inputs import SharedInputs
 
 if TYPE_CHECKING:
@@ -93,6 +96,7 @@ class OutputCheck:
     _coin: random.Random
     inputs: int = 1  # how many were judged
     stale_covered: float | None = None  # the share of requests in which an answer of before would have been found, once it is known
+    same_bits: bool | None = None  # whether all launches left the same output, once that is known
     inputs_were_damaged: bool = False  # while it was timed, by itself or another: what it left then says nothing
 
     @classmethod
@@ -127,6 +131,7 @@ class OutputCheck:
             poisoned = self.launches.count - before > 1 and self._coin.random() < 0.5
         call.shared.restore_small()
         verdict, (out, lse) = self.first, self.launches.most_different()
+        self.same_bits = out is None and lse is None
         if out is not None or lse is not None:
             out_now, lse_now = call.outputs.now()  # if all are equal, that of now is the first one
             verdict = call.judge_outputs(out_now if out is None else out, lse_now if lse is None else lse)
@@ -176,6 +181,14 @@ class OutputCheck:
         not_called = f"; {NOT_GATHERED}" if runner.gather is not None and not gathers else ""
         reason = f"{AFTER_CHANGE}: {found.reason}{not_called}"
         return replace(verdict, passed=False, rel_err=found.rel_err, max_abs_err=found.max_abs_err, reason=reason)
+
+    def is_batch_invariant(self, device: Device) -> bool | None:
+        """Whether requests have the same rows in smaller batches, bit by bit (`batch_mates.py`). None in another process."""
+        call = self.call
+        if isinstance(call.timer, RemoteTimer):
+            return None
+        call.launch(poisoned=True)
+        return is_invariant(call.adapter, call.shared.inputs, call.outputs.now()[0], device)
 
     def judge_more_inputs(self, most: int) -> Verdict | None:
         """Judges outputs for several inputs together, if the first alone could not show a lost page and at most so many can.

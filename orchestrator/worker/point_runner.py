@@ -251,6 +251,8 @@ class PointRunner:
             with seconds_into(one.row, "check_s"), seconds_into(one.row, "total_s"):
                 one.check_again()
                 one.check_more_inputs(self.config.max_inputs)
+                if self.config.batch_invariance:
+                    one.check_batch_mates(self.device)
         except Exception as error:  # as in `_attempt`
             one.series.error = error
             if self._is_still_healthy():

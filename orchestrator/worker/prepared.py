@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kernels.adapter import Adapter, Runner
+from kernels.device import Device
 from kernels.timing.series import Series
 from orchestrator.storage.row import Row
 from orchestrator.worker.messages import Task
@@ -73,6 +74,11 @@ class PreparedBackend:
         if self.output_check and not self.failed_check and (verdict := self.output_check.judge_more_inputs(most)):
             self._note(verdict, replaces=True)
 
+    def check_batch_mates(self, device: Device) -> None:
+        """Notes whether the answer depends on the other requests of the batch. It is right either way."""
+        if self.output_check and not self.failed_check:
+            self.row["batch_invariant"] = self.output_check.is_batch_invariant(device)
+
     def _note(self, verdict: Verdict | None, replaces: bool = False) -> None:
         """Writes a verdict into the row. One that passed leaves the first there, unless it `replaces` it."""
         from kernels.check import oracle
@@ -82,7 +88,7 @@ class PreparedBackend:
             return
         check = self.output_check
         self.row |= {"launches_checked": check.launches.count, "inputs_checked": check.inputs}
-        self.row["check_stale_covered"] = check.stale_covered
+        self.row |= {"check_stale_covered": check.stale_covered, "same_bits": check.same_bits}
         if self.verdict is None or replaces or not verdict.passed:
             self.row |= _columns(verdict) | {"oracle": oracle.NAME}
             self.row["lse_base"] = None if verdict.lse_err is None else self.runner.lse_base

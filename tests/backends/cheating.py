@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING
 
+import torch
+
 from kernels.adapter import Adapter, Need, QueryLengths, Runner
 from kernels.adapters.torch_sdpa import TorchSdpa
 from kernels.check import oracle
@@ -252,6 +254,27 @@ def reorders_queries(inputs: Inputs, right: Runner) -> Runner:
     return replace(right, launch=launch)
 
 
+def last_bit(inputs: Inputs, right: Runner) -> Runner:
+    """Changes the last bit of one element in every other launch."""
+    number = count()
+
+    def launch() -> None:
+        right()
+        right.out.view(torch.int16)[0, 0, 0] ^= next(number) % 2
+
+    return replace(right, launch=launch)
+
+
+def batch_bit(inputs: Inputs, right: Runner) -> Runner:
+    """Changes the last bit of one element if the request is not alone."""
+
+    def launch() -> None:
+        right()
+        right.out.view(torch.int16)[0, 0, 0] ^= inputs.problem.batch_size > 1
+
+    return replace(right, launch=launch)
+
+
 CHEATS: tuple[Cheat, ...] = (
     honest,
     lazy,
@@ -271,6 +294,8 @@ CHEATS: tuple[Cheat, ...] = (
     writes_unused_later,
     corrupts_later,
     reorders_queries,
+    last_bit,
+    batch_bit,
 )
 
 

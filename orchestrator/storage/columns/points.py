@@ -236,6 +236,16 @@ class CheckColumns(TypedDict, total=False):
         int | None,
         About("Launches whose output was compared with the first: one in each block of samples, and more at the end.", "launches"),
     ]
+    same_bits: Annotated[
+        bool | None, About("Whether all launches_checked outputs were equal bit by bit. Null if the last check was not reached.")
+    ]
+    batch_invariant: Annotated[
+        bool | None,
+        About(
+            "Whether the first request alone, and the first half of the batch, get the bits that they have in the whole batch. "
+            "Null without check.batch_invariance=true, and where nothing can be said: of one request, shared prefixes or padding."
+        ),
+    ]
     oracle: Annotated[str | None, About("Name of the reference implementation.")]
     caller_scale: Annotated[
         float | None, About("Factor that the kernel leaves to its caller to apply to the output; 1 if none. Not timed.", "ratio")

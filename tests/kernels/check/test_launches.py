@@ -24,6 +24,16 @@ def test_the_output_that_differs_most_is_kept(dtype: torch.dtype):
     assert log.count == 5
 
 
+def test_a_difference_whose_square_is_nothing_counts():
+    out = torch.tensor([[[1.0, 1e-30]]])
+    log = LaunchLog(out)
+    out[0, 0, 1] = 2e-30
+    log.compare()
+    most_different = log.most_different()
+
+    assert most_different is not None and most_different[0, 0, 1] == torch.tensor(2e-30)
+
+
 @pytest.mark.parametrize("at_once", [1, 3, 16])
 @pytest.mark.parametrize("launch", range(7))
 def test_one_wrong_launch_is_kept_whenever_it_comes(launch: int, at_once: int, monkeypatch: pytest.MonkeyPatch):

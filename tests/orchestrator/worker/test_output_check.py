@@ -45,9 +45,11 @@ def _as_many_launches_as_on_a_quiet_machine(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(output_check, "LAUNCH_SECONDS", 60.0)
 
 
-def rows_of(problem: Problem, backends: list[str]) -> dict[str, Row]:
+CONFIG = WorkerConfig(Timing(min_samples=30, max_samples=60), True, ("tests.backends.cheating",), {"run_id": "r"})
+
+
+def rows_of(problem: Problem, backends: list[str], config: WorkerConfig = CONFIG) -> dict[str, Row]:
     """A group of backends on one problem, measured together."""
-    config = WorkerConfig(Timing(min_samples=30, max_samples=60), True, ("tests.backends.cheating",), {"run_id": "r"})
     worker = PointRunner.create(config, cpu())
     rows = [row for name in backends for row in worker.prepare(Task(Point(problem, name, "how"), "replay")).rows]
     return {row["backend"]: row for row in (*rows, *worker.measure().rows)}
@@ -61,6 +63,18 @@ def test_a_cheat_is_named_beside_honest_backends(backend: str, words: str, probl
     assert words in rows[backend]["reason"]
     assert [rows[name]["status"] for name in ("torch_sdpa", "honest")] == ["ok", "ok"]
     assert rows["honest"]["launches_checked"] == output_check.LAUNCHES
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5])
+def test_a_row_says_whether_launches_and_batches_give_the_same_bits(batch: int, problem: Callable[..., Problem]):
+    asked = replace(CONFIG, batch_invariance=True)
+    rows = rows_of(problem(s_kv=LONG, page_size=64, batch_size=batch), ["honest", "last_bit", "batch_bit"], asked)
+    told = [(row["status"], row["same_bits"], row["batch_invariant"]) for row in rows.values()]
+
+    several = batch > 1
+    assert told[0] == ("ok", True, True if several else None) and told[2] == ("ok", True, False if several else None)
+    assert told[1][:2] == ("ok", False)
+    assert rows_of(problem(batch_size=2), ["honest"])["honest"]["batch_invariant"] is None
 
 
 @pytest.mark.parametrize("seed", range(4))
