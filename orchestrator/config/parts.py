@@ -63,8 +63,9 @@ class Cluster(Frozen):
 
 class Check(Frozen):
     """Whether results are checked. `force_unsupported` also runs unsupported points: one that passes shows a rule that is too
-    strict. `batch_invariance` also asks whether requests get the same bits in smaller batches. `draws` is how many randomly drawn faults mode=check_power tries at each problem, instead of the listed ones, and half
-    as many of the kinds that were added later.
+    strict. `batch_invariance` also asks whether requests get the same bits in smaller batches.
+    `draws` is how many randomly drawn faults mode=check_power tries at each problem, instead of the listed ones, and half as many
+    of the kinds that were added later.
     `max_inputs` is how many inputs a point may be checked on, if one does not show a lost page of 64 tokens.
     `tolerance` says how it judges them: once at the widest tolerance that any backend has, or in each backend at its own.
     """
