@@ -52,6 +52,8 @@ IGNORED |= {
     "check_stale_covered",
     "inputs_checked",
     "launches_checked",
+    "same_bits",
+    "batch_invariant",
     "libraries",
     "kernel_config",
     "context",
