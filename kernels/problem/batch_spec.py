@@ -39,7 +39,12 @@ def lengths(spec: str) -> tuple[tuple[int, int], ...]:
 
 def name(lens: Iterable[tuple[int, int]]) -> str:
     """The shortest spec of a batch of (query, KV) lengths. Equal batches get equal names."""
-    return "_".join(map(_written, _joined((1, q, kv) for q, kv in lens)))
+    return spelled(_joined((1, q, kv) for q, kv in lens))
+
+
+def spelled(segments: Iterable[Segment]) -> str:
+    """The spec of segments."""
+    return "_".join(map(_written, segments))
 
 
 def keys_of(spec: str) -> dict[str, int | float | str | None]:
@@ -56,7 +61,7 @@ def keys_of(spec: str) -> dict[str, int | float | str | None]:
         "min_s_qo": min(queries) if len(queries) > 1 else None,
         "s_kv": max(kvs),
         "seq_lens": "listed" if len(kvs) > 1 else "fixed",
-        "batch_spec": "_".join(map(_written, segments)) if len(segments) > 1 else None,
+        "batch_spec": spelled(segments) if len(segments) > 1 else None,
     }
 
 

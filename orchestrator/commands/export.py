@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from orchestrator.commands.invocation import OK, Invocation, command_line
 from orchestrator.config import exports
-from orchestrator.config.settings import PARQUET, ExportSettings, ImportSettings
+from orchestrator.config.settings import PARQUET, TRACES, ExportSettings, ImportSettings
 from orchestrator.errors import CannotStore, DatasetGone, UserError
 from orchestrator.storage.columns import Row
 from orchestrator.untrusted.door import reading
@@ -111,7 +111,7 @@ WRITERS = {"aiconfigurator": _aiconfigurator, "flashinfer_trace": _traces, expor
 
 
 def import_rows(invocation: Invocation[ImportSettings]) -> int:
-    """Imports all rows or none. Raises UserError if the file cannot be mapped or the dataset cannot be written."""
+    """Imports the rows of a file. Raises UserError if it has none, or the dataset cannot be written; then none is imported."""
     from orchestrator.storage import access
 
     settings, path = invocation.settings, invocation.settings.results.path
@@ -137,6 +137,10 @@ def _rows_of(settings: ImportSettings) -> list[Row]:
             from orchestrator.formats.aiconfigurator import reader
 
             return reader.read(settings.source, settings.device, settings.model, settings.sweep.name)
+        if settings.source.endswith(TRACES):
+            from orchestrator.formats.flashinfer_trace import results
+
+            return results.read(settings.source, settings.device, settings.sweep.name)
         from orchestrator.formats import results_csv
 
         assert settings.device is not None  # Settings checks it

@@ -162,6 +162,11 @@ class Engine(Frozen):
         others = [word for word in others if not word.endswith(f"={flag.name}")]
         return " ".join([self.type_per_layers.format(layers=self.per_layers[layers], name=flag.name), *others])
 
+    def named(self, name: str, workload: Workload) -> Flag | None:
+        """The flag of a name that serves a workload by a call of this project; None if it has none."""
+        of_name = (flag for flag in self.flags if flag.name == name.upper())
+        return next((flag for flag in of_name if flag.serves(workload) and flag.calls.get(workload.phase)), None)
+
     def default(self, workload: Workload) -> Flag | None:
         """The flag that the engine takes if nothing is typed; None if its file says nothing of such workloads."""
         taken = (flag for flag in self.flags if any(condition.matches(workload) for condition in flag.default))

@@ -47,7 +47,7 @@ from orchestrator.untrusted.files import expanded
 MUTANTS, DRAWN, DRAWN_OF_EACH = (f"{kernels.__name__}.{name}" for name in ("mutants", "mutants.drawn", "mutants.of_backends"))
 MAX_TRAFFIC_POINTS = 1_000  # at each batch size: more are nearer to the traffic than any measurement
 NO_SWEEP_PATH = "results/none"  # results.path in conf/config.yaml if there is no sweep
-PARQUET = ".parquet"  # of a result file that names its GPU itself
+PARQUET, TRACES = ".parquet", ".jsonl"  # of result files that name their GPU themselves
 RENAMED = {"dashboard.where": "where", "timing.ci95_rel": "timing.limit"}  # keys of older versions, with today's names
 
 
@@ -320,7 +320,7 @@ class ImportSettings(Settings):
 
     @model_validator(mode="after")
     def _has_file(self) -> Self:
-        if self.source is None or (self.device is None and not self.source.endswith(PARQUET)):
+        if self.source is None or (self.device is None and not self.source.endswith((PARQUET, TRACES))):
             raise ValueError("import: mode=import takes a result file and its GPU; type import=results.csv device=h200")
         return self
 

@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from kernels import registry
 from kernels.problem import ROUTINES
 from orchestrator.config import exports
-from orchestrator.config.settings import NO_SWEEP_PATH, PARQUET
+from orchestrator.config.settings import NO_SWEEP_PATH, PARQUET, TRACES
 from orchestrator.errors import UserError
-from orchestrator.formats import testlist, vllm_config
+from orchestrator.formats import operatorx, testlist, vllm_config
 from orchestrator.formats.flashinfer_trace import reader as flashinfer_trace
+from orchestrator.formats.flashinfer_trace import results
 from orchestrator.formats.traffic_axes import with_traffic
 from orchestrator.untrusted.door import reading
 from orchestrator.untrusted.files import expanded, require_plain
 
 Config = dict[str, Any]
 
-POINT_FILES = {  # the reader of each suffix
-    ".txt": testlist.read,
+Known = Mapping[str, frozenset[str]] | None
+# The reader of each suffix. They get the file, the backends of each routine, and the major compute capability of `device=`.
+POINT_FILES: dict[str, Callable[[str, Known, int | None], tuple[list[Config], str]]] = {
+    ".txt": lambda path, known, _: testlist.read(path, known),
     ".yaml": vllm_config.read,
     ".yml": vllm_config.read,
-    ".jsonl": flashinfer_trace.read,
+    TRACES: lambda path, *_: flashinfer_trace.read(path),
+    ".json": lambda path, *_: operatorx.read(path),
 }
 RESULT_FILES = (".csv", PARQUET)
+GIVE = "give a whole file of another benchmark"
 # Imported points bring their own head shapes and page size, so they are no share of any model.
 NO_MODEL = {"name": "custom", "num_qo_heads": 1, "num_kv_heads": 1, "head_dim_qk": 16, "head_dim_vo": 16}
 
@@ -53,7 +58,7 @@ def resolve_files(config: Mapping[str, Any]) -> Config:
     if path.suffix not in {*RESULT_FILES, *POINT_FILES}:
         raise UserError(
             f"import={source}: allowed: a test list (.txt), a result file (.csv), a vLLM config (.yaml), workloads of "
-            f"flashinfer-trace (.jsonl), or a table of aiconfigurator ({PARQUET})"
+            f"flashinfer-trace ({TRACES}), a list of OperatorX (.json), or a table of aiconfigurator ({PARQUET})"
         )
     try:
         there = require_plain(path, follow=True)
@@ -62,7 +67,8 @@ def resolve_files(config: Mapping[str, Any]) -> Config:
     if not there:
         raise UserError(f"import={source}: there is no such file; give the path of one")
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", path.stem)
-    changes = _import_results(config, name) if path.suffix in RESULT_FILES else _import_points(config, path, name)
+    is_results = path.suffix in RESULT_FILES or (path.suffix == TRACES and _is_of_results(config, path))
+    changes = _import_results(config, name) if is_results else _import_points(config, path, name)
     return {**config, "import": str(path), **changes, "results": _results(config, name)}
 
 
@@ -83,11 +89,19 @@ def _results(config: Mapping[str, Any], name: str) -> Config:
     return {**results, "path": f"results/{name}"} if results["path"] == NO_SWEEP_PATH else results
 
 
+def _is_of_results(config: Mapping[str, Any], path: Path) -> bool:
+    """Whether the traces of a file become rows: if one was evaluated, and nothing says how to measure their workloads again."""
+    if config.get("mode") == "run" and not config.get("sweep"):
+        with reading(f"import={path}", GIVE):
+            return results.has_evaluations(str(path))
+    return config.get("mode") == "import"
+
+
 def _import_results(config: Mapping[str, Any], name: str) -> Config:
     """mode=import, with the file's name as the sweep's."""
     if config.get("mode") not in ("run", "import"):
         raise UserError(f"mode={config['mode']}: import={config['import']} holds results, not points to run; leave mode out")
-    if config.get("device") is None and not str(config["import"]).endswith(PARQUET):
+    if config.get("device") is None and not str(config["import"]).endswith((PARQUET, TRACES)):
         raise UserError(
             f"device: {config['import']} does not say on which GPU it was measured; type device=h200, or another of conf/device"
         )
@@ -104,10 +118,26 @@ def _import_points(config: Mapping[str, Any], path: Path, name: str) -> Config:
             f"sweep.{conflicts[0]}: import={path} brings its own points; leave +sweep=NAME out, +sweep.KEY=VALUE may stay"
         )
     known = None if "backend" in own else _known_backends(config.get("adapters") or ())
-    with reading(f"import={path}", "give a whole file of another benchmark"):
-        rules, about = POINT_FILES[path.suffix](str(path), known)
+    with reading(f"import={path}", GIVE):
+        rules, about = POINT_FILES[path.suffix](str(path), known, _major(config.get("device")))
+    if known is not None:
+        _require_backends(path, rules, known)
     include = [{**rule, **own} for rule in rules]
     return {"sweep": {"name": name, "about": about, "backend": [], "include": include}, "model": NO_MODEL}
+
+
+def _major(device: object) -> int | None:
+    """The major compute capability of a device as it was composed."""
+    capability = device.get("compute_capability") if isinstance(device, Mapping) else None
+    return capability[0] if isinstance(capability, list) and capability else None
+
+
+def _require_backends(path: Path, rules: list[Config], known: Mapping[str, frozenset[str]]) -> None:
+    """Raises UserError if the file's workloads name no backend."""
+    routines = sorted({str(rule["routine"]) for rule in rules if "backend" not in rule})
+    if routines:
+        options = sorted(frozenset.intersection(*(known[routine] for routine in routines)))
+        raise UserError(f"import={path}: a workload names no backend; type +sweep.backend=[{options[0]}], of {', '.join(options)}")
 
 
 def _known_backends(adapters: str | list[str] | tuple[str, ...]) -> Mapping[str, frozenset[str]]:

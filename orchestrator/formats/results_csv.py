@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from decimal import Decimal, InvalidOperation
-from pathlib import Path
 from typing import Any
 
 from kernels.device import Device
 from kernels.problem import Problem
 from orchestrator.errors import UserError
-from orchestrator.formats.file_errors import FileErrors
+from orchestrator.formats import imported
 from orchestrator.formats.flashinfer import (
     COLUMNS,
     HEAD_COLUMNS,
@@ -29,8 +27,9 @@ from orchestrator.formats.flashinfer import (
     uncounted_flops,
 )
 from orchestrator.point import Point, fingerprint
+from orchestrator.remainder import Remainder
 from orchestrator.storage.row import Row, describe, finish
-from orchestrator.untrusted.files import read_text, written_at
+from orchestrator.untrusted.files import read_text
 
 ORIGIN = "flashinfer_benchmark"  # `orchestrator_version` of an imported row: this project did not measure it
 
@@ -42,25 +41,26 @@ EMPTY_CELLS = frozenset({"", "None", "none", "default", "False"})  # in a column
 
 
 def read(path: str, device: Device, sweep: str) -> list[Row]:
-    """One row for each line of a result file, marked as imported.
+    """One row for each line of attention in a result file, marked as imported.
 
-    No column names the GPU, so `device` does. Raises UserError that names every line and column that has no counterpart here.
+    No column names the GPU, so `device` does. Raises UserError if no line is left.
     """
     text = read_text(path, "import", MAX_BYTES)
     if "\0" in text:
         raise UserError(f"{path}:{text.count(chr(10), 0, text.index(chr(0))) + 1}: a null character, so no text; {GIVE}")
-    errors = FileErrors(path)
+    rest = Remainder(path)
     lines = _lines(path, text)
     header = lines[0][1] if lines else []
-    if twice := [column for column, times in Counter(header).items() if times > 1]:
-        errors.add(1, f"the column {twice[0]!r} stands there twice")
+    if twice := [column for column, times in Counter(header).items() if times > 1 and column in COLUMNS]:
+        rest.add(1, f"the column {twice[0]!r} stands there twice")
     if missing := [column for column in NEEDED_COLUMNS if column not in header]:
-        errors.add(1, f"no column {', '.join(missing)}; allowed: a result file of flashinfer_benchmark.py --output_path")
-    errors.raise_if_any(GIVE)
+        rest.add(1, f"no column {', '.join(missing)}; allowed: a result file of flashinfer_benchmark.py --output_path")
+    rest.close(0, GIVE)
     common = _common(path, text, device, sweep)
-    found = [_row(errors, number, header, values, common) for number, values in lines[1:] if values]
-    errors.raise_if_any("delete or correct these lines")
-    return [row for row in found if row is not None]
+    found = [_row(rest, number, header, values, common) for number, values in lines[1:] if values]
+    rows = [row for row in found if row is not None]
+    rest.close(len(rows), f"{GIVE} with lines of {', '.join(ROUTINES)}")
+    return rows
 
 
 def _lines(path: str, text: str) -> list[tuple[int, list[str]]]:
@@ -76,33 +76,27 @@ def _lines(path: str, text: str) -> list[tuple[int, list[str]]]:
 
 
 def _common(path: str, text: str, device: Device, sweep: str) -> Row:
-    """The values that all rows of a file share. The file's date replaces the time of measurement, which no column has."""
-    written = written_at(path)
+    """The values that all rows of a file share."""
     return {
-        "run_id": f"imported-{hashlib.sha256(text.encode()).hexdigest()[:12]}",
-        "sweep": sweep,
-        "cluster": Path(path).name,
+        **imported.common(path, text.encode(), sweep, ORIGIN),
         "device_name": device.name,
-        "orchestrator_version": ORIGIN,
         "check": "not_checked: imported; FlashInfer's refcheck compares backends with one another",
-        "started_at": written,
-        "finished_at": written,
     }
 
 
-def _row(errors: FileErrors, line: int, header: list[str], values: list[str], common: Row) -> Row | None:
+def _row(rest: Remainder, line: int, header: list[str], values: list[str], common: Row) -> Row | None:
     if len(values) != len(header):
-        errors.add(line, f"{len(values)} cells under {len(header)} columns; put quotes around a cell that holds a comma")
+        rest.add(line, f"{len(values)} cells under {len(header)} columns; put quotes around a cell that holds a comma")
         return None
     cells = dict(zip(header, values, strict=True))
     if cells["routine"] not in ROUTINES:
-        errors.add(line, f"routine={cells['routine']!r} is not a routine of this project; allowed: {', '.join(ROUTINES)}")
+        rest.add(line, "of other routines", cells["routine"])
         return None
-    for column in cells.keys() - set(COLUMNS):
-        if cells[column] not in EMPTY_CELLS:
-            errors.add(line, f"{column}={cells[column]!r} has no counterpart here")
-    case = errors.collect(line, lambda: _case(cells))
-    return None if case is None else errors.collect(line, lambda: _finished_row(line, cells, case, common))
+    if unknown := [column for column in header if column not in COLUMNS and cells[column] not in EMPTY_CELLS]:
+        rest.add(line, f"{unknown[0]}={cells[unknown[0]]!r} has no counterpart here")
+        return None
+    case = rest.collect(line, lambda: _case(cells))
+    return None if case is None else rest.collect(line, lambda: _finished_row(line, cells, case, common))
 
 
 def _finished_row(line: int, cells: Mapping[str, str], case: BenchmarkCase, common: Row) -> Row:
@@ -198,7 +192,7 @@ def _whole(cells: Mapping[str, str], key: str) -> int:
     try:
         return int(cells[key])
     except ValueError:
-        raise ValueError(f"{key}={cells[key]!r}: allowed: a whole number") from None
+        raise ValueError(f"{key}={cells[key]!r:.80}: allowed: a whole number") from None
 
 
 def _us(cells: Mapping[str, str], key: str) -> float:

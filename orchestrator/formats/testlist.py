@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Mapping
+from functools import partial
+from itertools import dropwhile
 from typing import Any, NoReturn
 
-from orchestrator.errors import unknown
-from orchestrator.formats.file_errors import FileErrors
 from orchestrator.formats.flashinfer import ROUTINES, SEED, BenchmarkCase, our_backend, our_dtype, problem_keys
+from orchestrator.remainder import Remainder
 from orchestrator.untrusted.files import read_text
 
 Rule = dict[str, Any]
@@ -23,7 +24,8 @@ NUMBER_OPTIONS = (
 REQUIRED_OPTIONS = frozenset({"batch_size", "s_kv", "num_qo_heads"})
 # How to measure, check, print and name: timing=, check= and the row replace these. `random_seed` also draws lengths.
 MEASURING_FLAGS = ("no_cuda_graph", "use_cupti", "use_cuda_events", "refcheck", "allow_output_mismatch", "generate_repro_command")
-MEASURING_OPTIONS = ("num_iters", "dry_run_iters", "case_tag", "repro_command", "output_path")
+MEASURING_OPTIONS = ("num_iters", "dry_run_iters", "case_tag", "repro_command", "output_path", "autotune_cache")
+KERNEL_OPTIONS = ("autotune", "mla_is_var_seq", "mla_cute_dsl_impl")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -32,57 +34,55 @@ class _Parser(argparse.ArgumentParser):
 
 
 def read(path: str, known: Mapping[str, frozenset[str]] | None) -> tuple[list[Rule], str]:
-    """A rule of a sweep for each line, and a sentence on the flags of the file that are ignored.
+    """A rule of a sweep for each line of attention, and a sentence on what of the file is ignored or left out.
 
-    `known` has the backends of each routine; None leaves the file's backends unchecked. Raises UserError that names every line
-    and word that has no counterpart here.
+    `known` has the backends of each routine; None leaves the file's backends unchecked. Raises UserError if no line is left.
     """
-    errors, given = FileErrors(path), set[str]()
+    rest, given = Remainder(path), set[str]()
     rules = []
     for number, line in enumerate(read_text(path, "import", MAX_BYTES).split("\n"), 1):
-        if (text := line.strip()) and not text.startswith("#"):
-            rules.append(_rule(errors, number, text, known, given))
-    if not rules:
-        errors.add(1, "no case in it; allowed: lines such as --routine BatchDecodeWithPagedKVCacheWrapper --backends fa2 ...")
-    errors.raise_if_any("delete or correct these lines (a # in front will do)")
+        if (text := line.strip()) and not text.startswith("#") and (rule := _rule(rest, number, text, known, given)):
+            rules.append(rule)
+    if not rules and not rest.found:
+        rest.add(1, "no case in it; allowed: lines such as --routine BatchDecodeWithPagedKVCacheWrapper --backends fa2 ...")
+    left = rest.close(len(rules), f"allowed: --routine {', '.join(ROUTINES)}; +sweep.backend=[fa2,cudnn] names backends for all")
     how = f"; {', '.join(sorted(given))} give way to timing= and check=" if given else ""
-    return [rule for rule in rules if rule], f"the {len(rules)} cases of {path}{how}"
+    return rules, f"the {len(rules)} cases of {path}{how}{left}"
 
 
-def _rule(errors: FileErrors, number: int, text: str, known: Mapping[str, frozenset[str]] | None, given: set[str]) -> Rule | None:
+def _rule(rest: Remainder, number: int, text: str, known: Mapping[str, frozenset[str]] | None, given: set[str]) -> Rule | None:
     if len(text) > MAX_LINE:
-        errors.add(number, f"{len(text):,} characters in a line; allowed: up to {MAX_LINE:,}")
+        rest.add(number, f"{len(text):,} characters in a line; allowed: up to {MAX_LINE:,}")
         return None
-    parts = errors.collect(number, lambda: shlex.split(text))
-    if parts is None or not _is_attention(errors, number, parts):
+    words = rest.collect(number, lambda: shlex.split(text))
+    if words is None:
         return None
-    parsed = errors.collect(number, lambda: _parser().parse_known_args(parts))
+    parts = list(dropwhile(lambda word: not word.startswith("-"), words))  # a pasted command begins with its program
+    if not _is_attention(rest, number, parts):
+        return None
+    parsed = rest.collect(number, lambda: _parser().parse_known_args(parts))
     if parsed is None:
         return None
     args, unknown_words = parsed
     for word in unknown_words:
-        errors.add(number, f"{word!r} has no counterpart here")
-    keys = errors.collect(number, lambda: problem_keys(_case(args)))
-    if keys is None or errors.problem(number, keys) is None:
+        rest.add(number, f"{word!r} has no counterpart here")
+    keys = None if unknown_words else rest.collect(number, lambda: problem_keys(_case(args)))
+    if keys is None or rest.problem(number, keys) is None:
         return None
     given.update(f"--{flag}" for flag in (*MEASURING_FLAGS, *MEASURING_OPTIONS, "verbose", "random_seed") if getattr(args, flag))
-    routine = str(keys["routine"])
-    return {
-        **keys,
-        "backend": args.backends if known is None else _backends(errors, number, routine, args.backends, known[routine]),
-    }
+    for option in filter(partial(getattr, args), KERNEL_OPTIONS):
+        rest.add(number, "with options that kernels choose here by themselves", f"--{option}")
+    backends = _backends(rest, number, str(keys["routine"]), args.backends, known)
+    return {**keys, "backend": backends} if backends else None
 
 
-def _is_attention(errors: FileErrors, number: int, parts: list[str]) -> bool:
+def _is_attention(rest: Remainder, number: int, parts: list[str]) -> bool:
     first = _Parser(add_help=False, allow_abbrev=False)
     first.add_argument("--routine", "-R")
-    found = errors.collect(number, lambda: first.parse_known_args(parts)[0])
-    if found is None:
-        return False
-    if found.routine not in ROUTINES:
-        given = "no --routine" if found.routine is None else f"--routine {found.routine!r} is not a routine of this project"
-        errors.add(number, f"{given}; allowed: {', '.join(ROUTINES)}")
-    return found.routine in ROUTINES
+    found = rest.collect(number, lambda: first.parse_known_args(parts)[0])
+    if found is not None and found.routine not in ROUTINES:
+        rest.add(number, "of other routines", found.routine or "no --routine")
+    return found is not None and found.routine in ROUTINES
 
 
 def _parser() -> _Parser:
@@ -96,6 +96,10 @@ def _parser() -> _Parser:
         parser.add_argument(f"--{flag}", type=_dtype, default=argparse.SUPPRESS)
     for flag in ("causal", "random_actual_seq_len"):
         parser.add_argument(f"--{flag}", action="store_true")
+    parser.add_argument("--enable_pdl", action="store_true", default=argparse.SUPPRESS)
+    parser.add_argument("--autotune", action="store_true")
+    for flag in ("mla_is_var_seq", "mla_cute_dsl_impl"):
+        parser.add_argument(f"--{flag}")
     parser.add_argument("--spec_dec_mask", choices=["causal", "full"], default="causal")
     parser.add_argument(
         "--mla-qk-nope-head-dim", "--qk_nope_head_dim", dest="qk_nope_head_dim", type=int, default=argparse.SUPPRESS
@@ -128,8 +132,13 @@ def _case(args: argparse.Namespace) -> BenchmarkCase:
     return BenchmarkCase(**{**fields, "random_seed": SEED if args.random_seed is None else args.random_seed})
 
 
-def _backends(errors: FileErrors, number: int, routine: str, names: list[str], known: frozenset[str]) -> list[str]:
+def _backends(
+    rest: Remainder, number: int, routine: str, given: list[str], known: Mapping[str, frozenset[str]] | None
+) -> list[str]:
+    names = [our_backend(routine, name) for name in given]
+    if known is None:
+        return names
     for name in names:
-        if our_backend(routine, name) not in known:
-            errors.add(number, unknown(f"--backends of {routine}", name, known))
-    return [our_backend(routine, name) for name in names]
+        if name not in known[routine]:
+            rest.add(number, f"with backends that {routine} has not here", name)
+    return [name for name in names if name in known[routine]]

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from string import Formatter
 from typing import Any
 
 from kernels.problem import batch_spec
+from kernels.problem.batch_spec import Segment
+from orchestrator.config.engine import MAX_DRAFT, Engine, EngineCall, Flag, Layers, Phase, Workload, selected
 from orchestrator.formats import yaml_file
 from orchestrator.formats.yaml_file import YamlFile
 
 Rule = dict[str, Any]
 
-# vLLM's backends that call FlashInfer, and the backend here that calls the same function. See vllm/v1/attention/backends:
-# flashinfer.py calls the wrappers with backend=auto (tensor cores in decode), mla/flashinfer_mla.py calls
-# trtllm_batch_decode_with_kv_cache_mla. vLLM's other backends are other libraries: FlashAttention, FlashMLA, Triton, CUTLASS.
-BACKENDS = {
-    ("paged_decode", "FLASHINFER"): "auto",
-    ("paged_prefill", "FLASHINFER"): "auto",
-    ("mla", "FLASHINFER_MLA"): "trtllm-native",
+# The routines of a phase for a backend that has this project's name, the usual one first.
+ROUTINES: dict[Phase, tuple[str, ...]] = {
+    "decode": ("paged_decode",),
+    "verify": ("paged_prefill", "paged_decode"),
+    "prefill": ("paged_prefill",),
 }
+LATENT_ROUTINES: dict[Phase, tuple[str, ...]] = {"decode": ("mla",), "verify": ("mla",), "prefill": ("ragged_prefill",)}
+VERSION = re.compile(r"fa(\d)")  # the benchmark's names of FLASH_ATTN's versions for MLA's prompts
 DEFAULT_SHAPE = {"num_q_heads": 32, "num_kv_heads": 8, "head_dim": 128, "block_size": 16}  # vLLM's defaults
 DEFAULT_LATENT_SHAPE = {  # of MLA, as in DeepSeek-V3
     "kv_lora_rank": 512,
@@ -29,15 +33,20 @@ DEFAULT_LATENT_SHAPE = {  # of MLA, as in DeepSeek-V3
     "qk_rope_head_dim": 64,
     "v_head_dim": 128,
 }
-# `num_layers` is accepted and ignored: a point is one layer.
-MODEL_KEYS = frozenset({"name", "num_layers", *DEFAULT_SHAPE, *DEFAULT_LATENT_SHAPE})
+# A point is one layer, and has the lengths of its batch.
+MODEL_KEYS = frozenset({"name", "num_layers", "max_model_len", *DEFAULT_SHAPE, *DEFAULT_LATENT_SHAPE})
 KV_DTYPES = {"auto": "bf16", "fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3"}  # auto is the model's dtype, bf16
-FLASHINFER_MLA_PAGES = (32, 64)  # that FlashInfer's kernel supports; vLLM's benchmark always uses 64
 # How to measure and where to print: timing=, check= and results.path replace these.
-MEASURING_KEYS = ("device", "repeats", "warmup_iters", "profile_memory", "use_cuda_graphs", "benchmark", "output")
+MEASURING_KEYS = (
+    *("device", "repeats", "warmup_iters", "warmup_ms", "profile_memory", "use_cuda_graphs", "cuda_graphs", "benchmark", "output"),
+    *("ncu_profile", "torch_profile", "torch_profile_dir", "torch_profile_iters"),
+)
 BACKEND_KEYS = ("backend", "backends", "decode_backends")
+PROMPT_KEYS = ("prefill_backend", "prefill_backends")
+BOTH_SIDES = "decode_vs_prefill"  # a mode: every batch is decoded, and prefilled too
 POINT_KEYS = (
     *BACKEND_KEYS,
+    *PROMPT_KEYS,
     "description",
     "batch_specs",
     "batch_spec_ranges",
@@ -49,93 +58,182 @@ POINT_KEYS = (
 MAX_SPECS = 10_000  # a file with more was not meant
 MAX_LENGTH = 2**31 - 1
 RANGE_KEYS = frozenset({"start", "stop", "step", "end_inclusive"})
+ADVICE = "+sweep.backend=[auto,fa2] names backends of this project for all of its points"
 
 
-def read(path: str, known: Mapping[str, frozenset[str]] | None) -> tuple[list[Rule], str]:
-    """A rule of a sweep for each batch spec and head shape, and a sentence on the keys of the file that are ignored.
+def read(path: str, known: Mapping[str, frozenset[str]] | None, major: int | None = None) -> tuple[list[Rule], str]:
+    """Rules of a sweep for each batch spec and head shape, and a sentence on what of the file is ignored or left out.
 
-    `known` has the backends of each routine; None ignores the backends of the file. Raises UserError that names every line and
-    word that has no counterpart here.
+    A name of vLLM becomes what its newest release runs by it on a GPU of this `major` compute capability, else on any GPU.
+    `known` has the backends of each routine; None ignores the backends of the file. Raises UserError if nothing is left.
     """
     config = yaml_file.load(path, "a config of vLLM's attention_benchmarks", "batch_specs and backends")
     for key, value in config.data.items():
         if key not in (*POINT_KEYS, *MEASURING_KEYS):
-            config.add_error(key, f"{value!r} has no counterpart here; allowed: {', '.join((*POINT_KEYS, *MEASURING_KEYS))}")
-    shapes, names = list(_shapes(config)), list(_names(config))
+            config.leave_out(key, f"{str(value)[:100]} has no counterpart here")
+    names = list(_names(config, BACKEND_KEYS))
     latent = any("MLA" in name.upper() for _, name in names) or "kv_lora_rank" in config.mapping("model")
-    rules = []
-    for where, spec in _specs(config):
-        routine = _routine(config, where, spec, latent)
-        backends = [] if routine is None else _backends(config, routine, names, known)
-        for shape in shapes if routine else ():
-            heads = _latent_keys(config, shape, names) if latent else _problem_keys(config, shape)
-            keys = {"routine": routine, **heads, **batch_spec.keys_of(spec)}
-            if config.errors.problem(config.line(where), keys):
-                rules.append({**keys, "backend": backends})
-    if not rules and not config.errors.found:
-        config.add_error("batch_specs", "none given; allowed: a list such as [8q1s1k, 2q2k_8q1s1k]")
-    config.errors.raise_if_any("delete or correct these lines; +sweep.backend=[auto,fa2] names backends for all of its points")
+    shapes, chosen = list(_shapes(config, latent)), _Chosen(config, names, known, latent, major)
+    specs = list(_specs(config))
+    parts = [(where, *part) for where, spec in specs for part in _parts(config, where, spec, latent)]
+    rules = [rule for where, spec, phase in parts for shape in shapes for rule in _rules(chosen, where, spec, phase, shape)]
+    if not specs:
+        config.leave_out("batch_specs", "none that can be read; allowed: a list such as [8q1s1k, 2q2k_8q1s1k]")
+    rest = config.rest.close(len(rules), ADVICE)
     given = ", ".join(key for key in MEASURING_KEYS if key in config.data)
-    return (
-        rules,
-        f"{config.data.get('description') or 'batch specs'} ({path}{f'; {given} give way to timing= and check=' if given else ''})",
-    )
+    ignored = f"; {given} give way to timing= and check=" if given else ""
+    return rules, f"{config.data.get('description') or 'batch specs'} ({path}{ignored}{rest})"
 
 
-def _names(config: YamlFile) -> Iterator[tuple[str, str]]:
-    for key in BACKEND_KEYS:
+def _names(config: YamlFile, keys: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for key in keys:
         for where, name in config.items(key):
             yield where, str(name)
 
 
-def _backends(
-    config: YamlFile, routine: str, names: list[tuple[str, str]], known: Mapping[str, frozenset[str]] | None
-) -> list[str]:
-    """Our names of the file's backends. One without a counterpart is an error, once."""
-    if known is None:
-        return []
-    found = []
-    for where, name in names:
-        ours = BACKENDS.get((routine, name.upper()), name)
-        if ours in known[routine]:
-            found.append(ours)
-        else:
-            config.add_error(where, f"{name!r} is no backend here for {routine}; allowed: {', '.join(_allowed(routine, known))}")
-    if not names:
-        config.add_error("backends", "none given; allowed: a list such as [FLASHINFER]")
-    return found
+@dataclass
+class _Chosen:
+    """The calls of each phase that a file's backends make here."""
+
+    config: YamlFile
+    names: list[tuple[str, str]]
+    known: Mapping[str, frozenset[str]] | None
+    latent: bool
+    major: int | None
+
+    def __post_init__(self) -> None:
+        self.engine: Engine = selected("vllm")[0]
+        cache = str(self.config.data.get("kv_cache_dtype", "auto"))
+        if cache not in KV_DTYPES:
+            self.config.leave_out("kv_cache_dtype", f"{cache!r}: allowed: {', '.join(KV_DTYPES)}; bf16 is taken")
+        self.kv_dtype = KV_DTYPES.get(cache, "bf16")
+        self.majors = sorted({cc for flag in self.engine.flags for cc in flag.cc})
+        self.found: dict[Phase, dict[EngineCall, Flag | None]] = {}
+
+    def routines(self, phase: Phase) -> tuple[str, ...]:
+        return (LATENT_ROUTINES if self.latent else ROUTINES)[phase]
+
+    def calls(self, phase: Phase) -> dict[EngineCall, Flag | None]:
+        """Each call with its flag; without one for this project's own names, and for the backends of the command line."""
+        if phase not in self.found:
+            self.found[phase] = self._calls(phase)
+        return self.found[phase]
+
+    def _calls(self, phase: Phase) -> dict[EngineCall, Flag | None]:
+        of_prompts = self.latent and phase == "prefill"
+        sparse = [(where, name) for where, name in self.names if "SPARSE" in name.upper()]
+        if self.known is None:
+            for where, name in sparse:
+                self._leave_out(where, "of backends that attend to chosen keys, while these points attend to all", name)
+            return {EngineCall(self.routines(phase)[0], ""): None}
+        if of_prompts and len(sparse) < max(1, len(self.names)) and not list(_names(self.config, PROMPT_KEYS)):
+            majors = self.majors if self.major is None else [self.major]
+            flags = (self.engine.default(Workload(major, "mla", phase, self.kv_dtype)) for major in majors)
+            return {flag.calls[phase][0]: flag for flag in flags if flag is not None and phase in flag.calls}
+        found: dict[EngineCall, Flag | None] = {}
+        for where, name in _names(self.config, PROMPT_KEYS) if of_prompts and not sparse else self.names:
+            if (where, name) in sparse:
+                self._leave_out(where, "of backends that attend to chosen keys, for which there is no routine here", name)
+                continue
+            found |= (calls := self._of_name(name, phase))
+            if not calls:
+                self._leave_out(where, f"by which {self.engine.title} runs no kernel of this project for {phase}", name)
+        if not found and not self.names:
+            self.config.leave_out("backends", "none given; allowed: a list such as [FLASH_ATTN]")
+        return found
+
+    def _leave_out(self, where: str, message: str, name: str) -> None:
+        self.config.rest.add(self.config.line(where), message, name)
+
+    def _of_name(self, name: str, phase: Phase) -> dict[EngineCall, Flag | None]:
+        version = VERSION.fullmatch(name) if self.latent and phase == "prefill" else None
+        own = [routine for routine in self.routines(phase) if name in (self.known or {}).get(routine, ())]
+        if own and not version:
+            return {EngineCall(own[0], name): None}
+        theirs = "FLASH_ATTN" if version else name
+        layers: Layers = "mla" if self.latent else "full"
+        found: dict[int, tuple[EngineCall, Flag]] = {}
+        for major in self.majors:
+            flag = self.engine.named(theirs, Workload(major, layers, phase, self.kv_dtype))
+            if flag is not None and (not version or f"flash_attn_{version[1]}" in flag.calls[phase][0].backend):
+                found[major] = flag.calls[phase][0], flag
+        return dict([found[self.major]] if self.major in found else found.values())  # elsewhere the plan says why not
 
 
-def _allowed(routine: str, known: Mapping[str, frozenset[str]]) -> list[str]:
-    return [*(theirs for of, theirs in BACKENDS if of == routine), *sorted(known[routine])]
-
-
-def _routine(config: YamlFile, where: str, spec: object, latent: bool) -> str | None:
-    """Decode if every request has one query token, else paged prefill: vLLM's caches are always paged."""
-    segments = config.errors.collect(config.line(where), lambda: batch_spec.parse(str(spec)))
+def _parts(config: YamlFile, where: str, spec: str, latent: bool) -> Iterator[tuple[str, Phase]]:
+    """A batch and its phase. MLA's prompts are calls of their own, and a chunk over a cached context is several."""
+    segments = config.rest.collect(config.line(where), lambda: batch_spec.parse(spec))
     if segments is None:
-        return None
+        return
     if not latent:
-        return "paged_decode" if all(q == 1 for _, q, _ in segments) else "paged_prefill"
-    if any(q == kv > 1 for _, q, kv in segments):
-        config.add_error(
-            where, f"{spec!r} has a prompt, which vLLM's MLA backends run as plain attention; give it a config of its own"
-        )
-        return None
-    return "mla"
+        yield spec, _phase(segments)
+        return
+    longest = MAX_LENGTH if config.data.get("mode") == BOTH_SIDES else MAX_DRAFT
+    prompts = [s for s in segments if s[1] == s[2] > 1]
+    decodes = [s for s in segments if s not in prompts and s[1] <= longest]
+    if chunks := [s for s in segments if s not in prompts and s not in decodes]:
+        what = "with chunks of prompts over cached tokens, which MLA runs as two calls and a merge"
+        config.rest.add(config.line(where), what, batch_spec.spelled(chunks))
+    if prompts:
+        yield batch_spec.spelled(prompts), "prefill"
+    if decodes:
+        yield batch_spec.spelled(decodes), "decode" if all(q == 1 for _, q, _ in decodes) else "verify"
+
+
+def _phase(segments: Sequence[Segment]) -> Phase:
+    if all(q == 1 for _, q, _ in segments):
+        return "decode"
+    return "verify" if all(q == 1 or (q <= MAX_DRAFT and q < kv) for _, q, kv in segments) else "prefill"
+
+
+def _rules(chosen: _Chosen, where: str, spec: str, phase: Phase, shape: Mapping[str, Any]) -> Iterator[Rule]:
+    """A rule for each problem that the calls of a batch have; they may differ in routine, page size and dtype of queries."""
+    backends: dict[tuple[Any, ...], list[str]] = {}
+    for call, flag in chosen.calls(phase).items():
+        keys = _keys(call.routine, flag, shape, chosen.latent, chosen.kv_dtype)
+        backends.setdefault(tuple(keys.items()), []).append(call.backend)
+    lengths = batch_spec.keys_of(spec)
+    for problem, names in backends.items():
+        keys = {**dict(problem), **lengths}
+        if chosen.config.rest.problem(chosen.config.line(where), keys):
+            yield {**keys, "backend": names}
+
+
+def _keys(routine: str, flag: Flag | None, shape: Mapping[str, Any], latent: bool, kv_dtype: str) -> dict[str, object]:
+    """The problem of a call without its lengths. MLA is before absorption, and its prompts are bf16 whatever the cache.
+
+    With an FP8 cache vLLM casts the queries to FP8 if the kernel takes such, which those of MLA do.
+    """
+    is_prompt = latent and routine == "ragged_prefill"
+    rounds = latent if flag is None else flag.rounds_q
+    pages = None if flag is None else flag.pages
+    keys: dict[str, object] = {
+        "routine": routine,
+        "q_dtype": kv_dtype if rounds and kv_dtype.startswith("fp8") and not is_prompt else "bf16",
+        "kv_dtype": "bf16" if is_prompt else kv_dtype,
+        "sinks": False,
+        "num_qo_heads": shape["num_q_heads"],
+        "num_kv_heads": shape["num_q_heads"] if latent else shape["num_kv_heads"],
+        "head_dim_qk": shape["qk_nope_head_dim"] + shape["qk_rope_head_dim"] if latent else shape["head_dim"],
+        "head_dim_vo": shape["v_head_dim"] if latent else shape.get("v_head_dim", shape["head_dim"]),
+    }
+    if routine == "mla":
+        keys |= {"head_dim_ckv": shape["kv_lora_rank"], "head_dim_kpe": shape["qk_rope_head_dim"]}
+    own_page = flag is None or pages is None or shape["block_size"] in pages
+    return keys if is_prompt else keys | {"page_size": shape["block_size"] if own_page else flag.page}  # type: ignore[union-attr]
 
 
 def _specs(config: YamlFile) -> Iterator[tuple[str, str]]:
     specs = [(where, str(spec)) for where, spec in config.items("batch_specs")]
     for where, made in config.items("batch_spec_ranges"):
-        specs += [(where, spec) for spec in config.errors.collect(config.line(where), lambda made=made: _ranged(made)) or ()]  # type: ignore[misc]
+        specs += [(where, spec) for spec in config.rest.collect(config.line(where), lambda made=made: _ranged(made)) or ()]  # type: ignore[misc]
     sizes = config.items("batch_sizes") or [("", "")]
     if (count := len(specs) * len(sizes)) > MAX_SPECS:
-        config.add_error("batch_sizes", f"with the specs they give {count:,} batches; allowed: up to {MAX_SPECS:,}")
+        config.leave_out("batch_sizes", f"with the specs they give {count:,} batches; allowed: up to {MAX_SPECS:,}")
         return
     for where, spec in specs:
         if sizes[0][0] and not spec.startswith("q"):
-            config.add_error(where, f"{spec!r} beside batch_sizes: allowed: specs without a count, such as q4s1k")
+            config.leave_out(where, f"{spec!r} beside batch_sizes: allowed: specs without a count, such as q4s1k")
             continue
         yield from ((where, f"{size}{spec}") for _, size in sizes)
 
@@ -172,65 +270,34 @@ def _span(name: str, given: Any) -> range:
     return range(given["start"], given["stop"] + bool(given.get("end_inclusive", True)), given.get("step", 1))
 
 
-def _shapes(config: YamlFile) -> Iterator[dict[str, Any]]:
-    """The model's keys for each value of its sweep; those with unknown keys are errors and left out."""
+def _shapes(config: YamlFile, latent: bool) -> Iterator[dict[str, Any]]:
+    """The model's keys for each value of its sweep; those with unknown keys are left out."""
     model, swept = config.mapping("model"), config.mapping("model_parameter_sweep")
     for key in swept.keys() - {"values", "param_name", "label_format"}:
-        config.add_error(f"model_parameter_sweep.{key}", f"{swept[key]!r} has no counterpart here")
+        config.leave_out(f"model_parameter_sweep.{key}", f"{swept[key]!r} has no counterpart here")
     values = swept.get("values", [{}])
     if not isinstance(values, list):
-        config.add_error("model_parameter_sweep.values", f"{values!r}: allowed: a list")
+        config.leave_out("model_parameter_sweep.values", f"{values!r}: allowed: a list")
         return
     for i, value in enumerate(values):
         change = value if isinstance(value, dict) else {str(swept.get("param_name")): value}
         understood = [_is_shape(config, "model", model), _is_shape(config, f"model_parameter_sweep.values[{i}]", change)]
         if all(understood):
-            yield {**DEFAULT_SHAPE, **DEFAULT_LATENT_SHAPE, **model, **change}
+            yield {**DEFAULT_SHAPE, **(DEFAULT_LATENT_SHAPE if latent else {}), **model, **change}
 
 
 def _is_shape(config: YamlFile, where: str, keys: Mapping[str, Any]) -> bool:
     unknown_keys = [key for key in keys if key not in MODEL_KEYS]
     for key in unknown_keys:
-        config.add_error(
+        config.leave_out(
             _place(config, where, key), f"{key}={keys[key]!r} has no counterpart; allowed: {', '.join(sorted(MODEL_KEYS))}"
         )
     wrong = [key for key in keys if key in (*DEFAULT_SHAPE, *DEFAULT_LATENT_SHAPE) and type(keys[key]) is not int]
     for key in wrong:
-        config.add_error(_place(config, where, key), f"{key}={keys[key]!r}: allowed: a whole number")
+        config.leave_out(_place(config, where, key), f"{key}={keys[key]!r}: allowed: a whole number")
     return not unknown_keys and not wrong
 
 
 def _place(config: YamlFile, where: str, key: str) -> str:
     """The key in its section, or the section if the key has no line of its own."""
     return f"{where}.{key}" if f"{where}.{key}" in config.lines else where
-
-
-def _problem_keys(config: YamlFile, shape: Mapping[str, Any]) -> dict[str, object]:
-    cache = str(config.data.get("kv_cache_dtype", "auto"))
-    if cache not in KV_DTYPES:
-        config.add_error("kv_cache_dtype", f"{cache!r}: allowed: {', '.join(KV_DTYPES)}")
-    return {
-        "q_dtype": "bf16",
-        "kv_dtype": KV_DTYPES.get(cache, "bf16"),
-        "sinks": False,
-        "num_qo_heads": shape["num_q_heads"],
-        "num_kv_heads": shape["num_kv_heads"],
-        "head_dim_qk": shape["head_dim"],
-        "head_dim_vo": shape["head_dim"],
-        "page_size": shape["block_size"],
-    }
-
-
-def _latent_keys(config: YamlFile, shape: Mapping[str, Any], names: list[tuple[str, str]]) -> dict[str, object]:
-    """MLA before absorption. With an FP8 latent vLLM casts the queries to FP8 too: its kernels need one dtype for both."""
-    keys = _problem_keys(config, shape)
-    own_pages = shape["block_size"] in FLASHINFER_MLA_PAGES or all(name.upper() != "FLASHINFER_MLA" for _, name in names)
-    return keys | {
-        "q_dtype": keys["kv_dtype"],
-        "num_kv_heads": shape["num_q_heads"],
-        "head_dim_qk": shape["qk_nope_head_dim"] + shape["qk_rope_head_dim"],
-        "head_dim_vo": shape["v_head_dim"],
-        "head_dim_ckv": shape["kv_lora_rank"],
-        "head_dim_kpe": shape["qk_rope_head_dim"],
-        "page_size": shape["block_size"] if own_pages else max(FLASHINFER_MLA_PAGES),
-    }

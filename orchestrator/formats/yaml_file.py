@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from orchestrator.errors import UserError
-from orchestrator.formats.file_errors import FileErrors
+from orchestrator.remainder import Remainder
 from orchestrator.untrusted import yaml as untrusted_yaml
 
 
@@ -16,7 +16,7 @@ from orchestrator.untrusted import yaml as untrusted_yaml
 class YamlFile:
     """The file as plain data, and the line of each place in it. A place is written `key.key[0]`."""
 
-    errors: FileErrors
+    rest: Remainder
     data: dict[str, Any]
     lines: dict[str, int] = field(default_factory=dict)
 
@@ -24,15 +24,16 @@ class YamlFile:
         """The line of a place; 1 if it is not in the file."""
         return self.lines.get(place, 1)
 
-    def add_error(self, place: str, message: str) -> None:
-        self.errors.add(self.line(place), f"{place}: {message}")
+    def leave_out(self, place: str, message: str) -> None:
+        """Leaves out what is at a place."""
+        self.rest.add(self.line(place), f"{place}: {message}")
 
     def mapping(self, key: str) -> dict[str, Any]:
-        """The mapping under a key; empty if the key is absent, or is no mapping, which is an error."""
+        """The mapping under a key; empty if the key is absent, or is no mapping, which is left out."""
         found = self.data.get(key) or {}
         if isinstance(found, dict):
             return found
-        self.add_error(key, f"{found!r}: allowed: a mapping")
+        self.leave_out(key, f"{found!r}: allowed: a mapping")
         return {}
 
     def items(self, key: str) -> list[tuple[str, Any]]:
@@ -51,7 +52,7 @@ def load(path: str, kind: str, keys: str) -> YamlFile:
         raise UserError(f"{error}; give {kind}") from None
     if node is None or not isinstance(data, dict):
         raise UserError(f"{path}:1: no mapping; give {kind}, with {keys}")
-    file = YamlFile(FileErrors(path), data)
+    file = YamlFile(Remainder(path), data)
     _add_lines(node, "", file.lines)
     return file
 

@@ -43,12 +43,17 @@ def fault(error: Exception) -> str:
     return f"a value of a wrong kind or size ({said})"
 
 
-def from_json(text: str | bytes) -> dict[str, Any]:
-    """The object that a JSON text holds. Raises ValueError in words for anything else, a key given twice, and long numbers."""
+def any_json(text: str | bytes) -> Any:
+    """What a JSON text holds. Raises ValueError in words for anything else, a key given twice, and long numbers."""
     try:
-        found = json.loads(text, object_pairs_hook=_once, parse_int=_whole)
+        return json.loads(text, object_pairs_hook=_once, parse_int=_whole)
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
         raise ValueError("no JSON") from None
+
+
+def from_json(text: str | bytes) -> dict[str, Any]:
+    """The object that a JSON text holds. Raises ValueError as `any_json` does, and for what is no object."""
+    found = any_json(text)
     if not isinstance(found, dict):
         raise ValueError("no JSON object, {...}")
     return found

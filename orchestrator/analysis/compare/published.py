@@ -27,7 +27,7 @@ from orchestrator.tables import Grid
 if TYPE_CHECKING:
     import pandas as pd
 
-ORIGINS = ("aiconfigurator", "flashinfer_benchmark")  # `orchestrator_version` of imported rows
+ORIGINS = ("aiconfigurator", "flashinfer_benchmark", "flashinfer_trace")  # `orchestrator_version` of imported rows
 WORKLOAD = (  # what a published table says of one
     *("routine", "batch_size", "s_qo", "s_kv", "num_qo_heads", "num_kv_heads", "head_dim_qk", "head_dim_vo", "head_dim_ckv"),
     *("head_dim_kpe", "q_dtype", "kv_dtype", "mask", "window", "sinks", "seq_lens", "batch_spec", "min_s_qo", "shared_prefix"),

@@ -5,7 +5,6 @@ What its collectors do and the tables do not say is in their source: page sizes,
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -14,11 +13,12 @@ from kernels.device import Device
 from kernels.problem import Problem
 from orchestrator.config.model import Model
 from orchestrator.errors import UserError
+from orchestrator.formats import imported
 from orchestrator.formats.aiconfigurator.table import MAX_BYTES, OPS, file_named, our_dtype, read_records, single
-from orchestrator.formats.file_errors import FileErrors
 from orchestrator.point import Point, fingerprint
+from orchestrator.remainder import Remainder
 from orchestrator.storage.row import Row, describe, finish
-from orchestrator.untrusted.files import read_bytes, written_at
+from orchestrator.untrusted.files import read_bytes
 
 ORIGIN = "aiconfigurator"  # `orchestrator_version` of an imported row
 FRAMEWORKS = {"VLLM": "vllm", "SGLang": "sglang", "TRTLLM": "trtllm"}
@@ -40,6 +40,14 @@ KERNELS = {
     "trtllm_mha": "trtllm-native",
     "trtllm_mla": "trtllm-native",
 }
+ENCODER = "encoder_attention"
+ENCODER_KERNELS = {  # FlashAttention's; others are kernels of their own
+    "vllm_vit_flash_attn_fa2": "flash_attn_2",
+    "vllm_vit_flash_attn_fa3": "flash_attn_3",
+    "vllm_vit_flash_attn_fa4": "flash_attn_4",
+    "flash_attention_v3": "flash_attn_3",
+    "flash_attention_v4": "flash_attn_4",
+}
 SGLANG_PAGED = ("trtllm_mha", "trtllm_mla")  # with pages of 64 tokens; its other collectors use slots of one token
 LATENT = {"head_dim_qk": 192, "head_dim_vo": 128, "head_dim_ckv": 512, "head_dim_kpe": 64}  # DeepSeek's, which its collectors use
 
@@ -48,34 +56,31 @@ def read(path: str, device: Device | None, model: Model, sweep: str) -> list[Row
     """One row for each workload of a table; of two lines of one workload the last counts, as for aiconfigurator.
 
     Heads that are a share of `model` get its name. Raises UserError for a damaged table, for one of another device than `device`,
-    and for rows without a counterpart, all at once.
+    and if no row is left.
     """
     records = read_records(path)
     common = _common(path, records, device, sweep)
-    errors = FileErrors(path)
+    rest = Remainder(path, "row")
     found: dict[str, Row] = {}
     for number, record in enumerate(records, 1):
-        row = errors.collect(number, lambda number=number, record=record: _row(number, record, model, common))  # type: ignore[misc]
+        row = rest.collect(number, lambda number=number, record=record: _row(number, record, model, common))  # type: ignore[misc]
         if row is not None:
             found[row["point_id"]] = row
-    errors.raise_if_any("the number after the file is that of the row, from 1; delete or correct these rows")
+    rest.close(len(found), "the number after the file is that of the row, from 1")
     return list(found.values())
 
 
 def _common(path: str, records: list[dict[str, Any]], device: Device | None, sweep: str) -> Row:
-    """The values that all rows share. The file's date replaces the time of measurement, which no column has."""
+    """The values that all rows share."""
     name, framework, version = (single(path, records, column) for column in ("device", "framework", "version"))
     if device is not None and name not in (device.name, *device.match):
         raise UserError(f"device={device.name!r}: {path} was measured on {name}; leave device out")
     if framework not in FRAMEWORKS:
         raise UserError(f"import={path}: framework={framework!r}; allowed: {', '.join(FRAMEWORKS)}")
-    content, written = read_bytes(path, MAX_BYTES), written_at(path)
     return {
-        "run_id": f"imported-{hashlib.sha256(content).hexdigest()[:12]}",
-        "sweep": sweep,
+        **imported.common(path, read_bytes(path, MAX_BYTES), sweep, ORIGIN),
         "cluster": f"{ORIGIN}-{FRAMEWORKS[framework]}-{version}",
         "device_name": name,
-        "orchestrator_version": ORIGIN,
         "libraries": f"{FRAMEWORKS[framework]} {version}",
         "check": "not_checked: imported; aiconfigurator's tables have only times",
         "timer": f"{ORIGIN}, a replayed CUDA graph",
@@ -83,8 +88,6 @@ def _common(path: str, records: list[dict[str, Any]], device: Device | None, swe
         "icache": "warm",
         "context": "isolated",
         "cuda_graph": True,
-        "started_at": written,
-        "finished_at": written,
         "reason": f"of {file_named(path)}",
     }
 
@@ -94,14 +97,7 @@ def _row(number: int, record: Mapping[str, Any], model: Model, common: Row) -> R
     if empty := [column for column, value in record.items() if value is None]:
         raise ValueError(f"{empty[0]} is empty; allowed: a value in every column")
     problem = Problem.model_validate(_keys(record, common, model))
-    kernel = record["kernel_source"]
-    backend = (
-        "fa2_tc"
-        if kernel == "flashinfer" and record["isl"] == 1
-        else "fa2"
-        if kernel == "flashinfer"
-        else KERNELS.get(kernel, kernel)
-    )
+    kernel, backend = record["kernel_source"], _backend(record)
     how = fingerprint([ORIGIN, common["cluster"], record["op_name"], kernel])
     us = record["latency"] * 1000
     if not 0 < us < math.inf:
@@ -117,6 +113,16 @@ def _row(number: int, record: Mapping[str, Any], model: Model, common: Row) -> R
     return finish(row, "ok", _reason(number, record, common))
 
 
+def _backend(record: Mapping[str, Any]) -> str:
+    """The backend here that runs the kernel of a record, or the kernel's own name."""
+    kernel = str(record["kernel_source"])
+    if record["op_name"] == ENCODER:
+        return ENCODER_KERNELS.get(kernel, kernel)
+    if kernel == "flashinfer":
+        return "fa2_tc" if record["isl"] == 1 else "fa2"
+    return KERNELS.get(kernel, kernel)
+
+
 def _keys(record: Mapping[str, Any], common: Row, model: Model) -> dict[str, object]:
     op = record["op_name"]
     if op not in OPS:
@@ -125,6 +131,8 @@ def _keys(record: Mapping[str, Any], common: Row, model: Model) -> dict[str, obj
     if record.get("beam_width", 1) != 1:
         raise ValueError(f"beam_width={record['beam_width']}: allowed: 1, a request has one sequence here")
     routine, latent = OPS[op], OPS[op] == "mla"
+    if op == ENCODER:
+        return _encoder_keys(record, model)
     q_dtype = our_dtype("mla_dtype" if latent else "attn_dtype", record)
     kv_dtype = our_dtype("kv_cache_dtype", record)
     if _rounds_queries(record) and kv_dtype.startswith("fp8"):
@@ -141,6 +149,21 @@ def _keys(record: Mapping[str, Any], common: Row, model: Model) -> dict[str, obj
         "kv_dtype": kv_dtype,
         "window": record.get("window_size") or None,
         **_pages(record, common),
+    }
+    return {**keys, **_named(keys, model)}
+
+
+def _encoder_keys(record: Mapping[str, Any], model: Model) -> dict[str, object]:
+    """All tokens of an image or of audio see one another, with as many KV heads as query heads."""
+    dtype = our_dtype("attn_dtype", record)
+    keys: dict[str, object] = {
+        "routine": OPS[ENCODER],
+        "mask": "full",
+        "batch_size": record["batch_size"],
+        **dict.fromkeys(("s_qo", "s_kv"), record["isl"]),
+        **dict.fromkeys(("num_qo_heads", "num_kv_heads"), record["num_heads"]),
+        **dict.fromkeys(("head_dim_qk", "head_dim_vo"), record["head_dim"]),
+        **dict.fromkeys(("q_dtype", "kv_dtype"), dtype),
     }
     return {**keys, **_named(keys, model)}
 
@@ -175,7 +198,10 @@ def _named(keys: Mapping[str, object], model: Model) -> dict[str, object]:
 
 
 def _reason(number: int, record: Mapping[str, Any], common: Row) -> str:
-    parts = [f"imported: row {number} {common['reason']}", "page size and order as in its collector, kv_layout not said"]
+    parts = [f"imported: row {number} {common['reason']}"]
+    if record["op_name"] == ENCODER:
+        return parts[0]
+    parts.append("page size and order as in its collector, kv_layout not said")
     if record["framework"] == "VLLM":
         parts.append("its calls also write the new keys and values")
     return ", ".join(parts)

@@ -15,12 +15,17 @@ if TYPE_CHECKING:
 TEXT = ("framework", "version", "device", "op_name", "kernel_source", "kv_cache_dtype")
 WHOLE = ("batch_size", "isl", "num_heads", "step")
 OF_ATTENTION = (*TEXT, "attn_dtype", *WHOLE, "num_key_value_heads", "head_dim", "beam_width", "latency")
+OF_ENCODER = (
+    *("framework", "version", "device", "op_name", "kernel_source", "attn_dtype"),
+    *("batch_size", "isl", "num_heads", "head_dim", "latency"),
+)  # as many KV heads as query heads, no mask, no cache
 OF_MLA = (*TEXT, "mla_dtype", *WHOLE, "tp_size", "latency")
 NOT_READ = frozenset({"power", "power_limit"})  # means and limits; a row here holds the highest draw
 OPTIONAL = frozenset({"window_size"}) | NOT_READ
 OPS = {
     "context_attention": "paged_prefill",
     "generation_attention": "paged_decode",
+    "encoder_attention": "ragged_prefill",
     "mla_generation": "mla",
     "generation_mla": "mla",
 }
@@ -53,13 +58,13 @@ def read_records(path: str) -> list[dict[str, Any]]:
 
 def _require_schema(path: str, table: pa.Table) -> None:
     names = table.schema.names
-    wanted = OF_MLA if "mla_dtype" in names else OF_ATTENTION
+    wanted = OF_MLA if "mla_dtype" in names else OF_ATTENTION if "step" in names else OF_ENCODER
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise UserError(f"import={path}: it has the column {repeated[0]} twice; give a table with one of each")
     if missing := [name for name in wanted if name not in names]:
         raise UserError(
             f"import={path}: no column {', '.join(missing)}; allowed: aiconfigurator's context_attention_perf.parquet, "
-            f"generation_attention_perf.parquet or generation_mla_perf.parquet"
+            f"generation_attention_perf.parquet, encoder_attention_perf.parquet or generation_mla_perf.parquet"
         )
     if unknown := sorted({*names} - {*wanted} - OPTIONAL):
         raise UserError(f"import={path}: column {unknown[0]} has no counterpart here; allowed: {', '.join((*wanted, *OPTIONAL))}")
@@ -92,7 +97,7 @@ def single(path: str, records: list[dict[str, Any]], column: str) -> str:
 def file_named(path: str) -> str:
     """A file by its folders in aiconfigurator, which tell tables of one name apart: `h200_sxm/attention/vllm/0.24.0/...`."""
     parts = Path(path).parts
-    is_in_place = len(parts) >= 5 and parts[-4] in ("attention", "mla")
+    is_in_place = len(parts) >= 5 and parts[-4] in ("attention", "encoder_attention", "mla")
     return "/".join(parts[-5:]) if is_in_place else parts[-1]
 
 

@@ -10,27 +10,44 @@ from typing import Any
 from orchestrator.untrusted.door import from_json
 from orchestrator.untrusted.files import read_bytes
 
-NAMES = {
-    "paged_decode": re.compile(r"gqa_paged_decode_h(?P<h>\d+)_kv(?P<kv>\d+)_d(?P<d>\d+)_ps(?P<ps>\d+)"),
-    "paged_prefill": re.compile(r"gqa_paged_prefill_causal_h(?P<h>\d+)_kv(?P<kv>\d+)_d(?P<d>\d+)_ps(?P<ps>\d+)"),
-    "ragged_prefill": re.compile(r"gqa_ragged_prefill_causal_h(?P<h>\d+)_kv(?P<kv>\d+)_d(?P<d>\d+)"),
-    "mla": re.compile(r"mla_paged_(?:decode|prefill_causal)_h(?P<h>\d+)_ckv(?P<ckv>\d+)_kpe(?P<kpe>\d+)_ps(?P<ps>\d+)"),
-}
+HEADS, PAGE = r"h(?P<h>\d+)_kv(?P<kv>\d+)_d(?P<d>\d+)", r"_ps(?P<ps>\d+)"
+# Of the public data set, and those that FlashInfer writes by itself (flashinfer/trace/templates/attention.py): its wrappers' names
+# leave `_causal` out, and the calls behind XQA and trtllm-gen have page tables.
+NAMES = (
+    ("paged_decode", re.compile(f"gqa_paged_decode_{HEADS}{PAGE}")),
+    ("paged_prefill", re.compile(f"gqa_paged_prefill_(?:causal_)?{HEADS}{PAGE}")),
+    ("ragged_prefill", re.compile(f"gqa_ragged_(?:prefill_)?(?:causal_)?{HEADS}")),
+    ("mla", re.compile(rf"mla_paged_(?:decode|prefill|prefill_causal)_h(?P<h>\d+)_ckv(?P<ckv>\d+)_kpe(?P<kpe>\d+){PAGE}")),
+    ("paged_decode", re.compile(f"(?P<table>trtllm|xqa)_batch_decode_{HEADS}{PAGE}")),
+    ("paged_prefill", re.compile(f"(?P<table>trtllm)_batch_context_{HEADS}{PAGE}")),
+    (
+        "mla",
+        re.compile(
+            r"(?P<table>trtllm|xqa)_batch_decode_mla_(?:dense_|ragged_)?h(?P<h>\d+)_d_qk\d+_ckv(?P<ckv>\d+)_kpe(?P<kpe>\d+)"
+            rf"_nope(?P<nope>\d+){PAGE}"
+        ),
+    ),
+)
 AXES = {"num_qo_heads": "h", "num_kv_heads": "kv", "head_dim": "d", "page_size": "ps", "head_dim_ckv": "ckv", "head_dim_kpe": "kpe"}
-ALLOWED = "gqa_paged_decode_*, gqa_paged_prefill_causal_*, gqa_ragged_prefill_causal_*, mla_paged_*"
+OF_TABLES = {"num_qo_heads": "num_heads", "head_dim_ckv": "kv_lora_rank", "head_dim_kpe": "qk_rope_head_dim"}  # their names there
+ALLOWED = "gqa_paged_decode_*, gqa_paged_prefill_*, gqa_ragged_*, mla_paged_*, trtllm_batch_*, xqa_batch_*"
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2"}
-QUERIES, CACHES = ("q", "q_nope"), ("k_cache", "k", "ckv_cache")
+QUERIES, CACHES = ("q", "q_nope", "query"), ("k_cache", "k", "ckv_cache", "kv_cache")
 NOPE, VALUES = 128, 128  # of DeepSeek, whose softmax scale the definitions of MLA name: 1/sqrt(128 + 64)
 MAX_BYTES = 1_000_000  # of a definition's file
 
 
 @dataclass(frozen=True)
 class Definition:
-    """One definition: its name, whether its requests have one query token each, and the keys of a problem that it fixes."""
+    """One definition: its name, whether its requests have one query token each, and the keys of a problem that it fixes.
+
+    With `has_table` its pages are in a table, with the length of each request beside it, else in lists with offsets.
+    """
 
     name: str
     is_decode: bool
     keys: dict[str, Any]
+    has_table: bool = False
 
     @property
     def routine(self) -> str:
@@ -54,9 +71,10 @@ def find(name: object, root: Path) -> Definition:
     """
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_]{1,200}", name):
         raise ValueError(f"definition={str(name)[:80]!r}: allowed: the name of a definition, of letters, digits and _")
-    for routine, pattern in NAMES.items():
+    for routine, pattern in NAMES:
         if found := pattern.match(name):
-            parts = {axis: int(found[part]) for axis, part in AXES.items() if part in pattern.groupindex}
+            groups = found.groupdict()
+            parts = {axis: int(groups[part]) for axis, part in AXES.items() if part in groups}
             rest = name[found.end() :]
             dtypes = {"q_dtype": "bf16", "kv_dtype": "bf16"}
             if rest not in ("", "_fp8e4m3"):
@@ -66,15 +84,20 @@ def find(name: object, root: Path) -> Definition:
             if rest:
                 dtypes = dict.fromkeys(dtypes, "fp8_e4m3")
             parts, dtypes = _of_file(name, root, parts, dtypes)
-            return Definition(name, "_decode_" in name, {**_keys(routine, parts), **dtypes})
+            nope = int(groups.get("nope") or NOPE)
+            keys = _keys(routine, parts, NOPE if nope == parts.get("head_dim_ckv") else nope)  # some say the absorbed one
+            has_table = "table" in groups
+            if has_table:
+                keys.pop("kv_layout", None)
+            return Definition(name, "_decode_" in name and not has_table, {**keys, **dtypes}, has_table)
     raise ValueError(f"definition={name}: no operation of this project; allowed: {ALLOWED}")
 
 
-def _keys(routine: str, axes: dict[str, int]) -> dict[str, Any]:
+def _keys(routine: str, axes: dict[str, int], nope: int) -> dict[str, Any]:
     paged = {"page_size": axes["page_size"]} if "page_size" in axes else {}
     if routine == "mla":
         ckv, kpe = axes["head_dim_ckv"], axes["head_dim_kpe"]
-        dims = {"head_dim_ckv": ckv, "head_dim_kpe": kpe, "head_dim_qk": NOPE + kpe, "head_dim_vo": VALUES}
+        dims = {"head_dim_ckv": ckv, "head_dim_kpe": kpe, "head_dim_qk": nope + kpe, "head_dim_vo": VALUES}
         return {"routine": routine, "num_qo_heads": axes["num_qo_heads"], "num_kv_heads": axes["num_qo_heads"], **dims, **paged}
     layout = {"kv_layout": "NHD"} if paged else {}  # [num_pages, page_size, num_kv_heads, head_dim]
     heads = {key: axes[key] for key in ("num_qo_heads", "num_kv_heads")}
@@ -88,7 +111,8 @@ def _of_file(name: str, root: Path, axes: dict[str, int], dtypes: dict[str, str]
         return axes, dtypes
     try:
         parsed = from_json(read_bytes(file, MAX_BYTES))
-        written = {axis: parsed["axes"][axis]["value"] for axis in axes}
+        constants = parsed["axes"]
+        written = {axis: constants[axis if axis in constants else OF_TABLES[axis]]["value"] for axis in axes}
         inputs = {key: parsed["inputs"][key]["dtype"] for key in (*QUERIES, *CACHES) if key in parsed["inputs"]}
     except (OSError, ValueError, KeyError, TypeError):
         raise ValueError(

@@ -11,10 +11,10 @@ from typing import Any
 
 from kernels.problem import batch_spec
 from orchestrator.errors import UserError
-from orchestrator.formats.file_errors import FileErrors
 from orchestrator.formats.flashinfer_trace import definitions
 from orchestrator.formats.flashinfer_trace.definitions import Definition
 from orchestrator.formats.flashinfer_trace.safetensors import read_vector
+from orchestrator.remainder import Remainder
 from orchestrator.untrusted.door import from_json
 from orchestrator.untrusted.files import read_text
 
@@ -22,73 +22,85 @@ Rule = dict[str, Any]
 
 MAX_REQUESTS = 100_000
 MAX_BYTES = 256 * 10**6
+GIVE = "give a file of flashinfer-trace's workloads or traces"
 SCALE_ERROR = 1e-3  # relative; float32 and the digits that were printed
 
 
-def read(path: str, known: Mapping[str, frozenset[str]] | None) -> tuple[list[Rule], str]:
-    """A rule of a sweep for each workload, equal ones once, and a sentence on where the lengths come from.
+def read(path: str) -> tuple[list[Rule], str]:
+    """A rule of a sweep for each workload, equal ones once, and a sentence on where the lengths come from and what is left out.
 
-    A workload names no backend, so `known`, which is None if the command names some, must be None. Raises UserError that names
-    every line without a counterpart.
+    Raises UserError if no line is left.
     """
-    errors, root = FileErrors(path), _root(Path(path))
+    rest, root = Remainder(path), root_of(Path(path))
     found: dict[str, Rule] = {}
-    exact = lines = 0
-    for number, line in enumerate(read_text(path, "import", MAX_BYTES).split("\n"), 1):
-        if not line.strip():
-            continue
-        lines += 1
-        taken = errors.collect(number, lambda line=line: _rule(line, root))  # type: ignore[misc]
-        if taken is not None and errors.problem(number, {**taken[0]}) is not None:
-            exact += taken[1]
-            found[json.dumps(taken[0], sort_keys=True)] = taken[0]
+    taken = exact = 0
+    for number, trace in traces_of(path, rest):
+        rule = rest.collect(number, lambda trace=trace: rule_of(trace, root))  # type: ignore[misc]
+        if rule is not None and rest.problem(number, {**rule[0]}) is not None:
+            taken, exact = taken + 1, exact + rule[1]
+            found[json.dumps(rule[0], sort_keys=True)] = rule[0]
+            if trace.get("evaluation"):
+                rest.add(number, "with an evaluation, which becomes a row without +sweep and mode=plan", str(trace.get("solution")))
+    left = rest.close(taken, GIVE)
+    even = f"; {taken - exact} of {taken} workloads without their tensors, whose lengths are split evenly" if exact < taken else ""
+    return list(found.values()), f"workloads of flashinfer-trace ({path}{even}{left})"
+
+
+def traces_of(path: str, rest: Remainder) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """The traces of a file with their lines. Raises UserError if it has no lines."""
+    lines = [(n, line) for n, line in enumerate(read_text(path, "import", MAX_BYTES).split("\n"), 1) if line.strip()]
     if not lines:
-        raise UserError(f"import={path}: it has no lines; give a file of workloads, one JSON object a line")
-    errors.raise_if_any("delete or correct these lines")
-    if known is not None:
-        routines = sorted({str(rule["routine"]) for rule in found.values()})
-        options = sorted(frozenset.intersection(*(known[routine] for routine in routines)))
-        raise UserError(f"import={path}: a workload names no backend; type +sweep.backend=[{options[0]}], of {', '.join(options)}")
-    even = f"; {lines - exact} of {lines} workloads without their tensors, whose lengths are split evenly" if exact < lines else ""
-    return list(found.values()), f"workloads of flashinfer-trace ({path}{even})"
+        raise UserError(f"import={path}: it has no lines; {GIVE}, one JSON object a line")
+    for number, line in lines:
+        if (trace := rest.collect(number, lambda line=line: _trace(line))) is not None:  # type: ignore[misc]
+            yield number, trace
 
 
-def _root(path: Path) -> Path:
+def _trace(line: str) -> Mapping[str, Any]:
+    trace = from_json(line)
+    if not isinstance(trace.get("workload"), dict):
+        hint = "; type traffic=FILE for lengths of requests" if "input_length" in trace else ""
+        raise ValueError(f"no workload in it; allowed: a trace with definition and workload{hint}")
+    return trace
+
+
+def root_of(path: Path) -> Path:
     """The folder of the trace set, which paths in a workload start from: the one that holds `workloads/`."""
     parents = path.resolve().parents
     return next((parent.parent for parent in parents if parent.name in ("workloads", "traces")), parents[0])
 
 
-def _rule(line: str, root: Path) -> tuple[Rule, bool]:
+def rule_of(trace: Mapping[str, Any], root: Path) -> tuple[Rule, bool]:
     """The keys of a workload's problem, and whether its lengths are exact. Raises ValueError in words."""
-    trace = from_json(line)
-    if not isinstance(trace.get("workload"), dict):
-        hint = "; type traffic=FILE for lengths of requests" if "input_length" in trace else ""
-        raise ValueError(f"no workload in it; allowed: a trace with definition and workload{hint}")
     definition = definitions.find(trace.get("definition"), root)
     axes, inputs = (trace["workload"].get(key) for key in ("axes", "inputs"))
     if not isinstance(axes, dict) or not isinstance(inputs, dict):
         raise ValueError("workload: axes and inputs are needed, each a mapping")
-    _require_scale(definition, inputs.get("sm_scale"))
     tensors = _tensors(inputs, root)
-    lengths, order = _exact(definition, axes, tensors) if tensors else (_even(definition, axes), None)
+    order = None
+    if definition.has_table:
+        lengths = _of_table(definition, axes, inputs, tensors)
+    else:
+        lengths, order = _exact(definition, axes, tensors) if tensors else (_even(definition, axes), None)
     keys = definition.keys | batch_spec.keys_of(batch_spec.name(lengths)) | {"mask": "causal", "sinks": False}
+    keys |= _scale(definition, inputs)
     if order is not None and definition.routine != "ragged_prefill":
         keys["page_order"] = order
     return keys, bool(tensors)
 
 
-def _require_scale(definition: Definition, given: object) -> None:
-    """Raises ValueError for a softmax scale other than that of the head dimension, which all problems here have."""
-    value, expected = given.get("value") if isinstance(given, dict) else None, definition.softmax_dim**-0.5
-    if value is not None and not (isinstance(value, int | float) and math.isclose(value, expected, rel_tol=SCALE_ERROR)):
-        raise ValueError(f"sm_scale={value!r}: allowed: 1/sqrt({definition.softmax_dim}), {expected:.6g}")
+def _scale(definition: Definition, inputs: Mapping[str, Any]) -> Rule:
+    """The softmax scale, if one is given. That of a call over FP8 tables holds the cache's scale as well."""
+    given = inputs.get("sm_scale", inputs.get("bmm1_scale") if definition.keys["kv_dtype"] in ("bf16", "fp16") else None)
+    value, usual = given.get("value") if isinstance(given, dict) else None, definition.softmax_dim**-0.5
+    is_usual = value is None or (isinstance(value, int | float) and math.isclose(value, usual, rel_tol=SCALE_ERROR))
+    return {} if is_usual else {"softmax_scale": value}
 
 
 def _tensors(inputs: Mapping[str, Any], root: Path) -> dict[str, list[int]]:
     """The vectors of lengths that are at hand, by name. None of them counts if one of their files is absent."""
     found = {}
-    for name in ("qo_indptr", "kv_indptr", "kv_indices", "kv_last_page_len"):
+    for name in ("qo_indptr", "kv_indptr", "kv_indices", "kv_last_page_len", "seq_lens", "cum_seq_lens_q"):
         source = inputs.get(name)
         if not isinstance(source, dict) or source.get("type") != "safetensors":
             continue
@@ -101,7 +113,30 @@ def _tensors(inputs: Mapping[str, Any], root: Path) -> dict[str, list[int]]:
         if not file.is_file():
             return {}
         found[name] = read_vector(file, key)
-    return found if "kv_indptr" in found else {}
+    return found if found.keys() & {"kv_indptr", "seq_lens"} else {}
+
+
+def _of_table(
+    definition: Definition, axes: Mapping[str, Any], inputs: Mapping[str, Any], tensors: Mapping[str, list[int]]
+) -> list[tuple[int, int]]:
+    """Lengths beside a page table, or all as long as the longest, or as the table is wide."""
+    if "seq_lens" in tensors:
+        kvs = tensors["seq_lens"]
+    else:
+        longest = (inputs.get(name) for name in ("max_seq_len", "max_kv_len"))
+        given = [found["value"] for found in longest if isinstance(found, dict) and "value" in found]
+        longest_kv = _whole({"max_seq_len": given[0]}, "max_seq_len") if given else 0
+        kvs = [longest_kv or _whole(axes, "max_pages_per_seq") * definition.page_size] * _requests(axes)
+    if not 1 <= len(kvs) <= MAX_REQUESTS:
+        raise ValueError(f"seq_lens: {len(kvs):,} requests; allowed: 1 to {MAX_REQUESTS:,}")
+    if "cum_seq_lens_q" in tensors:
+        queries = _differences("cum_seq_lens_q", tensors["cum_seq_lens_q"])
+    else:
+        total = _whole(axes, "q_len_per_request") * len(kvs) if "q_len_per_request" in axes else _whole(axes, "num_tokens")
+        queries = list(_split(total, len(kvs)))
+    if len(queries) != len(kvs):
+        raise ValueError(f"cum_seq_lens_q has {len(queries)} requests and seq_lens has {len(kvs)}; allowed: as many in both")
+    return _checked(queries, kvs)
 
 
 def _exact(
@@ -134,6 +169,14 @@ def _order(indices: Sequence[int] | None, indptr: Sequence[int]) -> str | None:
 
 def _even(definition: Definition, axes: Mapping[str, Any]) -> list[tuple[int, int]]:
     """Lengths from the sums alone, as even as they can be. Pages of several tokens count as full."""
+    batch = _requests(axes)
+    total = _whole(axes, "num_kv_indices" if "num_kv_indices" in axes else "total_kv")
+    queries = batch if definition.is_decode else _whole(axes, "total_q")
+    kvs = [pages * definition.page_size for pages in _split(total, batch)]
+    return _checked(list(_split(queries, batch)), kvs)
+
+
+def _requests(axes: Mapping[str, Any]) -> int:
     if "batch_size" in axes:
         batch = _whole(axes, "batch_size")
     elif "len_indptr" in axes:
@@ -142,10 +185,7 @@ def _even(definition: Definition, axes: Mapping[str, Any]) -> list[tuple[int, in
         raise ValueError("axes: batch_size or len_indptr is needed")
     if not 1 <= batch <= MAX_REQUESTS:
         raise ValueError(f"axes: a batch of {batch} requests; allowed: 1 to {MAX_REQUESTS:,}")
-    total = _whole(axes, "num_kv_indices" if "num_kv_indices" in axes else "total_kv")
-    queries = batch if definition.is_decode else _whole(axes, "total_q")
-    kvs = [pages * definition.page_size for pages in _split(total, batch)]
-    return _checked(list(_split(queries, batch)), kvs)
+    return batch
 
 
 def _split(total: int, parts: int) -> Iterator[int]:

@@ -13,13 +13,15 @@ from orchestrator import ROOT
 from orchestrator.analysis.connection import Record
 from orchestrator.config.settings import load
 from orchestrator.errors import UserError
-from orchestrator.formats.flashinfer_trace import reader, writer
+from orchestrator.formats.flashinfer_trace import reader, results, writer
 from orchestrator.formats.flashinfer_trace.safetensors import read_vector, with_vectors
 from orchestrator.formats.import_config import resolve_files
 from orchestrator.formats.results_csv_writer import problem_of
+from orchestrator.machines import known_devices
 from orchestrator.planning.expand import expand
 from orchestrator.storage import parquet
 from tests.helpers.command_line import Invoke, composed
+from tests.helpers.noted import noted
 
 PAGED, RAGGED = "gqa_paged_decode_h32_kv8_d128_ps1", "gqa_ragged_prefill_causal_h32_kv4_d128"
 CHUNKS, LATENT = "gqa_paged_prefill_causal_h16_kv2_d128_ps64", "mla_paged_decode_h16_ckv512_kpe64_ps64"
@@ -50,12 +52,12 @@ def written(tmp_path: Path, *lines: object, **vectors: list[int]) -> str:
 
 
 def problems(path: str) -> list[Problem]:
-    return [Problem.model_validate(rule) for rule in reader.read(path, None)[0]]
+    return [Problem.model_validate(rule) for rule in reader.read(path)[0]]
 
 
 def test_without_tensors_the_sums_are_split_evenly_and_the_sweep_says_so(tmp_path: Path):
     path = written(tmp_path, workload())
-    (rule,), about = reader.read(path, None)
+    (rule,), about = reader.read(path)
     problem = Problem.model_validate(rule)
 
     assert (problem.routine, problem.num_qo_heads, problem.num_kv_heads, problem.page_size) == ("paged_decode", 32, 8, 1)
@@ -73,7 +75,7 @@ def test_with_tensors_every_request_has_its_own_length_and_the_pages_their_order
         (problem,) = problems(path)
         assert problem.kv_lens == (5, 5, 2) and set(problem.q_lens) == {1}
         assert problem.page_order == order
-        assert "split evenly" not in reader.read(path, None)[1]
+        assert "split evenly" not in reader.read(path)[1]
 
 
 def test_pages_of_several_tokens_end_where_their_last_page_does(tmp_path: Path):
@@ -116,6 +118,109 @@ def test_a_definition_at_hand_says_the_dtypes_and_equal_workloads_are_one_point(
             problems(path)
 
 
+def test_a_captured_scale_is_the_points_own(tmp_path: Path):
+    """DeepSeek's with YaRN: (0.1 ln 40 + 1)² / sqrt(192)."""
+    latent = workload(LATENT, {"batch_size": 2, "num_kv_indices": 6}, sm_scale={"type": "scalar", "value": 0.1352337788608801})
+    (problem,) = problems(written(tmp_path, latent))
+
+    assert (problem.routine, problem.softmax_scale) == ("mla", pytest.approx(0.1352337788608801))
+
+
+@pytest.mark.parametrize(
+    ("definition", "axes", "keys"),
+    [
+        (
+            "gqa_paged_prefill_h32_kv8_d128_ps16",
+            {"len_indptr": 3, "total_q": 8, "num_kv_indices": 8},
+            ("paged_prefill", 4, 64, "NHD"),
+        ),
+        ("gqa_ragged_h32_kv8_d128", {"len_indptr": 3, "total_q": 8, "total_kv": 64}, ("ragged_prefill", 4, 32, "HND")),
+        (
+            "trtllm_batch_decode_h32_kv8_d128_ps16",
+            {"batch_size": 2, "num_tokens": 8, "max_pages_per_seq": 4},
+            ("paged_decode", 4, 64, "HND"),
+        ),
+        (
+            "xqa_batch_decode_h32_kv8_d128_ps16",
+            {"batch_size": 2, "num_tokens": 2, "max_pages_per_seq": 4},
+            ("paged_decode", 1, 64, "HND"),
+        ),
+        (
+            "trtllm_batch_decode_mla_dense_h128_d_qk576_ckv512_kpe64_nope512_ps64",
+            {"batch_size": 2, "q_len_per_request": 4, "max_pages_per_seq": 2},
+            ("mla", 4, 128, "HND"),
+        ),
+        (
+            "trtllm_batch_context_h32_kv8_d128_ps16",
+            {"batch_size": 2, "num_tokens": 8, "max_pages_per_seq": 2},
+            ("paged_prefill", 4, 32, "HND"),
+        ),
+    ],
+)
+def test_names_that_flashinfer_writes_by_itself_are_known(
+    tmp_path: Path, definition: str, axes: dict[str, int], keys: tuple[str, int, int, str]
+):
+    (p,) = problems(written(tmp_path, workload(definition, axes, sm_scale={"type": "scalar", "value": None})))
+
+    assert (p.routine, p.s_qo, p.s_kv, p.kv_layout) == keys
+
+
+def test_requests_of_a_page_table_have_the_lengths_beside_it(tmp_path: Path):
+    line = workload(
+        "trtllm_batch_context_h32_kv8_d128_ps16", {"batch_size": 2, "num_tokens": 5}, tensors=("seq_lens", "cum_seq_lens_q")
+    )
+    (p,) = problems(written(tmp_path, line, seq_lens=[20, 7], cum_seq_lens_q=[0, 4, 5]))
+
+    assert (p.q_lens, p.kv_lens) == ((4, 1), (20, 7))
+
+
+def evaluated(status: str = "PASSED", **of: Any) -> dict[str, Any]:
+    correctness = {"max_relative_error": 0.001, "max_absolute_error": 0.001}
+    found = {
+        "status": status,
+        "environment": {"hardware": "NVIDIA_H100", "libs": {"torch": "2.11", "flashinfer": "0.7.2"}},
+        "correctness": correctness,
+        "performance": {"latency_ms": 0.02, "reference_latency_ms": 1.0},
+    }
+    return {**workload(), "solution": "fi_x", "evaluation": {**found, **of}}
+
+
+def test_an_evaluation_is_a_row(tmp_path: Path, invoke: Invoke):
+    path = written(tmp_path, evaluated(), {**evaluated("RUNTIME_ERROR", performance=None), "solution": "other"}, workload())
+    done = invoke(f"import={path}", f"results.path={tmp_path / 'out'}")
+    rows = {row["backend"]: row for row in parquet.read(tmp_path / "out").to_pylist()}
+
+    assert done.returncode == 0 and "3: no evaluation" in done.stderr
+    assert {name: row["status"] for name, row in rows.items()} == {"fi_x": "ok", "other": "failed"}
+    row = rows["fi_x"]
+    assert (row["device_name"], row["median_us"], row["torch_version"]) == ("NVIDIA H100 80GB HBM3", pytest.approx(20), "2.11")
+    assert (row["libraries"], row["orchestrator_version"], row["batch_size"]) == ("flashinfer 0.7.2", "flashinfer_trace", 16)
+    assert "lengths split evenly" in row["reason"] and "max_relative_error 0.001" in row["check"]
+
+
+def test_planned_again_an_evaluated_workload_is_a_point_and_says_what_is_left_out(tmp_path: Path):
+    (rules, _), said = noted(lambda: reader.read(written(tmp_path, evaluated())))
+
+    assert len(rules) == 1
+    assert "1 line with an evaluation, which becomes a row without +sweep and mode=plan: fi_x" in said
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (evaluated("WON"), "evaluation.status='WON': allowed: PASSED"),
+        (evaluated(performance={"latency_ms": 0}), "latency_ms=0: allowed: a number of milliseconds"),
+        (evaluated(environment={"hardware": "NVIDIA_B200"}), "hardware='NVIDIA B200': allowed: NVIDIA H100"),
+        (evaluated(environment=3), "hardware='': allowed: NVIDIA H100"),
+    ],
+)
+def test_an_evaluation_without_a_counterpart_is_named(tmp_path: Path, line: object, words: str):
+    with pytest.raises(UserError) as caught:
+        results.read(written(tmp_path, line), known_devices()["h100"], "mine")
+
+    assert words in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -132,7 +237,7 @@ def test_a_definition_at_hand_says_the_dtypes_and_equal_workloads_are_one_point(
         (workload(axes={"batch_size": 10**9, "num_kv_indices": 5}), "a batch of 1000000000 requests"),
         (workload(axes={"batch_size": "8", "num_kv_indices": 5}), "axes.batch_size='8'"),
         (workload(axes={"batch_size": 8, "num_kv_indices": 5}), "a request with 1 query and 0 KV tokens"),
-        (workload(sm_scale={"type": "scalar", "value": 1.0}), "sm_scale=1.0: allowed: 1/sqrt(128)"),
+        (workload(sm_scale={"type": "scalar", "value": "1"}), "softmax_scale='1'"),
         (
             workload(CHUNKS.replace("ps64", "ps1"), {"len_indptr": 2, "total_q": 34, "num_kv_indices": 1}),
             "34 query tokens over 1 KV tokens",
@@ -175,8 +280,8 @@ def test_a_damaged_safetensors_file_is_named_in_words(tmp_path: Path):
         (b"", "no safetensors file, or not a whole one"),
         (b"\xff" * 8 + b"{}", "no safetensors file, or not a whole one"),
         (whole[:-4], "is cut off"),
-        (_file("x"), "its header is wrong (no JSON)"),
-        (_file("[1]"), "has no tensor 'a'"),
+        (_file("x"), r"its header is wrong \(no JSON\)"),
+        (_file("[1]"), "no JSON object"),
         (_file(json.dumps({"a": {**header["a"], "dtype": "BF16"}})), "no vector of whole numbers"),
         (_file(json.dumps({"a": {**header["a"], "shape": [3, 1]}})), "no vector of whole numbers"),
         (_file(json.dumps({"a": {**header["a"], "data_offsets": [-4, 8]}})), "is cut off"),

@@ -22,7 +22,7 @@ LINE = (
     ("name", "overrides", "words"),
     [
         (
-            "a.json",
+            "a.xml",
             [],
             "allowed: a test list (.txt), a result file (.csv), a vLLM config (.yaml), workloads of flashinfer-trace (.jsonl)",
         ),
@@ -38,7 +38,7 @@ LINE = (
     ],
 )
 def test_what_contradicts_a_file_is_named(tmp_path: Path, name: str, overrides: list[str], words: str):
-    for made in ("a.txt", "a.json", "a.csv"):
+    for made in ("a.txt", "a.xml", "a.csv"):
         (tmp_path / made).write_text(f"{LINE}\n")
     (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe")
     with pytest.raises(UserError) as caught:

@@ -17,7 +17,7 @@ from orchestrator.formats.flashinfer_trace import definitions, reader, safetenso
 Reader = Callable[[Path], Any]
 READERS: list[tuple[Any, Reader]] = [
     (traffic, lambda path: traffic.read(str(path))),
-    (reader, lambda path: reader.read(str(path), None)),
+    (reader, lambda path: reader.read(str(path))),
     (table, lambda path: table.read_records(str(path))),
     (safetensors, lambda path: safetensors.read_vector(path, "kv_indptr")),
     (definitions, lambda path: definitions._of_file(path.stem, path.parents[2], {}, {})),

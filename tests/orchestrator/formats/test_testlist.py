@@ -15,6 +15,7 @@ from orchestrator.formats.import_config import resolve_files
 from orchestrator.planning.expand import expand
 from orchestrator.point import Point
 from tests.helpers.command_line import composed
+from tests.helpers.noted import noted
 
 HEADS = "--num_qo_heads 64 --num_kv_heads 8 --head_dim_qk 128"
 DECODE = f"--routine BatchDecodeWithPagedKVCacheWrapper --page_size 16 --batch_size 4 --s_kv 1024 {HEADS}"
@@ -120,12 +121,15 @@ def test_a_key_of_a_sweep_replaces_that_of_every_case(tmp_path: Path):
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("--routine mm_fp4 --m 3", "2: --routine 'mm_fp4' is not a routine of this project; allowed: BatchDecodeWith"),
-        ("--backends fa2", "2: no --routine; allowed"),
-        (f"{DECODE} --backends fa2 prims-ts", "2: --backends of paged_decode: there is no 'prims-ts'"),
-        (f"{RAGGED} --backends trtllm-native", "2: --backends of ragged_prefill: there is no 'trtllm-native'"),
+        ("--routine mm_fp4 --m 3", "2: 1 line of other routines: mm_fp4"),
+        ("--routine bmm_fp8\n--routine mm_fp4\n--routine bmm_fp8", "2: 3 lines of other routines: bmm_fp8 (2), mm_fp4"),
+        ("--backends fa2", "2: 1 line of other routines: no --routine"),
+        (f"{DECODE} --backends prims-ts", "2: 1 line with backends that paged_decode has not here: prims-ts"),
+        (
+            f"{RAGGED} --backends trtllm-native",
+            "with backends that ragged_prefill has not here: trtllm-native (",
+        ),
         (f"{DECODE} --backends", "2: argument --backends: expected at least one argument"),
-        (f"{DECODE} --enable_pdl", "2: '--enable_pdl' has no counterpart here"),
         (f"{DECODE} stray", "2: 'stray' has no counterpart here"),
         (f"{MLA} --mla-use-sinks", "2: '--mla-use-sinks' has no counterpart here"),
         (f"{MLA} --mla-q-lengths 1 --mla-kv-lengths 1,2", "2: batch_size=2: there are 1 query and 2 KV lengths"),
@@ -142,21 +146,39 @@ def test_a_key_of_a_sweep_replaces_that_of_every_case(tmp_path: Path):
         (f"{DECODE} --case_tag 'open", "2: No closing quotation"),
     ],
 )
-def test_a_line_that_cannot_be_mapped_is_named_with_its_word(tmp_path: Path, line: str, words: str):
+def test_a_line_that_cannot_be_mapped_is_named_with_its_word_and_the_others_are_taken(tmp_path: Path, line: str, words: str):
+    found, said = noted(lambda: points(tmp_path, f"# a comment\n{line}\n{DECODE} --case_tag last\n"))
+
+    assert len({point.problem for point in found}) == 1
+    assert words in said
+    with pytest.raises(UserError, match="nothing of"):
+        points(tmp_path, line)
+
+
+def test_of_a_line_the_known_backends_are_taken_and_options_of_kernels_are_named(tmp_path: Path):
+    """The lines of f6.txt in FlashInfer's newest sample list, and its autotuner."""
+    text = f"{PREFILL} --causal --backends fa2 fa3 trtllm-gen\n{RAGGED} --backends fa2 fa3\n{MLA} --autotune --backends fa3\n"
+    found, said = noted(lambda: points(tmp_path, text))
+
+    assert [p.backend for p in found] == ["fa2", "fa3", "fa2", "fa3", "fa3"]
+    assert "1 line with backends that paged_prefill has not here: trtllm-gen" in said
+    assert "3: 1 line with options that kernels choose here by themselves: --autotune" in said
+
+
+def test_every_reason_is_named_at_once_up_to_twenty(tmp_path: Path):
     with pytest.raises(UserError) as caught:
-        points(tmp_path, f"# a comment\n{line}\n{DECODE}\n")
-
-    assert f"cases.txt:{words}" in str(caught.value)
-    assert "nothing of" in str(caught.value)
-
-
-def test_every_line_is_named_at_once_up_to_twenty(tmp_path: Path):
-    with pytest.raises(UserError) as caught:
-        points(tmp_path, "--routine bmm_fp8\n" * 25)
+        points(tmp_path, "".join(f"{DECODE} --x{i}\n" for i in range(25)))
 
     said = str(caught.value).splitlines()
     assert len(said) == 22
     assert said[20] == "and 5 more"
+
+
+def test_a_pasted_command_and_the_axis_of_pdl_are_taken(tmp_path: Path):
+    """As the column repro_command has it."""
+    assert one(tmp_path, f"python3 flashinfer_benchmark.py {DECODE} --enable_pdl") == one(tmp_path, DECODE).model_copy(
+        update={"enable_pdl": True}
+    )
 
 
 def test_a_list_without_a_case_is_none(tmp_path: Path):

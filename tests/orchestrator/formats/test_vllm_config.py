@@ -13,18 +13,21 @@ from orchestrator.formats.import_config import resolve_files
 from orchestrator.planning.expand import expand
 from orchestrator.point import Point
 from tests.helpers.command_line import composed
+from tests.helpers.noted import noted
 
 MODEL = "model: {name: any, num_layers: 32, num_q_heads: 32, num_kv_heads: 8, head_dim: 128, block_size: 16}\n"
 LATENT = (
     "model: {num_q_heads: 128, num_kv_heads: 1, head_dim: 576, kv_lora_rank: 512, qk_nope_head_dim: 128, qk_rope_head_dim: 64}\n"
 )
+PROMPTS = f"prefill_backends: [fa3, fa4]\n{LATENT}"
+PROMPT_CALLS = ["ragged_prefill/flash_attn_3_vllm", "ragged_prefill/flash_attn_4"]
 BACKENDS = "backends: [FLASHINFER]\n"
 
 
-def points(tmp_path: Path, text: str, *overrides: str) -> list[Point]:
+def points(tmp_path: Path, text: str, *overrides: str, device: str = "h100") -> list[Point]:
     path = tmp_path / "study.yaml"
     path.write_text(text)
-    return expand(load(resolve_files(composed(f"import={path}", *overrides))))
+    return expand(load(resolve_files(composed(f"import={path}", "mode=plan", f"device={device}", *overrides))))
 
 
 def refused(tmp_path: Path, text: str) -> str:
@@ -40,7 +43,7 @@ def test_specs_become_decodes_prefills_and_mixed_batches_of_the_model(tmp_path: 
 
     assert [(p.problem.routine, p.backend, p.problem.batch_size, p.problem.s_qo, p.problem.s_kv) for p in found] == [
         ("paged_prefill", "auto", 1, 512, 512),
-        ("paged_decode", "auto", 8, 1, 1024),
+        ("paged_decode", "trtllm-native", 8, 1, 1024),
         ("paged_prefill", "auto", 10, 2048, 2048),
     ]
     assert [p.problem.batch_spec for p in found] == [None, None, "2q2k_8q1s1k"]
@@ -50,7 +53,8 @@ def test_specs_become_decodes_prefills_and_mixed_batches_of_the_model(tmp_path: 
 
 
 def test_mla_is_the_model_before_absorption(tmp_path: Path):
-    (point,) = points(tmp_path, f"{LATENT}batch_specs: [16q4s1k_16q1s1k]\nbackend: flashinfer_mla\nkv_cache_dtype: fp8\n")
+    text = f"{LATENT}batch_specs: [16q4s1k_16q1s1k]\nbackend: flashinfer_mla\nkv_cache_dtype: fp8\n"
+    (point,) = points(tmp_path, text, device="b200")
     p = point.problem
 
     assert (p.routine, point.backend, p.batch_spec, p.kv_dtype) == ("mla", "trtllm-native", "16q4s1k_16q1s1k", "fp8_e4m3")
@@ -60,14 +64,14 @@ def test_mla_is_the_model_before_absorption(tmp_path: Path):
 
 @pytest.mark.parametrize("cache", ["auto", "fp8"])
 def test_mla_of_its_configs_runs_where_its_own_kernel_does(tmp_path: Path, cache: str):
-    """Its benchmark computes in bf16, casts queries to FP8 over an FP8 latent, and gives FlashInfer's kernel pages of 64."""
+    """Its benchmark computes in bf16, casts queries to FP8 over an FP8 latent, and takes the first page size of a kernel."""
     model = LATENT.replace("}", ", block_size: 128}")
     (tmp_path / "study.yaml").write_text(f"{model}batch_specs: [16q4s1k]\nbackends: [FLASHINFER_MLA]\nkv_cache_dtype: {cache}\n")
     settings = load(resolve_files(composed(f"import={tmp_path / 'study.yaml'}", "mode=plan", "device=b200")))
     (point,) = expand(settings)
     needs = registry.adapters()["mla", point.backend].needs(point.problem, settings.device)
 
-    assert (point.problem.page_size, point.problem.output_dtype) == (64, "bf16")
+    assert (point.problem.page_size, point.problem.output_dtype) == (32, "bf16")
     assert [need.sentence for need in needs if not need.met] == []
 
 
@@ -124,31 +128,52 @@ def test_ignored_keys_are_listed(tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("mode: decode_vs_prefill\n", "1: mode: 'decode_vs_prefill' has no counterpart here"),
+        ("mode: decode_vs_prefill\n", "1: mode: decode_vs_prefill has no counterpart here"),
         ("\nparameter_sweep: {param_name: num_kv_splits, values: [1]}\n", "2: parameter_sweep: "),
-        ("prefill_backends: [fa4]\n", "1: prefill_backends: ['fa4'] has no counterpart here"),
         ("batch_specs:\n  - q1s1k\n  - 8s1k\n", "3: batch_spec '8s1k': '8s1k' is vLLM's older dialect; type '8q1s1k'"),
-        ("batch_specs:\n  - q8s4\n", "2: batch_spec 'q8s4': 'q8s4' has s=4 below q=8"),
+        ("batch_specs:\n  - q8s4\n  - q1s1k\n", "2: batch_spec 'q8s4': 'q8s4' has s=4 below q=8"),
         (
-            "batch_specs: [q1s1k]\nbackends:\n  - FLASHINFER\n  - TRITON_ATTN\n",
-            "4: backends[1]: 'TRITON_ATTN' is no backend here for paged_decode",
+            "batch_specs: [q1s1k]\nbackends:\n  - FLASHINFER\n  - ROCM_ATTN\n  - ROCM_ATTN\n",
+            "4: 2 lines by which vLLM 0.33.0 runs no kernel of this project for decode: ROCM_ATTN (2)",
         ),
-        ("batch_specs: [q1s1k]\nmodel:\n  hidden: 3\n", "3: model.hidden: hidden=3 has no counterpart"),
         ("batch_specs: [q1s1k]\nmodel: 3\n", "2: model: 3: allowed: a mapping"),
-        ("batch_specs: [q1s1k]\nmodel: {num_kv_heads: 7}\n", "1: num_qo_heads=32 does not divide by num_kv_heads=7"),
-        ("batch_specs: [q1s1k]\nmodel: {head_dim: big}\n", "2: model.head_dim: head_dim='big': allowed: a whole number"),
+        (
+            "batch_specs: [q1s1k]\nmodel_parameter_sweep: {param_name: num_kv_heads, values: [8, 7]}\n",
+            "1: num_qo_heads=32 does not divide by num_kv_heads=7",
+        ),
         ("batch_specs: [q1s1k]\nkv_cache_dtype: int8\n", "2: kv_cache_dtype: 'int8': allowed: auto, fp8"),
         (
-            "batch_specs: [q1s1k]\nmodel_parameter_sweep: {values: [{depth: 3}]}\n",
-            "2: model_parameter_sweep.values[0].depth: depth=3 has no counterpart",
+            "batch_specs: [q1s1k]\nmodel_parameter_sweep: {values: [{}, {depth: 3}]}\n",
+            "2: model_parameter_sweep.values[1].depth: depth=3 has no counterpart",
         ),
         ("batch_specs: [q1s1k]\nmodel_parameter_sweep: {value: [1]}\n", "2: model_parameter_sweep.value: [1] has no counterpart"),
+        ("batch_specs: [q1s2k, 2q1s1k]\nbatch_sizes: [1, 2]\n", "1: batch_specs[1]: '2q1s1k' beside batch_sizes"),
+        (
+            "batch_specs: [q1s2k]\nbatch_spec_ranges: [{template: 'q{q}s1k'}]\n",
+            "2: template 'q{q}s1k': its names are ['q'], the ranges are of []",
+        ),
+    ],
+)
+def test_what_has_no_counterpart_is_named_by_line_and_the_rest_is_taken(tmp_path: Path, text: str, words: str):
+    found, said = noted(lambda: points(tmp_path, f"{text}{rest_of(text)}{'' if 'batch' in text else 'batch_specs: [q1s1k]'}"))
+
+    assert found
+    assert words in said.replace("left out: study.yaml:", "")
+
+
+def rest_of(text: str) -> str:
+    return "" if "backends" in text else BACKENDS
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("batch_specs: [q1s1k]\nmodel:\n  hidden: 3\n", "3: model.hidden: hidden=3 has no counterpart"),
+        ("batch_specs: [q1s1k]\nmodel: {head_dim: big}\n", "2: model.head_dim: head_dim='big': allowed: a whole number"),
         (
             "batch_specs: [q1s1k]\nmodel_parameter_sweep: {param_name: num_kv_heads, values: 1}\n",
             "2: model_parameter_sweep.values: 1: allowed: a list",
         ),
-        ("batch_specs: [2q1s1k]\nbatch_sizes: [1, 2]\n", "1: batch_specs[0]: '2q1s1k' beside batch_sizes"),
-        ("batch_spec_ranges: [{template: 'q{q}s1k'}]\n", "1: template 'q{q}s1k': its names are ['q'], the ranges are of []"),
         (
             "batch_spec_ranges: [{template: 'q{q}s1k', q: {start: 1}}]\n",
             "1: q={'start': 1}: allowed: a value, or {start: 1, stop: 16",
@@ -156,21 +181,77 @@ def test_ignored_keys_are_listed(tmp_path: Path):
         ("batch_spec_ranges: [{template: 'q{q}s1k', q: {start: 1, stop: 3, step: 0}}]\n", "a step from 1"),
         ("batch_spec_ranges: [{template: 'q{s1k'}]\n", "1: template 'q{s1k'"),
         ("batch_spec_ranges: [q1]\n", "1: 'q1': allowed: a mapping with a template"),
-        ("backends: [FLASHINFER]\n", "1: batch_specs: none given"),
+        ("backends: [FLASHINFER]\n", "1: batch_specs: none that can be read"),
         ("batch_specs: [q1s1k]\nbackends: []\n", "backends: none given"),
     ],
 )
-def test_what_cannot_be_mapped_is_named_by_line_and_word(tmp_path: Path, text: str, words: str):
-    message = refused(tmp_path, text if "backends" in text else f"{text}{BACKENDS}")
+def test_a_file_of_which_nothing_is_left_is_refused_with_the_reasons(tmp_path: Path, text: str, words: str):
+    message = refused(tmp_path, f"{text}{rest_of(text)}")
 
     assert words in message
-    assert "study.yaml:" in message
+    assert "study.yaml was taken" in message
 
 
-def test_a_prompt_of_mla_is_no_point_of_its_decode_kernels(tmp_path: Path):
-    text = f"{LATENT}batch_specs:\n- q1s1k\n- 2q2k_8q1s1k\nbackends: [FLASHINFER_MLA]\n"
+@pytest.mark.parametrize(
+    ("text", "device", "calls"),
+    [
+        ("backends: [FLASH_ATTN]", "h100", ["paged_decode/flash_attn_3_vllm"]),
+        ("backends: [FLASH_ATTN]", "a100", ["paged_decode/flash_attn_2_vllm"]),
+        ("backends: [FLASHINFER]\ncuda_graphs: true\nwarmup_ms: 100", "h100", ["paged_decode/trtllm-native"]),
+        ("batch_specs: [8q4s1k]\nbackends: [TRITON_ATTN, fa2]", "h100", ["paged_decode/vllm_triton", "paged_prefill/fa2"]),
+        (f"backends: [FLASH_ATTN_MLA, FLASHMLA]\n{LATENT}", "h100", ["mla/flash_attn_3", "mla/flash_mla_vllm"]),
+        (
+            f"batch_specs: [2q1k]\nbackend: FLASHMLA\n{PROMPTS}",
+            "h100",
+            ["ragged_prefill/flash_attn_3_vllm", "ragged_prefill/flash_attn_4"],
+        ),
+        (
+            f"batch_specs: [2q1k]\nbackend: FLASHMLA\n{PROMPTS}",
+            "b200",
+            ["ragged_prefill/flash_attn_3_vllm", "ragged_prefill/flash_attn_4"],
+        ),
+        (f"backends: [FLASHINFER_MLA]\nparameter_sweep: {{values: [1, 8]}}\n{LATENT}", "h100", ["mla/trtllm-native"]),
+    ],
+)
+def test_a_name_of_vllm_is_what_its_newest_release_runs_by_it(tmp_path: Path, text: str, device: str, calls: list[str]):
+    found = points(tmp_path, text if "batch" in text else f"batch_specs: [8q1s1k]\n{text}", device=device)
 
-    assert "study.yaml:4: batch_specs[1]: '2q2k_8q1s1k' has a prompt" in refused(tmp_path, text)
+    assert [f"{p.problem.routine}/{p.backend}" for p in found] == calls
+
+
+def test_without_a_device_a_name_is_all_that_vllm_runs_by_it(tmp_path: Path):
+    path = tmp_path / "study.yaml"
+    path.write_text(f"{MODEL}batch_specs: [8q1s1k]\nbackends: [FLASH_ATTN]\n")
+    rules = resolve_files(composed(f"import={path}"))["sweep"]["include"]
+
+    assert [name for rule in rules for name in rule["backend"]] == ["flash_attn_2_vllm", "flash_attn_3_vllm", "flash_attn_4"]
+
+
+def test_prompts_of_mla_are_calls_of_their_own_and_chunks_over_a_cache_are_counted(tmp_path: Path):
+    text = f"{LATENT}batch_specs:\n- 2q1k_8q1s1k\n- q512s4k\n- q256s4k_4q1s1k\nbackends: [FLASHMLA]\n"
+    found, said = noted(lambda: points(tmp_path, text))
+
+    assert [(p.problem.routine, p.problem.batch_size, p.problem.s_qo, p.problem.head_dim_qk) for p in found] == [
+        ("ragged_prefill", 2, 1024, 192),
+        ("mla", 8, 1, 192),
+        ("mla", 4, 1, 192),
+    ]
+    assert "2 lines with chunks of prompts over cached tokens, which MLA runs as two calls and a merge: q512s4k, q256s4k" in said
+
+
+def test_both_sides_of_a_threshold_are_decoded_whatever_their_queries(tmp_path: Path):
+    text = f"{LATENT}mode: decode_vs_prefill\nbatch_specs: [q1s1k, q512s1k]\nbackends: [FLASH_ATTN_MLA]\n"
+
+    assert [(p.problem.routine, p.problem.s_qo) for p in points(tmp_path, text)] == [("mla", 1), ("mla", 512)]
+
+
+def test_a_sparse_config_never_becomes_dense_points_without_a_word(tmp_path: Path):
+    text = f"{LATENT}batch_specs: [32q1s32k]\nbackends: [FLASHMLA_SPARSE]\n"
+    found, said = noted(lambda: points(tmp_path, text, "+sweep.backend=[flash_attn_3]"))
+
+    assert "of backends that attend to chosen keys, for which there is no routine here: FLASHMLA_SPARSE" in refused(tmp_path, text)
+    assert len(found) == 1
+    assert "of backends that attend to chosen keys, while these points attend to all: FLASHMLA_SPARSE" in said
 
 
 @pytest.mark.parametrize(

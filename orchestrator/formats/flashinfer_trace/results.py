@@ -1,0 +1,105 @@
+"""Reads the evaluations of flashinfer-trace as rows: one for each trace that has one, marked as imported."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kernels.device import Device
+from kernels.problem import Problem
+from orchestrator import machines
+from orchestrator.formats import imported
+from orchestrator.formats.flashinfer_trace.reader import GIVE, MAX_BYTES, root_of, rule_of, traces_of
+from orchestrator.formats.flashinfer_trace.writer import AUTHOR
+from orchestrator.point import Point, fingerprint
+from orchestrator.remainder import Remainder
+from orchestrator.storage.row import Row, Status, describe, finish
+from orchestrator.untrusted.files import read_bytes
+
+ORIGIN = "flashinfer_trace"  # `orchestrator_version` of an imported row
+STATUSES: dict[str, Status] = {
+    "PASSED": "ok",
+    "INCORRECT_SHAPE": "mismatch",
+    "INCORRECT_NUMERICAL": "mismatch",
+    "INCORRECT_DTYPE": "mismatch",
+    "RUNTIME_ERROR": "failed",
+    "COMPILE_ERROR": "failed",
+    "TIMEOUT": "timeout",
+}
+
+
+def has_evaluations(path: str) -> bool:
+    """Whether a trace of the file was evaluated; lines that cannot be read do not count."""
+    return any(trace.get("evaluation") for _, trace in traces_of(path, Remainder(path)))
+
+
+def read(path: str, device: Device | None, sweep: str) -> list[Row]:
+    """A row for each evaluation, of two of one solution at one workload the last. The GPU is the one that the trace names.
+
+    Raises UserError if no evaluation is left.
+    """
+    rest, root = Remainder(path), root_of(Path(path))
+    common = imported.common(path, read_bytes(path, MAX_BYTES), sweep, ORIGIN)
+    rows: dict[str, Row] = {}
+    for number, trace in traces_of(path, rest):
+        row = rest.collect(number, lambda n=number, trace=trace: _row(n, trace, root, device, common))  # type: ignore[misc]
+        if row is not None:
+            rows[row["point_id"] + row["device_name"]] = row
+    rest.close(len(rows), GIVE)
+    return list(rows.values())
+
+
+def _row(number: int, trace: Mapping[str, Any], root: Path, device: Device | None, common: Row) -> Row:
+    """The row of a trace. Raises ValueError for a value without a counterpart."""
+    evaluation, solution = trace.get("evaluation"), str(trace.get("solution"))
+    if not isinstance(evaluation, dict):
+        raise ValueError("no evaluation; +sweep.backend=[auto] makes a point of its workload")
+    if (word := str(evaluation.get("status"))) not in STATUSES:
+        raise ValueError(f"evaluation.status={word!r:.80}: allowed: {', '.join(STATUSES)}")
+    keys, is_exact = rule_of(trace, root)
+    problem, environment = Problem.model_validate(keys), _mapping(evaluation, "environment")
+    own = solution.removeprefix(f"{AUTHOR}_").removesuffix(f"_{trace['definition']}")
+    libs = {name: str(version) for name, version in _mapping(environment, "libs").items()}
+    row: Row = {
+        **describe(Point(problem, own if solution.startswith(AUTHOR) else solution, fingerprint([ORIGIN, solution]))),
+        **common,
+        "device_name": _device_name(str(environment.get("hardware", "")).replace("_", " "), device),
+        "torch_version": libs.get("torch"),
+        "cuda": libs.get("cuda"),
+        "libraries": ", ".join(f"{k} {v}" for k, v in sorted(libs.items()) if k not in ("torch", "cuda", AUTHOR)) or None,
+        "check": f"not_checked: imported; its own check says {_errors(evaluation)}",
+        "timer": f"{ORIGIN}, which does not say how",
+    }
+    if STATUSES[word] == "ok":
+        us = _latency(evaluation) * 1000
+        row |= {"median_us": us, "tflops": problem.flops / us / 1e6, "tb_per_sec": problem.bytes / us / 1e6}
+    even = "" if is_exact else ", lengths split evenly"
+    return finish(row, STATUSES[word], f"imported: line {number} of {common['cluster']}, {word}{even}")
+
+
+def _mapping(parent: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = parent.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _errors(evaluation: Mapping[str, Any]) -> str:
+    error = _mapping(evaluation, "correctness").get("max_relative_error")
+    return f"max_relative_error {error!r:.40}" if error is not None else "no error"
+
+
+def _latency(evaluation: Mapping[str, Any]) -> float:
+    given = _mapping(evaluation, "performance").get("latency_ms")
+    if not isinstance(given, int | float) or isinstance(given, bool) or not 1e-6 <= given < math.inf:
+        raise ValueError(f"evaluation.performance.latency_ms={given!r:.80}: allowed: a number of milliseconds from 1e-06")
+    return float(given)
+
+
+def _device_name(hardware: str, device: Device | None) -> str:
+    """The driver's name of the GPU, of which traces may have the first words. Raises ValueError for another than `device`."""
+    known = [device] if device is not None else machines.known_devices().values()
+    found = next((one.name for one in known for name in (one.name, *one.match) if hardware and name.startswith(hardware)), None)
+    if found is None and (device is not None or not hardware):
+        raise ValueError(f"evaluation.environment.hardware={hardware!r:.80}: allowed: {device.name if device else 'a GPU'}")
+    return found or hardware

@@ -1,0 +1,25 @@
+"""What the rows of any imported file share: where they come from, and when. This project did not measure them."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from orchestrator.storage.row import Row
+from orchestrator.untrusted.files import written_at
+
+
+def common(path: str, content: bytes, sweep: str, origin: str) -> Row:
+    """The values that all rows of a file share. `origin` is the program that measured: their `orchestrator_version`.
+
+    The file's date stands for the time of measurement.
+    """
+    written = written_at(path)
+    return {
+        "run_id": f"imported-{hashlib.sha256(content).hexdigest()[:12]}",
+        "sweep": sweep,
+        "cluster": Path(path).name,
+        "orchestrator_version": origin,
+        "started_at": written,
+        "finished_at": written,
+    }
