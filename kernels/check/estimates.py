@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kernels.check.answer import Answer
 from kernels.inputs import Inputs
+from kernels.inputs.sentinel_logit import PLANTED, parts_of
 from kernels.inputs.tensors import bits, capped
 from kernels.problem import Problem
 from kernels.problem.dtypes import UNIT_ROUNDOFF
@@ -29,10 +30,10 @@ NEARLY_ALL = 0.9  # of a row's weight: the row cannot show whether so heavy a ke
 # tokens took 4.4 s on an H200, and a call 0.07 to 0.2 s. Fewer rows tell as much: a fault in all rows of a head shows in any of
 # them, and a fault in few rows is lost in the mean over all, so those are compared one by one (`oracle.judge`).
 WEIGHED_TOKENS = 2048
-ROWS_AT_ONCE = 64  # query tokens of a request
+ROWS_AT_ONCE = PLANTED  # query tokens of a request
 TINY = 1e-30
 
-Kind = Literal["block", "pair", "gain"]
+Kind = Literal["block", "pair", "edge", "gain"]  # edge: pairs of queries with keys at the edge of a window
 Levels = tuple[tuple[int, int], ...]  # of blocks: how many keys each has, and how many blocks
 
 
@@ -40,8 +41,8 @@ Levels = tuple[tuple[int, int], ...]  # of blocks: how many keys each has, and h
 class KeyWeights:
     """Estimates of one kind for requests of equal lengths: c = a / b, where `a` varies by chance by `variance`. All have one shape.
 
-    Blocks have shape [M, blocks of all levels]: block n of a level begins n blocks behind `start`. Pairs have shape [M, Q, keys],
-    for the queries of a request from `query` on and the keys from `start` on. A gain has shape [M, 1].
+    Blocks have shape [M, blocks of all levels]: block n of a level begins n blocks behind `start`. Pairs and edges have shape
+    [M, Q, keys], for the queries of a request from `query` on and the keys from `start` on. A gain has shape [M, 1].
     """
 
     kind: Kind
@@ -52,7 +53,7 @@ class KeyWeights:
     start: int = 0
     query: int = 0
     levels: Levels = ()
-    of_fault: Tensor | None = None  # of blocks and pairs: how much more `variance` may become by a fault itself
+    of_fault: Tensor | None = None  # of blocks, pairs and edges: how much more `variance` may become by a fault itself
 
 
 @dataclass(frozen=True)
@@ -140,8 +141,7 @@ def weighed_parts(problem: Problem, q_len: int) -> list[range]:
     The last part alone sees the last keys of a causal prompt. The others are drawn from the problem's seed: parts at equal
     distances might all lie at one place of a kernel's tiles. Under a window other tokens see other keys, so all are weighed.
     """
-    stops = range(q_len, 0, -ROWS_AT_ONCE)
-    parts = [range(max(0, stop - ROWS_AT_ONCE), stop) for stop in reversed(stops)]
+    parts = parts_of(q_len)
     most = WEIGHED_TOKENS // ROWS_AT_ONCE
     if len(parts) <= most or problem.window is not None:
         return parts

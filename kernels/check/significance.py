@@ -17,6 +17,8 @@ from torch import Tensor
 
 from kernels.check.answer import MAX_INPUTS, Answer
 from kernels.check.estimates import OF_FAULT, TINY, KeyWeights, Kind, Levels, weighed_parts
+from kernels.check.mask_pairs import near
+from kernels.inputs.sentinel_logit import PLANTED
 from kernels.problem import Problem
 
 FALSE_ALARMS = 1e-5  # right outputs that are called wrong, if their noise is as assumed
@@ -41,6 +43,14 @@ class _Place(NamedTuple):
     levels: Levels
 
 
+class _Part(NamedTuple):
+    """Query tokens of a draft or prompt of so many, and the draft keys near them, counted from the first."""
+
+    q_len: int
+    query: int
+    start: int
+
+
 @dataclass(frozen=True)
 class _Worst:
     """The estimate that exceeds its limit most, of some that lie side by side, flattened. Tensors have no dimensions."""
@@ -60,7 +70,7 @@ class _Reading:
     excess: float
     # By the number of keys of a request, and by the size of its blocks: 1 / variance of c of the least certain block.
     certainty: dict[int, dict[int, float]]
-    of_pairs: list[float]  # 1 / variance of c of each pair of the mask, over all heads
+    pairs_covered: float | None  # the share of pairs of the mask, over all heads, that are certain enough
 
 
 @dataclass
@@ -82,13 +92,14 @@ class WeightTest:
     _num_waiting: int = 0
     # The largest of c, in requests of this length, by size of blocks.
     _most_variance: list[tuple[int, tuple[int, ...], Tensor]] = field(default_factory=list)
-    _pairs: dict[int, list[Tensor]] = field(default_factory=dict)  # as in `_note_pairs`, by drafts
-    _paired: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # KV heads of requests in these sums, by drafts
+    _pairs: dict[_Part, list[Tensor]] = field(default_factory=dict)  # as in `_note_pairs`
+    _paired: dict[_Part, int] = field(default_factory=lambda: defaultdict(int))  # KV heads of requests in these sums
 
     @cached_property
     def sigmas(self) -> float:
         """Standard errors that all estimates of a right output keep within, but for one output in 1 / FALSE_ALARMS."""
-        candidates = 3 * self.problem.stored_kv_heads * self.problem.num_kv_tokens
+        p = self.problem
+        candidates = p.stored_kv_heads * (3 * p.num_kv_tokens + sum(q * min(q, 2 * PLANTED) for q in p.q_lens))
         return -NormalDist().inv_cdf(FALSE_ALARMS / 2 / candidates)
 
     def add(self, weights: KeyWeights) -> None:
@@ -102,7 +113,7 @@ class WeightTest:
             self._note_waiting()
         if weights.kind == "block":
             self._note_block(weights)
-        elif weights.kind == "pair" and weights.start == self.problem.kv_lens[weights.requests[0]] - weights.a.shape[1]:
+        elif weights.kind == "pair":
             self._note_pairs(weights)
 
     def _note_waiting(self) -> None:
@@ -123,12 +134,14 @@ class WeightTest:
         self._worst.append(_Worst(excess, a.take(index), b.take(index), index, tuple(places)))  # `a[index]` would wait
 
     def _note_pairs(self, weights: KeyWeights) -> None:
-        """Sums over heads, [Q, Q] each: a, b, its variance, and its variance if there is a fault."""
+        """Sums over heads, [Q, keys] each: a, b, its variance, and its variance if there is a fault."""
         with_fault = weights.variance if weights.of_fault is None else weights.variance + weights.of_fault
-        new, drafts = [t.sum(0) for t in (weights.a, weights.b, weights.variance, with_fault)], weights.a.shape[1]
-        old = self._pairs.get(drafts)
-        self._pairs[drafts] = new if old is None else [one + other for one, other in zip(old, new, strict=True)]
-        self._paired[drafts] += weights.a.shape[0]
+        new = [t.sum(0) for t in (weights.a, weights.b, weights.variance, with_fault)]
+        q_len, length = self.problem.q_lens[weights.requests[0]], self.problem.kv_lens[weights.requests[0]]
+        part = _Part(q_len, weights.query, weights.start - (length - q_len))
+        old = self._pairs.get(part)
+        self._pairs[part] = new if old is None else [one + other for one, other in zip(old, new, strict=True)]
+        self._paired[part] += weights.a.shape[0]
 
     def _note_block(self, weights: KeyWeights) -> None:
         """Whole blocks count that the request's last query sees in full. What is kept is the variance of c, if there is a fault.
@@ -154,19 +167,19 @@ class WeightTest:
     @cached_property
     def _found(self) -> _Reading:
         """Everything, after all estimates were added, in one transfer."""
-        for a, b, variance, _ in self._pairs.values():
-            self._waiting["pair"].append(KeyWeights("pair", (), a[None], b[None], variance[None]))
+        for part, (a, b, variance, _) in self._pairs.items():
+            self._waiting["pair"].append(KeyWeights("pair", (), a[None], b[None], variance[None], part.start, part.query))
         if self._waiting:
             self._note_waiting()
         excesses, variances = [one.excess for one in self._worst], [of_sizes for *_, of_sizes in self._most_variance]
-        certain = [self._certainty_of_pairs(drafts).flatten() for drafts in self._pairs]
-        read = torch.cat((torch.stack(excesses), *(1 / one for one in variances), *certain)).tolist()
+        pairs = [torch.stack([self._covered(part) for part in self._pairs]).sum(0)] if self._pairs else []
+        read = torch.cat((torch.stack(excesses), *(1 / one for one in variances), *pairs)).tolist()
         blocks = [(length, size) for length, sizes, _ in self._most_variance for size in sizes]
         of_pairs, certainty = len(excesses) + len(blocks), defaultdict[int, dict[int, float]](dict)
         for (length, size), one in zip(blocks, read[len(excesses) : of_pairs], strict=True):
             certainty[length][size] = min(one, certainty[length].get(size, math.inf))
         at = max(range(len(excesses)), key=read.__getitem__)
-        return _Reading(self._worst[at], read[at], certainty, read[of_pairs:])
+        return _Reading(self._worst[at], read[at], certainty, read[of_pairs] / read[of_pairs + 1] if pairs else None)
 
     def clearest(self) -> tuple[float, str]:
         """The estimate that is furthest from the right one, in limits, and what it says in words if that is above 1."""
@@ -181,7 +194,7 @@ class WeightTest:
             where.insert(0, index % size)
             index //= size
         if not place.requests:
-            return f"the mask is wrong in all heads: query {where[1]} and draft key {where[2]} of the last {place.shape[2]}"
+            return f"the mask is wrong in all heads: query {place.query + where[1]} and draft key {place.start + where[2]}"
         heads = self.problem.stored_kv_heads
         head = f"KV head {where[0] % heads} of request {place.requests[where[0] // heads]}"
         if place.kind == "gain":
@@ -216,21 +229,28 @@ class WeightTest:
         reach = ((times, self.min_tokens(times)) for times in range(1, MAX_INPUTS + 1))
         return next((times for times, tokens in reach if tokens is not None and tokens <= PAGE), None)
 
-    def _certainty_of_pairs(self, drafts: int) -> Tensor:
-        """1 / variance of c of each pair of the mask, [Q, Q]."""
+    def _covered(self, part: _Part) -> Tensor:
+        """[2]: how many pairs of the mask would be called wrong, and how many there are. Those further away are no promise."""
         elements = self.inputs * self.problem.group_size * self.problem.value_dim  # that show a pair, in a KV head of a request
-        _, b, _, most = self._pairs[drafts]
-        certainty = (b.square() / most.clamp_min(TINY)).nan_to_num(nan=math.inf)
-        return 1 / (1 / certainty + OF_FAULT / (elements * self._paired[drafts]))
+        _, b, _, most = self._pairs[part]
+        tokens, keys = (range(first, first + size) for first, size in zip(part[1:], b.shape, strict=True))
+        by_chance = (most.clamp_min(TINY) / b.square()).nan_to_num(nan=0.0)  # b and its variance are infinite where any error shows
+        variance = by_chance + OF_FAULT / (elements * self._paired[part])
+        looked_at = near(part.q_len, tokens, keys, b.device)
+        return torch.stack(((1 / variance >= self._needed) & looked_at, looked_at)).sum((1, 2), dtype=torch.float32)
 
     def pairs_covered(self) -> float | None:
-        """The share of (query, draft key) pairs whose mask, wrong in all heads and requests, would be called wrong."""
-        found = [self._suffices(one) for one in self._found.of_pairs]
-        return sum(found) / len(found) if found else None
+        """The share of pairs of a query with the draft keys near it whose mask, wrong in all heads, would be called wrong."""
+        return self._found.pairs_covered
+
+    @property
+    def _needed(self) -> float:
+        """1 / variance of an estimate that finds a fault with probability 0.99."""
+        return ((self.sigmas + MISS_SIGMAS) / (LOST - self.bias)) ** 2 if self.bias < LOST else math.inf
 
     def _suffices(self, certainty: float, times: int = 1) -> bool:
         """Whether a fault is found with probability 0.99 by an estimate of variance 1 / `certainty`, on `times` as many inputs."""
-        return certainty > 0 and self.bias + (self.sigmas + MISS_SIGMAS) / math.sqrt(certainty * times) <= LOST
+        return certainty * times >= self._needed
 
 
 def _part_of(counts: Iterable[int], index: int) -> tuple[int, int]:

@@ -14,25 +14,21 @@ This is least squares with known variances (the Gauss-Markov theorem), that is, 
 # N = requests of equal lengths, K = stored KV heads, M = N * K, R = rows of a KV head, C = keys of a chunk, D = head_dim_vo
 from __future__ import annotations
 
-import functools
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from kernels.check import fused
+from kernels.check.common_errors import MAX_CORRELATED, cleared, gain, most_correlated
 from kernels.check.estimates import (
     MAX_BLOCK,
-    NEARLY_ALL,
     OF_FAULT,
     ROWS_AT_ONCE,
     TINY,
     KeyWeights,
     Levels,
     OutputErrors,
-    RightRows,
     Rows,
     beyond_faults,
     grid_of,
@@ -41,9 +37,11 @@ from kernels.check.estimates import (
     rows_of,
     weighed_parts,
 )
+from kernels.check.mask_pairs import weigh_pairs
 from kernels.check.oracle import exact_for_16_bits
 from kernels.inputs import Inputs
 from kernels.inputs.masks import hidden
+from kernels.inputs.sentinel_logit import parts_of
 
 UNIT = 4  # keys of the smallest block; any 2n - 1 keys in a row hold an aligned block of n
 CHUNK_BYTES = 256 * 2**20  # of the largest temporary tensor in fp32
@@ -51,62 +49,23 @@ CHUNK_BYTES = 256 * 2**20  # of the largest temporary tensor in fp32
 # weighed one by one, a judgement took 0.7 s. It takes six to eight such tensors, and a sixteenth of the free memory leaves as much
 # again.
 GROUP_BYTES, SHARE_OF_FREE = 2**31, 16
-PAIRED = 64  # last query tokens of a request whose pairs with draft keys are tested one by one
-# The variance of a may exceed b by this factor, since rows that share a key have errors in common. One H200 showed up to 2.5. What
-# exceeds it is no rounding, unless the gain or the signs of values show what is cut off towards zero: a fault, too, moves all rows
-# together.
-MAX_CORRELATED = 3.0
-# What such an accumulator loses beside its gain, in the variance of its gain. Derived in docs/correctness.md.
-BESIDE_GAIN = 9 * math.pi / 16 - 1
-# What cut products lose beside the signs of values, in parts of what lies along these: emulations showed 0.23 and 0.25.
-BESIDE_SIGNS = 1 / 3
-# Of the variance of a pair's `a` in MLA. Values are the first part of keys there, and draft keys are planted along queries. So the
-# errors of a row lie along a few directions, those of its values, and are not spread over all elements. 324 right outputs in
-# fp8_e4m3 showed up to 1.8.
-OF_KEYS_AS_VALUES = 3.0
-# Of b as well: the most that the variance of a pair's `a` may be elsewhere. A right kernel's error knows nothing of the value of a
-# light key, but may lie along the row's own output: where logits are rounded, the error of a row with one heavy key does. That part
-# of `a` is known. Its square counts as variance up to this bound, since a wrong mask moves a row along its output too.
-MAX_ALONG_OUTPUT = 3.0
-ELEMENTS_AT_ONCE = 2**24  # of values whose signs are added up at once
 
 
 def weigh(errors: OutputErrors) -> Iterator[KeyWeights]:
     """Estimates for every request: single keys, blocks of 4, 8, ... keys, each pair of query and draft key, and the gain."""
-    inputs = errors.inputs
+    inputs, p = errors.inputs, errors.inputs.problem
     for requests in _of_equal_lengths(inputs):
-        q_len = inputs.problem.q_lens[requests[0]]
-        all_rows = [rows_of(errors, requests, part) for part in weighed_parts(inputs.problem, q_len)]
-        last = all_rows[0] if q_len <= PAIRED else rows_of(errors, requests, range(q_len - PAIRED, q_len))
-        whole = gain(all_rows)
-        cleared, common = _cleared(errors, all_rows, whole)
+        q_len = p.q_lens[requests[0]]
+        weighed = {part: rows_of(errors, requests, part) for part in weighed_parts(p, q_len)}
+        whole = gain([*weighed.values()])
+        found, common = cleared(errors, [*weighed.values()], whole)
+        clear = dict(zip(weighed, found, strict=True))
         with exact_for_16_bits():
-            yield from _of_blocks(inputs, cleared, _most_correlated(inputs, whole, common))
-            yield from weigh_pairs(errors, cleared[0] if last is all_rows[0] else _cleared(errors, [last], whole)[0][0])
+            yield from _of_blocks(inputs, found, most_correlated(inputs, whole, common))
+            for part in parts_of(q_len):  # those that are not weighed come one by one: all of a long prompt are too large
+                rows = clear.get(part) or cleared(errors, [rows_of(errors, requests, part)], whole)[0][0]
+                yield from weigh_pairs(errors, rows)
         yield whole
-
-
-def _cleared(errors: OutputErrors, all_rows: list[Rows], whole: KeyWeights) -> tuple[list[Rows], Tensor]:
-    """The rows without errors that all rows of a KV head have and that are no fault of a key: the gain, and that of cut products.
-
-    The size of the latter, [M, 1], is the factor by which it would raise the variance of a over b.
-    """
-    cleared = [without_gain(rows, whole) for rows in all_rows]
-    if not errors.in_8_bits:
-        return cleared, torch.zeros_like(whole.a)
-    found = [without_cut_products(errors, rows) for rows in cleared]
-    return [rows for rows, _ in found], torch.stack([size for _, size in found]).sum(0)
-
-
-def _most_correlated(inputs: Inputs, whole: KeyWeights, cut: Tensor) -> Tensor:
-    """[M, 1]: the largest factor by which errors that rows have in common raise the variance of a over b, in a right kernel.
-
-    A common error of the size of the gain's would raise it by c^2 B / D, for the gain's c and B, if all rows' outputs were equal.
-    One of the size that was found along the signs of values would raise it by `cut`. A lost key hardly moves either, so it does not
-    buy itself a larger factor.
-    """
-    of_gain = whole.a.square() / whole.b.clamp_min(TINY) / inputs.problem.value_dim
-    return MAX_CORRELATED + BESIDE_GAIN * of_gain + BESIDE_SIGNS * cut
 
 
 def _of_equal_lengths(inputs: Inputs) -> Iterator[tuple[int, ...]]:
@@ -268,122 +227,3 @@ def _halved(t: Tensor) -> Tensor:
     if t.shape[-1] % 2:
         t = torch.nn.functional.pad(t, (0, 1))
     return t.view(*t.shape[:-1], -1, 2).sum(-1)
-
-
-@dataclass(frozen=True)
-class _Effects:
-    """What a wrong mask would do to the rows, for each of some keys. All backends of a problem have it in common."""
-
-    v: Tensor  # [M, D, C]
-    of_pair: Tensor  # [M, R, C]: the change of a row, in parts of v - o
-    squared: Tensor  # [M, R, C]
-    gap: Tensor  # [M, R, C]: |v - o|^2
-    undefined: Tensor  # bool [M, Q, C]: without this key some row is undefined, as its error shows
-
-
-def weigh_pairs(errors: OutputErrors, rows: Rows) -> Iterator[KeyWeights]:
-    """Each query of the requests' end with each draft key, and under a window with each key at its edge, visible or hidden."""
-    inputs, p, right = errors.inputs, errors.inputs.problem, rows.right
-    length = p.kv_lens[right.requests[0]]
-    ranges = [range(length - len(right.tokens), length)]
-    if p.window is not None and (stop := length - p.window + 1) > 0:
-        ranges.append(range(max(0, stop - len(right.tokens) - 1), min(stop, ranges[0].start)))
-    for keys in ranges:
-        if len(keys):
-            key = ("effects", right.requests, right.tokens, keys, errors.how, errors.least is None)
-            effects = errors.answer.kept(key, functools.partial(_effects, inputs, right, keys))
-            yield _pairs(inputs, rows, keys, effects)
-
-
-def _effects(inputs: Inputs, rows: RightRows, keys: range) -> _Effects:
-    """Here the effect is exact: a visible key that is lost changes the row by -p / (1 - p) * (v - o), a hidden one that is seen by
-    p / (1 + p) * (v - o). So c is 0, or 1 if the mask is wrong there.
-    """
-    k, v = (t.float() for t in keys_and_values(inputs, rows.requests, keys))
-    grid = grid_of(inputs, rows, keys)
-    prob = probabilities(inputs, rows, k)
-    effect = torch.where(prob < NEARLY_ALL, -prob / (1 - prob), 0.0)
-    unseen = hidden(inputs.problem, rows.requests[0], rows.tokens, keys, inputs.device)
-    if unseen is not None:
-        effect = torch.where(unseen, (prob / (1 + prob)).view(grid), effect.view(grid)).flatten(1, 2)
-    gap = v.square().sum(-1)[:, None] - 2 * rows.out @ v.transpose(1, 2) + rows.size
-    undefined = (prob >= NEARLY_ALL).view(grid).any(1)
-    return _Effects(v.transpose(1, 2), effect, effect.square(), gap.clamp_min(0), undefined)
-
-
-def _pairs(inputs: Inputs, rows: Rows, keys: range, effects: _Effects) -> KeyWeights:
-    right, grid = rows.right, grid_of(inputs, rows.right, keys)
-    own = (rows.error * right.out).sum(-1, keepdim=True)
-    a = (effects.of_pair * (rows.error @ effects.v - own)).view(grid).sum(1)
-    along_output = (effects.of_pair * own).view(grid).sum(1)
-    b = (rows.weight * effects.squared * effects.gap).view(grid).sum(1).masked_fill_(effects.undefined, torch.inf)
-    most = b * (OF_KEYS_AS_VALUES if inputs.problem.latent else MAX_ALONG_OUTPUT)
-    variance = most if inputs.problem.latent else (b + along_output.square()).minimum(most)
-    of_fault = torch.where(b.isfinite(), most - variance, 0.0)
-    return KeyWeights("pair", right.requests, a, b, variance, keys.start, right.tokens.start, of_fault=of_fault)
-
-
-def gain(all_rows: list[Rows]) -> KeyWeights:
-    """By how much the output is too large as a whole: the regression of the error on the right output, [M, 1]."""
-    a, b = (
-        found[0] if len(found) == 1 else torch.stack(found).sum(0)
-        for found in (
-            [(rows.error * rows.right.out).sum((1, 2)) for rows in all_rows],
-            [(rows.weight * rows.right.out.square()).sum((1, 2)) for rows in all_rows],
-        )
-    )
-    return KeyWeights("gain", all_rows[0].right.requests, a[:, None], b[:, None], b[:, None])
-
-
-def without_gain(rows: Rows, whole: KeyWeights) -> Rows:
-    """The rows without the part of their error that `whole` explains. That part is judged by itself, and says nothing of one key.
-
-    All rows of a KV head have it, and their outputs are alike. So it would stand in every estimate of the head, and grow with rows
-    where independent noise averages out.
-    """
-    c = (whole.a / whole.b.clamp_min(TINY))[..., None]  # [M, 1, 1]
-    return replace(rows, error=rows.error - c * rows.weight * rows.right.out)
-
-
-# A tensor core that multiplies in 8 bits cuts each product off towards zero, so all rows of a KV head have an error in common. It
-# adds up 32 products and the sum of before, aligns them to the largest of these and keeps few digits of each. So a product of a
-# probability and a value loses half of the last digit on average, in the direction of its own sign. Probabilities are positive,
-# so this is the sign of the value, in every row alike. The error lies along t, the sum over keys of the signs of values: t is the
-# same for all rows that see the same keys. docs/correctness.md has the measurement and the emulation.
-# M = requests of equal lengths times stored KV heads, R = rows of a KV head, D = head_dim_vo
-def without_cut_products(errors: OutputErrors, rows: Rows) -> tuple[Rows, Tensor]:
-    """The rows without the part of their error that lies along t, and how large that part is [M, 1].
-
-    Independent noise loses 1 / D of its size, and so does the change by a lost key, whose value leans towards t only by chance.
-    The part is given as the factor by which it would raise the variance of a key's `a` over b, if all rows weighed the key alike.
-    In units of the noise of an element, z is a row's part: by Cauchy's inequality the factor is at most sum(z^2) / D. Of
-    independent noise each z^2 is 1 on average, and that is taken off.
-    """
-    right = rows.right
-    key = ("signs of values", right.requests, right.tokens)
-    along = errors.answer.kept(key, lambda: _direction(errors.inputs, right))[:, None]  # [M, 1, D]
-    part = (rows.error * along).sum(-1, keepdim=True)
-    z_squared = part.square() / rows.weight.clamp_min(TINY)
-    shown = (z_squared - 1).sum(1).clamp_min(0.0) / along.shape[-1]
-    return replace(rows, error=rows.error - part * along), shown
-
-
-def _direction(inputs: Inputs, rows: RightRows) -> Tensor:
-    """t as a unit vector, fp32 [M, D], from the keys that the last of these rows sees."""
-    heads = len(rows.requests) * inputs.problem.stored_kv_heads
-    total = torch.zeros(heads, inputs.problem.value_dim, device=inputs.device)
-    for keys in _chunks_of_rows(inputs, rows):
-        _, values = inputs.tokens_of(rows.requests, keys.start, keys.stop)  # [N, keys, K, D]
-        total += values.to(torch.float16).sign().sum(1, dtype=torch.float32).flatten(0, 1)
-    size: Tensor = total.norm(dim=-1, keepdim=True)
-    return total / size.clamp_min(TINY)
-
-
-def _chunks_of_rows(inputs: Inputs, rows: RightRows) -> Iterator[range]:
-    p, request = inputs.problem, rows.requests[0]
-    length, before = p.kv_lens[request], p.kv_lens[request] - p.q_lens[request]
-    first = 0 if p.window is None else max(0, before + rows.tokens.start - p.window + 1)
-    stop = before + rows.tokens.stop if p.mask == "causal" else length
-    step = max(1, ELEMENTS_AT_ONCE // (len(rows.requests) * p.stored_kv_heads * p.value_dim))
-    for at in range(first, stop, step):
-        yield range(at, min(at + step, stop))

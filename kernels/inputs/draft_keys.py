@@ -16,25 +16,35 @@ if TYPE_CHECKING:
     from kernels.inputs import Inputs
     from kernels.problem import Problem
 
+ELEMENTS_AT_ONCE = 2**25  # of keys that are planted together: a handful of such tensors in fp32
 MAX_DRAFT_PLANTS = 8  # queries that can see a draft key, and as many that cannot, to which it is planted beside its neighbours
 
 
 def plant_drafts(inputs: Inputs) -> None:
     """Draft key j, seen by query j and not by query j - 1 nor, in a tree or under a window, by the next query that is blind to it.
 
-    It gets its logit with each of them, and with one or more other queries that see it and that do not. KV heads and requests
-    take these in turns, so that together they plant every pair of the mask. One head of a group takes its turn over requests, KV
-    heads and draft tokens; one head alone keeps the key short, and with it the rounding error of its logit.
+    It gets its logit with each of them, and with one or more others near it that see it and that do not. KV heads and requests take
+    these in turns, so that together they plant every pair of the mask that is looked at. One head of a group takes its turn over
+    requests, KV heads and draft tokens; one head alone keeps the key short, and with it the rounding error of its logit.
     """
     import torch
 
     p, device = inputs.problem, inputs.device
-    request = torch.repeat_interleave(torch.arange(p.batch_size, device=device), inputs.q_lens.long().clamp(max=PLANTED))
-    back = torch.cat([torch.arange(min(q, PLANTED), 0, -1, device=device) for q in p.q_lens])  # 1: the last token
-    first_row, own = inputs.qo_indptr[:-1].long()[request], inputs.q_lens.long()[request] - back  # own: the token's number
-    kv_head = torch.arange(p.stored_kv_heads, device=device)
+    request = torch.repeat_interleave(torch.arange(p.batch_size, device=device), inputs.q_lens.long())
+    own = torch.arange(len(request), device=device) - inputs.qo_indptr[:-1].long()[request]  # the token's number
+    at_once = max(1, ELEMENTS_AT_ONCE // (p.stored_kv_heads * p.key_dim))
+    for at in range(0, len(own), at_once):
+        _plant_some(inputs, request[at : at + at_once], own[at : at + at_once])
+
+
+def _plant_some(inputs: Inputs, request: Tensor, own: Tensor) -> None:
+    """Plants the keys of the query tokens `own` [n] of requests [n]."""
+    import torch
+
+    p, first_row = inputs.problem, inputs.qo_indptr[:-1].long()[request]
+    kv_head = torch.arange(p.stored_kv_heads, device=inputs.device)
     turn = (request[:, None] + own[:, None] + kv_head) % p.group_size + kv_head * p.group_size  # [n, K]
-    at = slots(inputs, request, inputs.kv_lens.long()[request] - back)
+    at = slots(inputs, request, (inputs.kv_lens - inputs.q_lens).long()[request] + own)
     moved = keys_at(inputs, at)  # [n, K, D]
     logit = target_products(inputs)[request]
     neighbours = (own, own - 1, _next_blind(inputs, own))
@@ -44,6 +54,13 @@ def plant_drafts(inputs: Inputs) -> None:
         short = logit[:, None] - (moved * q).sum(-1)
         moved += torch.where(there, short / q.square().sum(-1), 0.0)[..., None] * q
     write(inputs, 0, at, moved)
+
+
+def first_near(own: Tensor, q_len: Tensor | int) -> Tensor:
+    """The first of the `PLANTED` query tokens around token `own`, or of all if they are fewer, to which its key is planted."""
+    latest = q_len - PLANTED
+    latest = max(0, latest) if isinstance(latest, int) else latest.clamp(min=0)
+    return (own - PLANTED // 2).clamp(min=0).clamp(max=latest)
 
 
 def draft_plants(problem: Problem) -> int:
@@ -57,18 +74,20 @@ def draft_plants(problem: Problem) -> int:
 
 
 def _others(inputs: Inputs, request: Tensor, own: Tensor) -> Iterator[Tensor]:
-    """[n, K] each: a query of the tail that sees key `own` [n], or that does not, another one for every request and KV head."""
+    """[n, K] each: a query near by that sees key `own` [n], or that does not, another one for every request and KV head."""
     import torch
 
     p = inputs.problem
     length = inputs.q_lens.long()[request][:, None]
-    query = (length - PLANTED).clamp(min=0) + torch.arange(min(PLANTED, p.s_qo), device=inputs.device)  # [n, tail]
+    query = first_near(own[:, None], length) + torch.arange(min(PLANTED, p.s_qo), device=inputs.device)  # [n, near]
     seen = _sees(inputs, query, own[:, None])
     turn = request[:, None] * p.stored_kv_heads + torch.arange(p.stored_kv_heads, device=inputs.device)  # [n, K]
     for wanted in (seen & (query < length) & (query != own[:, None]), ~seen & (query < length)):
         count, so_far = wanted.sum(1, keepdim=True), wanted.cumsum(1)
         for i in range(draft_plants(p)):
-            number = (turn * draft_plants(p) + i) % count.clamp(min=1) + 1
+            # All along a prompt, heavy keys that lie together would hold most of many rows.
+            place = turn * draft_plants(p) + i if p.s_qo <= PLANTED else turn + i * -(-count // draft_plants(p))
+            number = place % count.clamp(min=1) + 1
             column = torch.searchsorted(so_far, number).clamp(max=query.shape[1] - 1)
             yield torch.where(count > 0, query.gather(1, column), -1)
 

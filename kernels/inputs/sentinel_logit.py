@@ -15,9 +15,15 @@ if TYPE_CHECKING:
     from kernels.inputs import Inputs
     from kernels.problem import Problem
 
-PLANTED = 64  # query tokens of a request, from the last, whose keys are planted and at whom context keys are aimed
+# Query tokens of a request, from the last, at whom context keys are aimed; and those around a draft key to which it is planted.
+PLANTED = 64
 SINK_SPREAD = 1024
 NEAR_CAP = 0.9  # of a soft cap: the largest planted logit
+
+
+def parts_of(q_len: int) -> list[range]:
+    """All query tokens of a request, in parts of `PLANTED`: the first holds what is left."""
+    return [range(max(0, stop - PLANTED), stop) for stop in reversed(range(q_len, 0, -PLANTED))]
 
 
 def narrowest(problem: Problem) -> str:

@@ -34,6 +34,8 @@ WRONG: tuple[Entry, ...] = (
      _sees(lambda c: c.seen | (c.key == c.own + 1)), victims.drafts),
     ("mask_one_early", "the mask is shifted by one: no query sees its own token",
      _sees(lambda c: c.seen & (c.key != c.own)), victims.always),
+    ("mask_one_early_at_first", "the mask is shifted by one for all but the last 64 queries of a prompt",
+     _sees(lambda c: c.seen & ((c.key != c.own) | (c.own >= c.length - 64))), victims.prompts),
     ("draft_alone", "draft tokens see the context and themselves, but no draft before them",
      _sees(lambda c: c.seen & ((c.key < c.draft_start) | (c.key == c.own))), victims.drafts),
     ("previous_draft_missed", "each draft token misses the one just before it",

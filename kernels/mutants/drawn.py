@@ -59,10 +59,11 @@ def _of_kind(problem: Problem, choose: random.Random, kind: Kind, kv_head: int) 
     request = victim(problem)
     q_len, length = problem.q_lens[request], problem.kv_lens[request]
     if kind == "pair":
-        tail = min(q_len, PLANTED)
-        return Fault(kind, 1, length - tail + choose.randrange(tail), kv_head, choose.randrange(tail))
+        own = choose.randrange(q_len)
+        nearest = max(0, min(own - PLANTED // 2, q_len - PLANTED))  # of the queries to which that key is planted, the first
+        return Fault(kind, 1, length - q_len + own, kv_head, nearest + choose.randrange(min(q_len, PLANTED)))
     seen_from = 0 if problem.window is None else max(0, length - problem.window)
-    room = length - q_len - seen_from  # keys that every query sees
+    room = length - min(q_len, PLANTED) - seen_from  # keys that the last queries see, or every one of a draft
     sizes = [2**i for i in range(int(math.log2(max(1, room // 4))) + 1)]
     size = choose.choice(sizes)
     aligned = choose.random() < 0.5
@@ -83,7 +84,7 @@ def _of_kind(problem: Problem, choose: random.Random, kind: Kind, kv_head: int) 
 def _draw_later(problem: Problem, choose: random.Random) -> Fault:
     """A fault of a later kind, or, in one of three draws, one of any kind in some rows of a KV head alone."""
     kv_head = choose.randrange(problem.stored_kv_heads)
-    rows = {"heads": problem.group_size, "tokens": min(problem.q_lens[victim(problem)], PLANTED)}
+    rows = {"heads": problem.group_size, "tokens": problem.q_lens[victim(problem)]}
     ways = [way for way, count in rows.items() if count > 1]
     if not ways or choose.random() > 1 / 3:
         return _of_kind(problem, choose, choose.choice(LATER_KINDS), kv_head)
@@ -107,9 +108,9 @@ class Drawn(Mutant):
         wrapped = Mutant.needs(self, problem, device)
         if fault.kind == "pair":
             return wrapped
-        context = problem.kv_lens[victim(problem)] - problem.q_lens[victim(problem)]
-        inside = max(fault.start, fault.other) + fault.size <= context
-        return (*wrapped, Need("a fault among the keys that every query sees", inside))
+        seen = problem.kv_lens[victim(problem)] - min(problem.q_lens[victim(problem)], PLANTED)
+        inside = max(fault.start, fault.other) + fault.size <= seen
+        return (*wrapped, Need("a fault among the keys that the last queries see", inside))
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         fault = draw_fault(inputs.problem, self.number)
@@ -145,7 +146,7 @@ class Fault:
 
     lost: not counted. doubled: counted twice. halved: counted with half their weight, as by a wrong merge of splits. shifted: each
     key meets the value of the key before it. stale: keys and values are those of the `size` keys before. pair: the mask is turned
-    over for query `query` of the last ones and key `start`. swapped: the values are exchanged with those of `size` keys from
+    over for query `query` of the request and key `start`. swapped: the values are exchanged with those of `size` keys from
     `other` on. scaled: the keys or the values, as `of` says, are multiplied by `factor`.
     Not all rows need be wrong: `heads` says which query heads of the KV head's group are, and `tokens` which query tokens.
     """
@@ -181,14 +182,15 @@ class Fault:
 
 
 def answer_with(case: ReferenceCase, fault: Fault) -> Tensor:
-    """[Q, H, D_vo]: the request's answer with the fault in it."""
+    """[Q, H, D_vo]: the answer with the fault in it."""
     wrong = _in_all_heads(case, fault)
     if fault.kind == "pair" and fault.heads is None:
         return wrong
     group, right = case.problem.group_size, case.answer()
     first, last = (0, group - 1) if fault.heads is None else fault.heads
     heads = slice(fault.kv_head * group + first, fault.kv_head * group + last + 1)
-    tokens = slice(None) if fault.tokens is None else slice(fault.tokens[0], fault.tokens[1] + 1)
+    first_token, last_token = (t - case.tokens.start for t in fault.tokens or (0, case.tokens.stop))
+    tokens = slice(max(0, first_token), max(0, last_token + 1))
     right[tokens, heads] = wrong[tokens, heads]
     return right
 
@@ -197,7 +199,9 @@ def _in_all_heads(case: ReferenceCase, fault: Fault) -> Tensor:
     """The answer if the fault were in all KV heads and rows."""
     if fault.kind == "pair":
         seen = case.seen.clone()
-        seen[fault.query, fault.start] = ~seen[fault.query, fault.start]
+        if fault.query in case.tokens:
+            row = seen[fault.query - case.tokens.start]
+            row[fault.start] = ~row[fault.start]
         return case.sees(seen).answer()
     if fault.kind in ("lost", "doubled", "halved"):
         return _weighted(case, slice(fault.start, fault.start + fault.size), {"lost": 0.0, "doubled": 2.0}.get(fault.kind, 0.5))

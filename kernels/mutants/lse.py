@@ -39,13 +39,14 @@ class LseMutant(Mutant):
     wrong_lse: WrongLse
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
-        right, request, rows = self.prepare_right(inputs, device)
+        right, request, rows_of = self.prepare_right(inputs, device)
 
         def launch() -> None:
             right()
             lse = right.written_lse()
             assert lse is not None  # the rule asks for a problem that has one
-            lse[rows] = self.wrong_lse(case_of(inputs, request), right.lse_base)
+            for case in case_of(inputs, request).parts():
+                lse[rows_of(case)] = self.wrong_lse(case, right.lse_base)
 
         return self._runner(launch, right, inputs.problem)
 

@@ -1,7 +1,7 @@
 """A wrong kernel as a backend: it wraps a right one and gives one request of the batch a wrong answer.
 
-The victim is drawn from the seed. Its last query tokens are computed again in fp32 with one thing wrong (`faults.py`); all else is
-what the wrapped kernel wrote.
+The victim is drawn from the seed. Its query tokens are computed again in fp32 with one thing wrong (`faults.py`); all else is what
+the wrapped kernel wrote.
 """
 
 from __future__ import annotations
@@ -98,25 +98,29 @@ class Mutant(Adapter):
         return next((adapter for adapter in right if adapter and not adapter.unmet(problem, device)), None)
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
-        right, request, rows = self.prepare_right(inputs, device)
+        right, request, rows_of = self.prepare_right(inputs, device)
 
         def launch() -> None:
             right()
-            answer = self.wrong(case_of(inputs, request)) / right.caller_scale
-            right.out[rows] = rounded(answer, right.out.dtype)
+            for case in case_of(inputs, request).parts():
+                answer = self.wrong(case) / right.caller_scale
+                right.out[rows_of(case)] = rounded(answer, right.out.dtype)
 
         return self._runner(launch, right, inputs.problem)
 
-    def prepare_right(self, inputs: Inputs, device: Device) -> tuple[Runner, int, slice | Tensor]:
-        """The wrapped kernel, the victim, and the rows of its last query tokens in the outputs."""
+    def prepare_right(self, inputs: Inputs, device: Device) -> tuple[Runner, int, Callable[[ReferenceCase], slice | Tensor]]:
+        """The wrapped kernel, the victim, and where the rows of some of its query tokens lie in the outputs."""
         base = self._base(inputs.problem, device)
         right = base.prepared(inputs, device) if base else _of_oracle(inputs)
         request = victim(inputs.problem)
-        queries = inputs.queries(request)
-        rows: slice | Tensor = slice(max(queries.start, queries.stop - PLANTED), queries.stop)
-        if right.rows is not None and not isinstance(right.rows, slice):  # only padded requests lie behind a slice
-            rows = right.rows[rows]
-        return right, request, rows
+        first = inputs.queries(request).start
+
+        def rows_of(case: ReferenceCase) -> slice | Tensor:
+            rows = slice(first + case.tokens.start, first + case.tokens.stop)
+            # Only padded requests lie behind a slice.
+            return rows if right.rows is None or isinstance(right.rows, slice) else right.rows[rows]
+
+        return right, request, rows_of
 
     def _runner(self, launch: Callable[[], object], right: Runner, problem: Problem) -> Runner:
         """Judged at the tolerance of the backend that it was made of, or at the widest that any has for these dtypes."""

@@ -4,11 +4,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kernels.inputs.masks import hidden
-from kernels.inputs.sentinel_logit import PLANTED
+from kernels.inputs.sentinel_logit import PLANTED, parts_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,10 +17,15 @@ if TYPE_CHECKING:
     from kernels.inputs import Inputs
     from kernels.problem import Problem
 
+NONE = -1e30  # largest logit of a row that sees no key: its output is 0, as most kernels write it
+
 
 @dataclass(frozen=True)
 class ReferenceCase:
-    """A request's last query tokens in fp32: q [Q, H, D], k [L, K, D] and v [L, K, D_vo] as meant, `seen` bool [Q, L]."""
+    """Some query tokens of a request in fp32: q [Q, H, D], k [L, K, D] and v [L, K, D_vo] as meant, `seen` bool [Q, L].
+
+    `first` is the number of the first of them; None: they are the request's last.
+    """
 
     inputs: Inputs
     request: int
@@ -30,6 +36,7 @@ class ReferenceCase:
     sm_scale: float
     sinks: Tensor | None
     soft_cap: float | None = None
+    first: int | None = None
 
     @property
     def problem(self) -> Problem:
@@ -46,7 +53,21 @@ class ReferenceCase:
     @property
     def own(self) -> Tensor:
         """[Q, 1]: position of each query's own key."""
-        return self.key[-len(self.q) :, None]
+        tokens = self.tokens
+        return self.key[self.draft_start + tokens.start : self.draft_start + tokens.stop, None]
+
+    @property
+    def tokens(self) -> range:
+        """Which query tokens of the request these are."""
+        q_len = self.problem.q_lens[self.request]
+        first = q_len - len(self.q) if self.first is None else self.first
+        return range(first, first + len(self.q))
+
+    def parts(self) -> Iterator[ReferenceCase]:
+        """All query tokens of the request, in parts that fit into memory."""
+        for tokens in parts_of(self.problem.q_lens[self.request]):
+            q, seen = _of_tokens(self.inputs, self.request, tokens)
+            yield replace(self, q=q, seen=seen, first=tokens.start)
 
     @property
     def key(self) -> Tensor:
@@ -78,28 +99,35 @@ class ReferenceCase:
 
     def merge(self, weights: Tensor, total: Tensor) -> Tensor:
         """[Q, H, D_vo] from weights [K, G, Q, L] and their sums."""
-        out = (weights.flatten(1, 2) @ self.v.transpose(0, 1)).view(*weights.shape[:3], -1) / total
+        out = (weights.flatten(1, 2) @ self.v.transpose(0, 1)).view(*weights.shape[:3], -1) / total.clamp_min(1e-30)
         return out.permute(2, 0, 1, 3).flatten(1, 2)
 
     def answer(self, saturation: float | None = None) -> Tensor:
         """Attention from its definition."""
         scores = self.scores()
-        peak = scores.amax(-1, keepdim=True)
+        peak = scores.amax(-1, keepdim=True).clamp_min(NONE)
         weights = (scores - peak).exp_()
         weights = weights if saturation is None else weights.clamp_(max=saturation)
         return self.merge(weights, self.total(weights, peak))
 
 
 def case_of(inputs: Inputs, request: int) -> ReferenceCase:
-    """A request as it should be computed."""
+    """The last query tokens of a request, as they should be computed."""
+    q_len, length = inputs.problem.q_lens[request], inputs.problem.kv_lens[request]
+    k, v = (t.float() for t in inputs.tokens(request, 0, length))
+    tokens = range(max(0, q_len - PLANTED), q_len)
+    q, seen = _of_tokens(inputs, request, tokens)
+    k, v = k * inputs.k_scale, v * inputs.v_scale
+    return ReferenceCase(
+        inputs, request, q, k, v, seen, inputs.sm_scale, inputs.sinks, inputs.problem.soft_cap, tokens.start
+    )
+
+
+def _of_tokens(inputs: Inputs, request: int, tokens: range) -> tuple[Tensor, Tensor]:
+    """Queries [Q, H, D] of these tokens, and which keys they see, bool [Q, L]."""
     import torch
 
-    p = inputs.problem
-    length, q_len = p.kv_lens[request], p.q_lens[request]
-    k, v = (t.float() for t in inputs.tokens(request, 0, length))
-    rows = range(max(0, q_len - PLANTED), q_len)
-    unseen = hidden(p, request, rows, range(length), inputs.device)
-    seen = torch.ones(len(rows), length, dtype=torch.bool, device=inputs.device) if unseen is None else ~unseen
-    q = inputs.q[inputs.queries(request)][rows.start :].float()
-    k, v = k * inputs.k_scale, v * inputs.v_scale
-    return ReferenceCase(inputs, request, q, k, v, seen, inputs.sm_scale, inputs.sinks, p.soft_cap)
+    length = inputs.problem.kv_lens[request]
+    unseen = hidden(inputs.problem, request, tokens, range(length), inputs.device)
+    seen = torch.ones(len(tokens), length, dtype=torch.bool, device=inputs.device) if unseen is None else ~unseen
+    return inputs.q[inputs.queries(request)][tokens.start : tokens.stop].float(), seen

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kernels.inputs.sentinel_keys import LARGE_LOGIT, context_positions, large_row
-from kernels.inputs.sentinel_logit import narrowest
+from kernels.inputs.sentinel_logit import PLANTED, narrowest
 from kernels.inputs.tensors import is_scaled, softmax_scale, usual_scale
 from kernels.mutants.faults import donor, victim
 from kernels.problem import Problem
@@ -29,6 +29,10 @@ def _lens(p: Problem) -> tuple[int, int]:
 def drafts(p: Problem) -> Needs:
     causal = p.mask == "causal" and p.window is None
     return {"a victim with a causal draft of two tokens or more": causal and _lens(p)[0] > 1}
+
+
+def prompts(p: Problem) -> Needs:
+    return {f"a victim with a prompt of more than {PLANTED} tokens": _lens(p)[0] > PLANTED}
 
 
 def other_drafts(p: Problem) -> Needs:

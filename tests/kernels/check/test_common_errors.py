@@ -9,7 +9,7 @@ from functools import cache, lru_cache
 import pytest
 import torch
 
-from kernels.check import oracle, weighing
+from kernels.check import common_errors, oracle
 from kernels.check.estimates import OutputErrors, Rows
 from kernels.check.judgement import judge_whole
 from kernels.inputs import Inputs
@@ -95,9 +95,9 @@ def min_tokens_of(added: Added) -> int:
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_kernel_that_sums_towards_zero_passes(seed: int, monkeypatch: pytest.MonkeyPatch):
     verdict = judged(seed)
-    monkeypatch.setattr(weighing, "without_gain", lambda rows, whole: rows)
-    monkeypatch.setattr(weighing, "without_cut_products", nothing_cut)
-    monkeypatch.setattr(weighing, "BESIDE_GAIN", 0.0)
+    monkeypatch.setattr(common_errors, "without_gain", lambda rows, whole: rows)
+    monkeypatch.setattr(common_errors, "without_cut_products", nothing_cut)
+    monkeypatch.setattr(common_errors, "BESIDE_GAIN", 0.0)
     as_if_rows_were_independent = judged(seed)
 
     assert verdict.passed, verdict.reason
@@ -107,7 +107,7 @@ def test_a_kernel_that_sums_towards_zero_passes(seed: int, monkeypatch: pytest.M
 
 def test_a_kernel_that_cuts_off_each_product_passes(monkeypatch: pytest.MonkeyPatch):
     verdict = judged(0, added=products_cut_off)
-    monkeypatch.setattr(weighing, "without_cut_products", nothing_cut)
+    monkeypatch.setattr(common_errors, "without_cut_products", nothing_cut)
     as_if_nothing_were_cut = judged(0, added=products_cut_off)
 
     assert verdict.passed, verdict.reason

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.right_kernels import RightKernel, Roundings, Schedule
 from benchmarks.right_points import EmulatedPoint
-from kernels.check import judgement, oracle, weighing
+from kernels.check import judgement, mask_pairs, oracle, weighing
 from kernels.check.answer import Answer
 from kernels.check.changed_token import LEFT, After, Change
 from kernels.check.estimates import KeyWeights
@@ -91,7 +91,7 @@ def test_pairs_of_mla_vary_by_less_than_the_check_allows(dtype: str, monkeypatch
     drafts = {"s_qo": 4, "s_kv": 300, "num_qo_heads": 16, "q_dtype": dtype, "kv_dtype": dtype}
     latent = problem(**drafts, routine="mla", num_kv_heads=16, head_dim_ckv=64, head_dim_kpe=32)
     with_mend = spread_of_pairs(latent)
-    monkeypatch.setattr(weighing, "OF_KEYS_AS_VALUES", 1.0)
+    monkeypatch.setattr(mask_pairs, "OF_KEYS_AS_VALUES", 1.0)
 
     assert with_mend < 0.8
     assert spread_of_pairs(latent) > 1.3  # as if the errors of a row were spread over all elements
@@ -105,7 +105,7 @@ def test_an_error_along_a_row_s_own_output_is_no_wrong_mask(monkeypatch: pytest.
     x = draw(p, "cpu")
     answer, (out, _) = oracle.answer(x), kernel(x)
     verdict = judge_whole(out, x, answer, kernel.arithmetic(p))
-    monkeypatch.setattr(weighing, "MAX_ALONG_OUTPUT", 1.0)
+    monkeypatch.setattr(mask_pairs, "MAX_ALONG_OUTPUT", 1.0)
     as_if_it_were_spread = judge_whole(out, x, answer, kernel.arithmetic(p))
 
     assert verdict.passed, verdict.reason

@@ -31,6 +31,7 @@ FAULTS, LATER = 25, 25  # of each problem, 200 in all of the first kinds, and 20
         {**GQA, "s_kv": 2500, "kv_dtype": "fp8_e4m3"},
         {**MLA, "s_kv": 2500},
         {**GQA, "s_kv": 2000, "routine": "ragged_prefill", "s_qo": 50},
+        {**GQA, "s_kv": 300, "routine": "ragged_prefill", "s_qo": 250},
         {**GQA, "s_kv": 2500, "s_qo": 7, "mask": "binary", "tree": (-1, 0, 0, 1, 1, 2, 2)},
         {**GQA, "s_kv": 2500, "window": 1000, "routine": "paged_prefill"},
         {**GQA, "s_kv": 2500, "sinks": True, "seq_lens": "random"},
@@ -39,13 +40,13 @@ FAULTS, LATER = 25, 25  # of each problem, 200 in all of the first kinds, and 20
 def test_a_fault_that_the_check_promises_to_catch_is_caught(keys: dict[str, object]):
     p = Problem.model_validate(keys)
     x = draw(p, "cpu")
-    right, case, how = oracle.answer(x), case_of(x, victim(p)), Arithmetic("fp8_e4m3" if p.q_dtype == "fp8_e4m3" else p.q_dtype)
-    rounded = right.out.to(x.empty_output().dtype)
+    right, how = oracle.answer(x), Arithmetic("fp8_e4m3" if p.q_dtype == "fp8_e4m3" else p.q_dtype)
+    rounded, parts = right.out.to(x.empty_output().dtype), [*case_of(x, victim(p)).parts()]
     verdict = judge_whole(rounded, x, right, how)
     missed = []
     for number in (*range(FAULTS), *range(DRAWS, DRAWS + LATER)):
         fault, out = draw_fault(p, number), rounded.clone()
-        out[x.queries(victim(p))][-len(case.q) :] = answer_with(case, fault).to(out.dtype)
+        out[x.queries(victim(p))] = torch.cat([answer_with(case, fault) for case in parts]).to(out.dtype)
         promised = fault.kind == "pair" or (fault.kind in ("lost", "doubled") and fault.size >= (verdict.min_tokens or p.s_kv))
         if judge_whole(out, x, right, how).passed:
             missed.append((promised and fault.heads is None and fault.tokens is None, number, str(fault)))
