@@ -118,9 +118,7 @@ def case_of(inputs: Inputs, request: int) -> ReferenceCase:
     tokens = range(max(0, q_len - PLANTED), q_len)
     q, seen = _of_tokens(inputs, request, tokens)
     k, v = k * inputs.k_scale, v * inputs.v_scale
-    return ReferenceCase(
-        inputs, request, q, k, v, seen, inputs.sm_scale, inputs.sinks, inputs.problem.soft_cap, tokens.start
-    )
+    return ReferenceCase(inputs, request, q, k, v, seen, inputs.sm_scale, inputs.sinks, inputs.problem.soft_cap, tokens.start)
 
 
 def _of_tokens(inputs: Inputs, request: int, tokens: range) -> tuple[Tensor, Tensor]:

@@ -210,7 +210,8 @@ class CheckColumns(TypedDict, total=False):
         float | None,
         About(
             "Share of the mask's pairs where one pair, wrong in all heads of all requests, would have failed the check "
-            "(probability 0.99). Pairs are those of any query token with the 64 draft keys around its own, or with all of a shorter draft.",
+            "(probability 0.99). Pairs are those of any query token with the 64 draft keys around its own, or with all of a "
+            "shorter draft.",
             "ratio",
         ),
     ]
