@@ -24,6 +24,7 @@ class Point:
     distributions: tuple[str, ...] = ()  # packages that the backend calls for it; their versions enter the row and not `point_id`
     env: str | None = None  # the environment that it runs in; None: the one that runs the command
     plugin_code: str = ""  # a hash of the plugin that the backend comes from; it enters the row's version and not `point_id`
+    refused: str = ""  # why its model cannot have this problem, which then may be none that holds together; empty: it can
 
     @cached_property
     def point_id(self) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from orchestrator.commands import model_words
 from orchestrator.commands.invocation import OK, Invocation
 from orchestrator.config.settings import PlanSettings
 from orchestrator.errors import UserError
-from orchestrator.notes import note_once
 
 ELSEWHERE: tuple[int, ...] = (16, 2)  # cores of machines that may compile, if the plan is not for this one
 
@@ -19,12 +19,7 @@ def execute(invocation: Invocation[PlanSettings]) -> int:
 
     settings = invocation.settings
     points = chosen(expand(settings), settings)
-    window = settings.model.sliding_window
-    if window and points and all(point.problem.window is None for point in points):
-        note_once(
-            f"some layers of {settings.model.name} see {window:,} tokens alone, and these points measure full attention; "
-            f"for both, type 'sweep.window=[null,{window}]'"
-        )
+    model_words.say(settings, points, invocation.overrides)
     if settings.cluster.kind == "ray" and settings.device is None:
         raise UserError("device: mode=plan starts nothing and cannot ask a cluster; type device=h200, or another of conf/device")
     if settings.device:
@@ -40,4 +35,6 @@ def execute(invocation: Invocation[PlanSettings]) -> int:
     invocation.remark(f"sweep {settings.sweep.name} on {names}{about}")
     grids = plan_tables.grids(plan, settings.cluster.workers or len(devices), cores)
     invocation.show(grids, title=f"plan of {settings.sweep.name}")
+    if why := plan_tables.why_nothing_runs(plan, settings.sweep):
+        invocation.remark(why)
     return OK

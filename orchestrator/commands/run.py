@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from orchestrator.commands import model_words
 from orchestrator.commands.compare import compared
 from orchestrator.commands.invocation import BAD_POINTS, INTERRUPTED, OK, Invocation, command_line
 from orchestrator.config.modes import MODES, companion
@@ -72,6 +73,7 @@ def _asked(invocation: Running) -> tuple[Running, list[Point]]:
     if isinstance(invocation.settings, ReplaySettings):  # what it takes from the command of a row is shown before it runs
         invocation.say(f"runs: {invocation.command_with()}")
     points = points_of(invocation.settings)
+    model_words.say(invocation.settings, points, invocation.overrides)
     return narrowed(invocation, points) if isinstance(invocation.settings, SuspectSettings) else (invocation, points)
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import hydra
+import yaml
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import OmegaConf
@@ -15,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 import conf
 from orchestrator.composing.overrides import HELP, RANGE, groups, read
+from orchestrator.config import config_json
 from orchestrator.config.modes import MODES
 from orchestrator.config.settings import NO_SWEEP_PATH, nearest_key
 from orchestrator.errors import UserError, unknown
@@ -24,6 +28,7 @@ from orchestrator.untrusted.files import read_text
 Config = dict[str, Any]
 
 CONFIG_DIR = "--config-dir="
+FROM_FILE = "config_json"  # the name under which Hydra finds what `model=PATH/config.json` says
 VERSION = "1.3"  # of Hydra's rules
 MAX_VALUES = 10_000  # in a file: composing more takes a minute
 NOT_SAID = ("full_key:", "object_type=", "reference_type=", "See http", "Config search path")  # lines of Hydra's errors
@@ -36,18 +41,39 @@ def composed(overrides: Sequence[str], config_dir: str | None = None) -> Config:
 
     Raises UserError if there is no such key, file or folder.
     """
-    search = [] if config_dir is None else [f'hydra.searchpath=["file://{_escaped(_folder(config_dir))}"]']
+    own = [] if config_dir is None else [_folder(config_dir)]
     try:
-        with hydra.initialize_config_module(conf.__name__, version_base=VERSION):
-            words = [_for_hydra(word, config_dir) for word in overrides]
+        with _model_files(overrides) as (named, made), hydra.initialize_config_module(conf.__name__, version_base=VERSION):
+            folders = ",".join(f'"file://{_escaped(folder)}"' for folder in (*own, *made))
+            search = [f"hydra.searchpath=[{folders}]"] if folders else []
+            words = [_for_hydra(word, config_dir) for word in named]
             found = OmegaConf.to_container(hydra.compose("config", overrides=[*search, *words]), resolve=True)
     except RecursionError:
         raise UserError(
             f"{CONFIG_DIR}{config_dir}: a defaults list in it leads back to its own file; leave one name out of it"
         ) from None
+    except UserError:
+        raise
     except Exception as error:  # of whatever class: what Hydra composes is what was typed, or lies in the folder
         raise UserError(in_words(error, read(overrides).overrides)) from None
     return {str(key): value for key, value in found.items()}  # type: ignore[union-attr]
+
+
+@contextmanager
+def _model_files(words: Sequence[str]) -> Iterator[tuple[list[str], list[Path]]]:
+    """The words, in which `model=PATH/config.json` is the name of a file as in conf/model, and the folder that has it, if any.
+
+    Raises UserError for a config.json that cannot be read, or describes no model of this project's.
+    """
+    paths = [word.partition("=")[2].strip("'\"") for word in words if word.startswith("model=")]
+    if not paths or not config_json.is_named(paths[-1]):
+        yield list(words), []
+        return
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "model" / f"{FROM_FILE}.yaml"
+        file.parent.mkdir()
+        file.write_text(yaml.safe_dump(config_json.read(paths[-1])), encoding="utf-8")
+        yield [f"model={FROM_FILE}" if word.startswith("model=") else word for word in words], [Path(folder)]
 
 
 def _for_hydra(word: str, config_dir: str | None) -> str:

@@ -8,38 +8,50 @@ from importlib.resources import files
 from typing import Annotated, Any
 
 import yaml
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 import conf
 from kernels.step.shapes import LayerShape
 from orchestrator.config.base import Frozen, Scalar
-from orchestrator.errors import UserError
 
 CUSTOM = "custom"  # a model whose heads are not those of a file
 HEADS = ("num_qo_heads", "num_kv_heads", "head_dim_qk", "head_dim_vo", "head_dim_ckv", "head_dim_kpe")
+FULL, WINDOWED = "full", "windowed"  # kinds of layers that attend; others are named, and not measured
+OF_PAGES = ("paged_decode", "paged_prefill", "cascade")  # routines that read keys and values of each head from pages
 
 
 class Model(Frozen):
     """The head shapes of a whole model, its tokens per KV page, and the tensor-parallel sizes `tp` that it is served with.
 
-    `head_dim_ckv` and `head_dim_kpe` are set for a model with MLA. `sliding_window` is the window of its windowed layers, in
-    tokens; a sweep times the layers without a window unless it sets `window`. `layer` has the sizes of its matrix products, which
+    `head_dim_ckv` and `head_dim_kpe` are set for a model with MLA. `kinds` counts the layers if they differ. `sliding_window` is
+    the window of its windowed layers, in tokens, and `windowed` has the keys in which these differ from the others; a sweep times
+    the layers without a window unless it sets `window` or there are none. `softmax_scale` is None for 1/sqrt(head_dim_qk).
+    `max_positions` is the longest request in tokens, which limits a sweep if a person `typed` the model. `index_topk` is to how
+    many keys each query token attends if attention is sparse. `layer` has the sizes of its matrix products, which
     timing.context=step needs. With head shapes other than those of its file a model is called `custom`: its name would say that
     the rows are of a model that they are not of.
     """
 
     name: str
+    model_type: str | None = None
     num_qo_heads: PositiveInt
     num_kv_heads: PositiveInt
     head_dim_qk: PositiveInt
     head_dim_vo: PositiveInt
     head_dim_ckv: PositiveInt | None = None
-    head_dim_kpe: PositiveInt | None = None
+    head_dim_kpe: NonNegativeInt | None = None
     page_size: PositiveInt = 64
     tp: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (1,)
+    kinds: dict[str, PositiveInt] = Field(default_factory=dict)
     sliding_window: PositiveInt | None = None
+    windowed: dict[str, PositiveInt | bool] = Field(default_factory=dict)
     sinks: bool = False
+    softmax_scale: PositiveFloat | None = None
+    soft_cap: PositiveFloat | None = None
+    max_positions: PositiveInt | None = None
+    index_topk: PositiveInt | None = None
     layer: LayerShape | None = None
+    typed: bool = False
 
     @model_validator(mode="before")
     @classmethod
@@ -49,30 +61,65 @@ class Model(Frozen):
         of_file = _file_of(str(given.get("name")))
         return {**given, "name": CUSTOM} if any(given.get(key) != of_file.get(key) for key in HEADS if of_file) else given
 
-    def share(self, routine: str, tp: int) -> dict[str, Scalar]:
-        """The part of one GPU of `tp`, as keys of a problem. KV heads are replicated if there are fewer of them than GPUs.
+    @property
+    def window_of_all(self) -> int | None:
+        """The window that every layer has; None if some layers attend to everything."""
+        return self.sliding_window if self.kinds and FULL not in self.kinds else None
 
-        Raises UserError if this model is not served with `tp` GPUs.
-        """
+    def refusal(self, routine: str, tp: int, s_kv: object = None) -> str:
+        """Why no request of a sweep can be this model's, and what to type; empty if nothing stands against it."""
+        if self.index_topk:
+            return (
+                f"model {self.name} attends sparsely, to {self.index_topk:,} keys of each query token (index_topk), and this "
+                f"project has not that routine; type another model, or model.index_topk=null for dense attention with its heads"
+            )
+        if routine == "mla" and self.head_dim_ckv is None:
+            return (
+                f"model {self.name} has no latent (head_dim_ckv), and routine=mla reads one; type a sweep of another routine, "
+                f"such as +sweep=specdec_long_ctx, or model=deepseek_v3"
+            )
+        if routine in OF_PAGES and self.head_dim_ckv is not None:
+            return (
+                f"model {self.name}: this model's cache is a latent, and no engine stores it as the keys and values that "
+                f"routine={routine} reads; type +sweep=mla_mtp, or mixed_q_len_mla"
+            )
         if tp not in self.tp:
-            raise UserError(f"sweep.tp={tp}: model {self.name} is split over {', '.join(map(str, self.tp))}; type one of these")
-        shape: dict[str, Scalar] = {
-            "num_qo_heads": self.num_qo_heads // tp,
-            "num_kv_heads": max(1, self.num_kv_heads // tp),
-            "head_dim_qk": self.head_dim_qk,
-            "head_dim_vo": self.head_dim_vo,
-            "page_size": self.page_size,
-            "sinks": self.sinks,
-        }
-        if routine == "mla" and self.head_dim_ckv and self.head_dim_kpe:
+            return f"sweep.tp={tp}: model {self.name} is split over {', '.join(map(str, self.tp))}; type one of these"
+        if self.typed and self.max_positions and isinstance(s_kv, int) and s_kv > self.max_positions:
+            return (
+                f"model {self.name} has {self.max_positions:,} positions, and s_kv is more; type model.max_positions=null, or a "
+                f"larger number if it is served with more"
+            )
+        return ""
+
+    def share(self, routine: str, tp: int, *, windowed: bool = False) -> dict[str, Scalar]:
+        """The part of one GPU of `tp`, as keys of a problem: of windowed layers, or of the others.
+
+        KV heads are copied if there are fewer of them than GPUs, as engines do.
+        """
+        whole = {key: getattr(self, key) for key in (*HEADS[:4], "sinks")} | (self.windowed if windowed else {})
+        whole |= {key: max(1, whole[key] // tp) for key in HEADS[:2]}
+        shape: dict[str, Scalar] = {**whole, "page_size": self.page_size}
+        if routine == "mla" and self.head_dim_ckv is not None and self.head_dim_kpe is not None:
             shape |= {"head_dim_ckv": self.head_dim_ckv, "head_dim_kpe": self.head_dim_kpe}
-        return shape
+        return shape if self.window_of_all is None else {**shape, "window": self.window_of_all}
+
+
+@cache
+def shipped() -> Mapping[str, Mapping[str, Any]]:
+    """What the files of conf/model hold, by their names."""
+    entries = files(conf).joinpath("model").iterdir()
+    found = {entry.name.removesuffix(".yaml"): entry for entry in entries if entry.name.endswith(".yaml")}
+    return {name: yaml.safe_load(found[name].read_text(encoding="utf-8")) for name in sorted(found)}
 
 
 def layers_of(name: str) -> int | None:
-    """The layers of a model that comes with the project; None for another one, or if its file does not say."""
-    layer = _file_of(name).get("layer")
-    return layer.get("num_layers") if layer else None
+    """The layers of a model that comes with the project, those that attend if others do not; None if its file does not say."""
+    model = _file_of(name)
+    if kinds := model.get("kinds"):
+        return sum(int(count) for kind, count in kinds.items() if kind in (FULL, WINDOWED))
+    layers: int | None = (model.get("layer") or {}).get("num_layers")
+    return layers
 
 
 def layers_that_keep_all(name: str) -> int | None:
@@ -80,11 +127,9 @@ def layers_that_keep_all(name: str) -> int | None:
     return None if _file_of(name).get("sliding_window") else layers_of(name)
 
 
-@cache
 def _file_of(name: str) -> Mapping[str, Any]:
     """What the file of a model that comes with the project holds; nothing for another one.
 
     A name may come from a row of any dataset. It is compared with the names of the files, and never used as a path.
     """
-    found = next((file for file in files(conf).joinpath("model").iterdir() if file.name == f"{name}.yaml"), None)
-    return yaml.safe_load(found.read_text(encoding="utf-8")) if found else {}
+    return shipped().get(name, {})

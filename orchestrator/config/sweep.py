@@ -19,6 +19,7 @@ AxisValue = (
     Scalar | None | dict[str, Scalar | None]
 )  # a mapping sets several keys together; null is the model's value or the default
 
+OF_MODEL = ("heads", "model")  # an axis and its value: the heads of the model, among others that the sweep sets
 NOT_AXES = frozenset({"name", "about", "precision", "exclude", "include"})
 
 
@@ -71,8 +72,10 @@ def keys_of(axis: str, value: AxisValue) -> dict[str, Scalar | None]:
     """The problem keys that one value of an axis sets: the axis itself, or the keys of a mapping.
 
     In a mapping, `q` under `dtype` means `q_dtype`, and `{min: 1, max: 8}` under `s_qo` means `min_s_qo` and `s_qo`. A
-    `batch_spec` sets all lengths. Raises ValueError for one that cannot be read.
+    `batch_spec` sets all lengths, and `heads: model` none: they are the model's. Raises ValueError for one that cannot be read.
     """
+    if (axis, value) == OF_MODEL:
+        return {}
     if isinstance(value, dict):
         keys = {key if key in SWEEP_KEYS else axis if key == "max" else f"{key}_{axis}": v for key, v in value.items()}
     else:

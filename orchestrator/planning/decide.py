@@ -25,6 +25,7 @@ from orchestrator.point import Point
 
 # A step is one CUDA graph, which one process captures: that of the worker, which has its weights and checks all of its layers.
 OWN_PROCESS = "the environment that runs the command: type sweep.env=[null], or the command with the Python of that environment"
+NO_COST = Cost(0.0, 0.0, 0)  # of a point whose problem its model cannot have
 UNTIMED_STEPS, PREPARE_S = 12, 0.02  # steps of warm-up and check; seconds to prepare a runner
 
 
@@ -100,6 +101,8 @@ class _DeviceModel:
 
 def _decide(point: Point, models: Sequence[_DeviceModel], settings: Settings, backends: Backends) -> Decision:
     problem = point.problem
+    if point.refused:
+        return Decision(point, "unsupported", point.refused, tuple(model.device.name for model in models), NO_COST, ())
     adapter = backends.adapter_of(point)
     able: list[tuple[_DeviceModel, Cost]] = []
     refusals: list[tuple[DecisionKind, str]] = []

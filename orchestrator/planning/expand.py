@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from orchestrator import gc_pause
 from orchestrator.code_version import plugin_code
 from orchestrator.config.base import Scalar
 from orchestrator.config.environment import Environment, find
-from orchestrator.config.model import CUSTOM
+from orchestrator.config.model import CUSTOM, HEADS
 from orchestrator.config.ranges import Allowed, Bounds, several
 from orchestrator.config.settings import Chosen, Settings
 from orchestrator.config.sweep import AxisValue, Sweep, keys_of
@@ -26,14 +27,17 @@ from orchestrator.point import Point, fingerprint
 Rule = Mapping[str, tuple[Scalar | Bounds | None, ...]]
 _Choice = list[dict[str, Scalar | None]]  # what each value of an axis sets
 MAX_COMBINATIONS = 2_000_000
-HEADS = ("num_qo_heads", "num_kv_heads", "head_dim")
+LENT = ("sinks", "window")  # what a model has beside its heads: nothing to other heads that a sweep sets
+# Heads that every sweep can have: what is wrong with a problem of these is wrong with the sweep, and not with its model.
+ANY_MODEL = {"num_qo_heads": 64, "num_kv_heads": 8, "head_dim_qk": 128, "head_dim_vo": 128, "head_dim_ckv": 512, "head_dim_kpe": 64}
 OF_POINTS = ("backend", "env", "out_dtype")  # beside the keys of a problem: known before a point has run
 
 
 def expand(settings: Settings) -> list[Point]:
-    """The points of a sweep in the order of its axes, none twice.
+    """The points of a sweep in the order of its axes, none twice. What its model cannot have is `refused`, and does not run.
 
-    Raises UserError for a value that no problem can have, a backend that does not exist, and a sweep without points.
+    Raises UserError for a value that no problem can have, a backend that does not exist, a sweep without points, and a model that
+    can have none of them.
     """
     with gc_pause.paused():
         return _expanded(settings)
@@ -50,7 +54,7 @@ def _expanded(settings: Settings) -> list[Point]:
         if any(_matches(rule, keys.get) for rule in exclude):
             continue
         backend, env = keys.pop("backend", None), keys.pop("env", None)
-        problem = problem_of(keys)
+        problem, refused = problem_of(keys)
         if any(_matches(rule, _value_of(problem, backend, env)) for rule in exclude):  # keys that the model or a default has set
             continue
         name, place = str(backend), None if env is None else str(env)
@@ -60,12 +64,15 @@ def _expanded(settings: Settings) -> list[Point]:
             known[problem.routine, name] = _origin_of(problem.routine, backend, settings.adapters)
         if (id(problem), name, place) not in points:
             adapter, code = known[problem.routine, name]
+            called = () if refused else _distributions(adapter, problem, code)
             points[id(problem), name, place] = Point(
-                problem, name, how, distributions=_distributions(adapter, problem, code), env=place, plugin_code=code
+                problem, name, how, distributions=called, env=place, plugin_code=code, refused=refused
             )
     if not points:
         empty = ", ".join(f"sweep.{axis}" for axis, values in settings.sweep.axes.items() if not values)
         raise UserError(f"sweep {settings.sweep.name} has no points: {empty or 'every point'} is empty or excluded; give it values")
+    if all(point.refused for point in points.values()):
+        raise UserError(Counter(point.refused for point in points.values()).most_common(1)[0][0])
     return list(points.values())
 
 
@@ -97,42 +104,61 @@ def _how(settings: Settings) -> list[object]:
 
 
 class _Problems:
-    """Makes problems from the keys of a sweep and the model's share of one GPU. Equal problems are the same object."""
+    """Makes problems from the keys of a sweep and the model's share of one GPU, each with why its model cannot have it, if so.
+
+    Equal problems are the same object.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self.model, self.trees, self.context = settings.model, settings.trees, settings.timing.context
-        self.made: dict[tuple[tuple[str, Scalar], ...], Problem] = {}
+        self.made: dict[tuple[tuple[str, Scalar], ...], tuple[Problem, str]] = {}
         self.distinct: dict[Problem, Problem] = {}
-        self.shares: dict[tuple[Scalar | None, Scalar | None], dict[str, Scalar]] = {}  # of the model on one GPU, by routine and tp
-        self.axes_of_heads = {key for key in Problem.model_fields if key.startswith(HEADS)}
+        self.shares: dict[tuple[Scalar | None, int, bool], dict[str, Scalar]] = {}  # of one GPU, by routine, tp, and window or none
 
-    def __call__(self, keys: Mapping[str, Scalar]) -> Problem:
+    def __call__(self, keys: Mapping[str, Scalar]) -> tuple[Problem, str]:
         known = tuple(keys.items())
         if known not in self.made:
-            problem = self._make(keys)
-            self.made[known] = self.distinct.setdefault(problem, problem)
+            problem, refused = self._make(keys)
+            self.made[known] = self.distinct.setdefault(problem, problem), refused
         return self.made[known]
 
-    def _make(self, keys: Mapping[str, Scalar]) -> Problem:
-        own_heads = not self.axes_of_heads.isdisjoint(keys)  # a sweep's own head shapes are no longer the model's
+    def _make(self, keys: Mapping[str, Scalar]) -> tuple[Problem, str]:
+        own_heads = [key for key in HEADS if key in keys]  # a sweep's own head shapes are no longer the model's
         if own_heads and self.context == "step":
             raise UserError(
-                f"timing.context=step: the sweep sets {', '.join(sorted(self.axes_of_heads & keys.keys()))} of its own, "
+                f"timing.context=step: the sweep sets {', '.join(sorted(own_heads))} of its own, "
                 f"so the layers of model {self.model.name} do not fit; leave these out, or type timing.context=isolated"
             )
-        named = {"model": CUSTOM if own_heads else self.model.name, "tree": self._tree(keys)}
+        routine, tp = str(keys.get("routine")), self._tp(keys.get("tp"))
+        share = self._share(routine, tp, windowed="window" in keys)
+        if any(keys[key] != share.get(key) for key in own_heads):
+            share = {key: value for key, value in share.items() if key not in LENT}
+        of_model = {"model": CUSTOM if own_heads else self.model.name, "tp": tp, **share}
+        given: dict[str, Any] = {**of_model, "tree": self._tree(keys), **keys}
+        refused = "" if own_heads else self.model.refusal(routine, tp, keys.get("s_kv"))
         try:
-            return Problem.model_validate({**named, **self._share(keys.get("routine"), keys.get("tp")), **keys})
+            return Problem.model_validate(given), refused
         except ValidationError as error:
-            raise UserError(explain(error, "sweep")) from None
+            said = explain(error, "sweep")
+        try:
+            Problem.model_validate({**{key: value for key, value in given.items() if key in keys or key not in LENT}, **ANY_MODEL})
+        except ValidationError:
+            raise UserError(said) from None
+        whole = len(own_heads) >= len(HEADS if routine == "mla" else HEADS[:4])
+        if whole or (own_heads and not self.model.typed):
+            raise UserError(said)
+        return Problem.model_construct(None, **given), refused or f"model {self.model.name}: {said}; type another model for these"
 
-    def _share(self, routine: Scalar | None, tp: Scalar | None) -> dict[str, Scalar]:
-        if (routine, tp) not in self.shares:
-            size = self.model.tp[0] if tp is None else tp
-            if isinstance(size, bool) or not isinstance(size, int):
-                raise UserError(f"sweep.tp={size!r}: allowed: a whole number")
-            self.shares[routine, tp] = {"tp": size, **self.model.share(str(routine), size)}
-        return self.shares[routine, tp]
+    def _tp(self, tp: Scalar | None) -> int:
+        size = self.model.tp[0] if tp is None else tp
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise UserError(f"sweep.tp={size!r}: allowed: a whole number")
+        return size
+
+    def _share(self, routine: str, tp: int, *, windowed: bool) -> dict[str, Scalar]:
+        if (routine, tp, windowed) not in self.shares:
+            self.shares[routine, tp, windowed] = self.model.share(routine, tp, windowed=windowed)
+        return self.shares[routine, tp, windowed]
 
     def _tree(self, keys: Mapping[str, Scalar]) -> tuple[int, ...] | None:
         name, s_qo = str(keys.get("mask", "causal")), keys.get("s_qo")

@@ -18,7 +18,7 @@ from orchestrator.planning.expand import chosen, expand
 from orchestrator.point import Point
 from orchestrator.storage import access
 
-READ_FILES = ("import", "traffic", "--config-dir")  # keys of files and folders that points come from
+READ_FILES = ("import", "model", "traffic", "--config-dir")  # keys of files and folders that points come from
 QUOTES = "'\""
 WHEELS = re.compile(r"\bwheels: ?(/[^\s,}]+)")  # a folder of an environment that is typed as a whole
 OF_HERE = re.compile(r"results\.path=['\"]*[/~]")  # a dataset's place on this machine, as an absolute path
@@ -128,6 +128,7 @@ def without_folder(override: str) -> str:
 
 def _mutants_of(points: Sequence[Point], settings: Settings) -> list[Point]:
     """Every mutant on every problem of a sweep, and the mutants of a plugin's backend on the problems of that backend."""
+    points = [point for point in points if not point.refused]
     if settings.check.draws:
         return _drawn_of(points, settings)
     known = registry.registered(settings.adapters)

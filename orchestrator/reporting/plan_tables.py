@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
+from kernels import registry
+from orchestrator.config.sweep import Sweep
 from orchestrator.planning.compiling import HOST_CORES, compile_seconds, not_measured
-from orchestrator.planning.plan import DecisionKind, Plan
+from orchestrator.planning.plan import DecisionKind, Plan, headline
 from orchestrator.tables import Grid
 
 VERDICTS: tuple[DecisionKind, ...] = ("run", "unsupported", "skipped", "failed")
@@ -38,6 +40,21 @@ def grids(plan: Plan, workers: int, cores: Sequence[int] = (HOST_CORES,)) -> lis
 def _verdicts(plan: Plan) -> Sequence[DecisionKind]:
     """`failed` only if there is one: a plugin is at fault then."""
     return VERDICTS if plan.decisions_of("failed") else VERDICTS[:-1]
+
+
+def why_nothing_runs(plan: Plan, sweep: Sweep) -> str:
+    """Why a plan of a sweep runs no point, and what to type; empty if it runs one."""
+    if plan.decisions_of("run") or not plan.decisions:
+        return ""
+    routine, devices = plan.decisions[0].point.problem.routine, plan.decisions[0].devices
+    (kind, reason), _ = Counter((d.kind, headline(d.kind, d.reason)) for d in plan.decisions).most_common(1)[0]
+    words = f"no point runs on {', '.join(devices)}: {kind}, {reason}"
+    on_cpu = [name for of, name in registry.registered() if of == routine and name.startswith("torch")]
+    if devices != ("cpu",) or {d.point.backend for d in plan.decisions} & set(on_cpu) or not on_cpu:
+        return words
+    axes = [axis for axis, values in sweep.axes.items() if any(isinstance(one, dict) and "backend" in one for one in values)]
+    typed = f"'sweep.{axes[0]}=[{{routine: {routine}, backend: {on_cpu[0]}}}]'" if axes else f"'sweep.backend=[{on_cpu[0]}]'"
+    return f"{words}; a CPU runs torch's backends: type {typed if axes or sweep.axes.get('backend') else '+sweep=smoke'}"
 
 
 def _backends_grid(plan: Plan) -> Grid:

@@ -1,0 +1,76 @@
+"""What is said of a model: that it takes the place of a sweep's own heads, and which of its layers and lengths are not measured."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from orchestrator.config.model import FULL, WINDOWED
+from orchestrator.config.settings import Settings
+from orchestrator.config.sweep import OF_MODEL
+from orchestrator.notes import note_once
+from orchestrator.point import Point
+
+Config = dict[str, Any]
+AXIS, MODEL = OF_MODEL
+MAX_NOTES = 5
+
+
+def is_typed(words: Sequence[str]) -> bool:
+    """Whether a command names a model, or heads of one."""
+    return any(word.startswith(("model=", "model.num_", "model.head_")) for word in words)
+
+
+def with_typed(config: Mapping[str, Any], words: Sequence[str]) -> Config:
+    """The composed configuration; a typed model is marked so, and its heads replace those that the sweep's `heads` sets."""
+    sweep, model = config.get("sweep"), config.get("model")
+    if not is_typed(words) or not isinstance(model, dict):
+        return {**config}
+    typed = {**config, "model": {**model, "typed": True}}
+    if not isinstance(sweep, dict) or any(word.startswith(f"sweep.{AXIS}=") for word in words):
+        return typed
+    rules = sweep.get("include")
+    listed = [rule for rule in rules if isinstance(rule, dict)] if isinstance(rules, list) else []
+    own = [rule for rule in (sweep, *listed) if _replaces(rule.get(AXIS))]
+    if not own:
+        return typed
+    note_once(
+        f"sweep.{AXIS}: the model that was typed takes the place of the heads that sweep {sweep.get('name')} sets; "
+        f"leave model=... out for these, or type sweep.{AXIS}=[{MODEL},{{num_qo_heads: 8, ...}}] for both"
+    )
+    changed = [{**rule, AXIS: [MODEL]} if rule in own else rule for rule in rules or ()]
+    return {**typed, "sweep": {**sweep, **({AXIS: [MODEL]} if sweep in own else {}), "include": changed}}
+
+
+def _replaces(values: object) -> bool:
+    """Whether an axis sets heads, and none of the model's."""
+    listed = values if isinstance(values, list) else [values]
+    return values is not None and MODEL not in listed
+
+
+def say(settings: Settings, points: Sequence[Point], words: Sequence[str]) -> None:
+    """Notes what the points leave out of the model, and of the sweep for the model's sake."""
+    model = settings.model
+    ours = [point for point in points if point.problem.model == model.name]
+    refused = Counter(point.refused for point in points if point.refused)
+    for reason, count in refused.most_common(MAX_NOTES):
+        note_once(f"{count:,} of {len(points):,} points do not run: {reason}")
+    if is_typed(words) and not ours:
+        whose = f"import={settings.source}" if settings.source else f"sweep {settings.sweep.name}"
+        note_once(
+            f"model: no point has its heads, since {whose} brings its own; type sweep.{AXIS}=[{MODEL}] for those of model=..."
+        )
+    if not ours:
+        return
+    window = model.sliding_window
+    if window and model.window_of_all is None and all(point.problem.window is None for point in ours):
+        note_once(
+            f"some layers of {model.name} see {window:,} tokens alone, and these points measure full attention; "
+            f"for both, type 'sweep.window=[null,{window}]'"
+        )
+    others = {kind: count for kind, count in model.kinds.items() if kind not in (FULL, WINDOWED)}
+    if others:
+        total, rest = sum(model.kinds.values()), sum(others.values())
+        named = ", ".join(f"{count} {kind}" for kind, count in others.items())
+        note_once(f"{total - rest} of the {total} layers of {model.name} attend, as these points do; not measured: {named}")

@@ -1,0 +1,288 @@
+"""A model's `config.json`, as Hugging Face writes it, as the keys of a `Model`. What cannot be modelled is refused by name.
+
+The keys are those of `transformers` and of models' own code; what a file leaves to that code stands in conf/model_types.yaml.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import conf
+from orchestrator.config.model import FULL, HEADS, WINDOWED, shipped
+from orchestrator.errors import UserError
+from orchestrator.untrusted.door import from_json, reading
+from orchestrator.untrusted.files import expanded, read_text
+
+Keys = dict[str, Any]
+
+PARTS = ("text_config", "llm_config", "language_config", "thinker_config")  # of a model that also takes images or sound
+ALIASES = {  # a key and its names in older files
+    "num_attention_heads": ("n_head", "n_heads", "num_heads"),
+    "num_key_value_heads": ("num_kv_heads", "n_head_kv", "multi_query_group_num"),
+    "hidden_size": ("n_embd", "d_model"),
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
+    "max_position_embeddings": ("n_positions", "max_seq_len", "seq_length", "max_sequence_length"),
+    "head_dim": ("attention_head_dim", "kv_channels"),
+    "num_experts": ("num_local_experts", "n_routed_experts"),
+    "num_experts_per_tok": ("num_experts_per_token", "experts_per_token", "top_k_experts"),
+    "attn_logit_softcapping": ("attn_logit_softcap",),
+    "sliding_window_pattern": ("_sliding_window_pattern",),
+}
+LINEAR = "linear attention"
+KINDS = {  # of layers, by their names in files; other names stay as they are
+    "full_attention": FULL, "attention": FULL, "global_attention": FULL, "*": FULL, "sliding_attention": WINDOWED,
+    "linear_attention": LINEAR, "mamba": "Mamba", "M": "Mamba", "conv": "convolution", "-": "MLP", "mlp": "MLP", "E": "MLP",
+    "moe": "MLP",
+}  # fmt: skip
+OF_ENTRY: dict[str, Callable[[Any], str]] = {  # the kind of a layer, by the key whose list has an entry for each
+    **dict.fromkeys(
+        ("layer_types", "layers_block_type", "hybrid_override_pattern"), lambda one: KINDS.get(one, one.replace("_", " "))
+    ),
+    "hybrid_layer_pattern": lambda one: WINDOWED if one else FULL,  # MiMo
+    "attn_type_list": lambda one: FULL if one else LINEAR,  # MiniMax
+    "block_configs": lambda one: _of_block(one["attention"]),  # Nemotron NAS
+}
+OF_NUMBER: dict[str, Callable[[Keys, int], str]] = {  # the kind of layer i, by the key that says it for all
+    "linear_attn_config": lambda c, i: FULL if i + 1 in c["linear_attn_config"]["full_attn_layers"] else LINEAR,  # Kimi
+    "full_attention_interval": lambda c, i: LINEAR if (i + 1) % c["full_attention_interval"] else FULL,  # Qwen3-Next
+    "attn_layer_period": lambda c, i: FULL if i % c["attn_layer_period"] == c.get("attn_layer_offset", 0) else "Mamba",  # Jamba
+    "sliding_window_pattern": lambda c, i: _of_pattern(c["sliding_window_pattern"], i),
+    "max_window_layers": lambda c, i: FULL if c.get("use_sliding_window") and i < c["max_window_layers"] else WINDOWED,  # Qwen
+}
+REFUSED = {  # what this project has no routine for, by the key that says so
+    "attention_chunk_size": "attends within chunks of {} tokens",
+    "compress_ratios": "attends to a window and a compressed cache",
+    "sparse_attention_config": "attends sparsely, to blocks of keys",
+    "is_encoder_decoder": "has an encoder, and cross attention",
+    "alibi": "adds ALiBi to its scores",
+}
+MAX_TP = 16  # GPUs that share a model without more words
+SHAPE = (*HEADS, "sliding_window", "windowed", "sinks", "kinds", "softmax_scale", "soft_cap", "index_topk")  # what attention is
+
+
+def is_named(value: object) -> bool:
+    """Whether a value of `model=` is the path of a file, or of a folder with one, and no name of conf/model."""
+    return isinstance(value, str) and (value.endswith(".json") or "/" in value or Path(value, "config.json").is_file())
+
+
+def read(given: str, key: str = "model") -> Keys:
+    """The keys of the model that a `config.json` describes, or the folder that holds one.
+
+    A model that conf/model has keeps its name, page size and tensor-parallel sizes. Raises UserError for a file that cannot be
+    read, and for a model that this project cannot describe.
+    """
+    path = Path(expanded(given))
+    path = path / "config.json" if path.is_dir() else path
+    with reading(f"{key}={given}", "give the config.json of a model"):
+        return _named(_keys_of(_of_text(from_json(read_text(path, key))), f"{key}={given}"), path)
+
+
+def _of_text(config: Mapping[str, Any]) -> Keys:
+    """The part that describes the language model, with one name for each key, and what its class fills in."""
+    part = next((config[name] for name in PARTS if isinstance(config.get(name), dict)), None)
+    if part is not None:
+        return _of_text({**{key: config[key] for key in ("architectures", "_name_or_path") if key in config}, **part})
+    named = {**config.get("attn_config", {}), **config} if isinstance(config.get("attn_config"), dict) else dict(config)
+    for key, names in ALIASES.items():
+        if named.get(key) is None and (found := next((named[name] for name in names if named.get(name) is not None), None)):
+            named[key] = found
+    return {**_types().get(str(named.get("model_type")), {}), **named}
+
+
+@cache
+def _types() -> Mapping[str, Keys]:
+    found: Mapping[str, Keys] = yaml.safe_load(files(conf).joinpath("model_types.yaml").read_text(encoding="utf-8"))
+    return found
+
+
+def _keys_of(c: Keys, asked: str) -> Keys:
+    who = str(c.get("model_type") or "this model")
+    for key, what in REFUSED.items():
+        if (value := c.get(key)) and not (key == "attention_chunk_size" and c.get("sliding_window")):
+            raise UserError(f"{asked}: {who} {what.format(value)} ({key}), and this project has no routine for that; give another")
+    if not isinstance(heads := c.get("num_attention_heads"), int) or heads < 1:
+        raise UserError(
+            f"{asked}: num_attention_heads={heads!r}: allowed: a whole number, the query heads of {who}; write it there"
+        )
+    window, kinds = _window_of(c), _kinds_of(c)
+    if not (window and WINDOWED in kinds):
+        kinds[FULL] += kinds.pop(WINDOWED, 0)
+        window = None
+    kinds = +kinds
+    if not kinds.keys() & {FULL, WINDOWED}:
+        raise UserError(f"{asked}: none of the layers of {who} attends: {_counted(kinds)}; give another model")
+    found = {"model_type": c.get("model_type"), **_heads_of(c, heads, asked)}
+    if window:
+        found |= {"sliding_window": window, "windowed": _own_of_window(c, found)}
+    found |= {
+        "kinds": dict(kinds) if kinds.keys() != {FULL} else None,
+        "sinks": bool(c.get("sinks") or c.get("add_full_attention_sink_bias")),
+        "softmax_scale": _scale_of(c, found),
+        "soft_cap": c.get("attn_logit_softcapping"),
+        "max_positions": _positions_of(c),
+        "index_topk": c.get("index_topk"),
+        "layer": _layer_of(c) if kinds.keys() <= {FULL, WINDOWED} and not found.get("windowed") else None,
+        "page_size": 64,
+        "tp": [n for n in range(1, MAX_TP + 1) if _is_split(heads, found["num_kv_heads"], n)],
+        "architecture": next(iter(c.get("architectures") or ()), None),
+        "path": c.get("_name_or_path"),
+    }
+    return {key: value for key, value in found.items() if value}
+
+
+def _heads_of(c: Keys, heads: int, asked: str) -> Keys:
+    """The heads of the layers that attend to everything. `global_` keys are Gemma 4's, `block_configs` those of Nemotron NAS."""
+    kv = c.get("num_global_key_value_heads") or c.get("num_key_value_heads")
+    if c.get("kv_lora_rank"):
+        rope, nope = c.get("qk_rope_head_dim") or 0, c["qk_nope_head_dim"]
+        latent = {"head_dim_ckv": c["kv_lora_rank"], "head_dim_kpe": rope}
+        return {"num_qo_heads": heads, "num_kv_heads": heads, "head_dim_qk": nope + rope, "head_dim_vo": c["v_head_dim"], **latent}
+    if groups := {block["attention"].get("n_heads_in_group") for block in c.get("block_configs") or ()} - {None}:
+        if len(groups) > 1:
+            raise UserError(f"{asked}: its layers differ in their heads (n_heads_in_group {sorted(groups)}); give another model")
+        kv = heads // groups.pop()
+    dim = c.get("global_head_dim") or c.get("head_dim") or c["hidden_size"] / heads
+    if dim != int(dim):
+        raise UserError(f"{asked}: hidden_size={c['hidden_size']} does not divide by {heads} heads; write head_dim there")
+    kv = kv or (1 if c.get("multi_query") else heads)
+    return {"num_qo_heads": heads, "num_kv_heads": kv, "head_dim_qk": int(dim), "head_dim_vo": c.get("v_head_dim") or int(dim)}
+
+
+def _own_of_window(c: Keys, full: Keys) -> Keys:
+    """How heads of windowed layers differ: those of MiMo are called `swa_`, in Gemma 4 the others are called `global_`."""
+    dim = c.get("swa_head_dim") or (c.get("head_dim") if c.get("global_head_dim") else full["head_dim_qk"])
+    kv = c.get("swa_num_key_value_heads") or (
+        c.get("num_key_value_heads") if c.get("num_global_key_value_heads") else full["num_kv_heads"]
+    )
+    vo = c.get("swa_v_head_dim") or (dim if c.get("global_head_dim") else full["head_dim_vo"])
+    qo = c.get("swa_num_attention_heads") or full["num_qo_heads"]
+    own = {"num_qo_heads": qo, "num_kv_heads": kv, "head_dim_qk": dim, "head_dim_vo": vo}
+    sinks = {"sinks": True} if c.get("add_swa_attention_sink_bias") else {}
+    return {key: value for key, value in own.items() if value != full[key]} | sinks
+
+
+def _window_of(c: Keys) -> int | None:
+    """The window of windowed layers; None if there are none, or if it is as long as the longest request."""
+    window, longest = c.get("sliding_window"), c.get("max_position_embeddings")
+    if not isinstance(window, int) or c.get("use_sliding_window") is False or (longest and window >= longest):
+        return None
+    return window
+
+
+def _kinds_of(c: Keys) -> Counter[str]:
+    """How many layers there are of each kind."""
+    for key, of_entry in OF_ENTRY.items():
+        if c.get(key):
+            return Counter(map(of_entry, c[key]))
+    layers = range(c.get("num_hidden_layers") or 1)
+    kind_of = next((kind_of for key, kind_of in OF_NUMBER.items() if c.get(key)), lambda c, i: WINDOWED)
+    return Counter(kind_of(c, i) for i in layers)
+
+
+def _of_block(attention: Keys) -> str:
+    return "MLP" if attention.get("no_op") else LINEAR if attention.get("replace_with_linear") else FULL
+
+
+def _of_pattern(every: int | str, i: int) -> str:
+    """Of Gemma and Cohere, where the last of so many layers attends to everything; Exaone writes LLLG."""
+    is_full = every[i % len(every)] == "G" if isinstance(every, str) else (i + 1) % every == 0
+    return FULL if is_full else WINDOWED
+
+
+def _scale_of(c: Keys, found: Keys) -> float | None:
+    """The factor of the scores before the softmax, if it is not 1/sqrt(head_dim_qk)."""
+    usual = found["head_dim_qk"] ** -0.5
+    scale = c.get("softmax_scale") or c.get("attention_multiplier") or usual  # the second is Granite's
+    if c.get("query_pre_attn_scalar"):
+        scale = c["query_pre_attn_scalar"] ** -0.5
+    rope = c.get("rope_scaling") or c.get("rope_parameters") or {}
+    if "head_dim_ckv" in found and rope.get("mscale_all_dim"):  # vllm/model_executor/models/deepseek_v2.py, yarn_get_mscale
+        factor = rope.get("factor") or 1
+        scale *= (0.1 * rope["mscale_all_dim"] * math.log(factor) + 1) ** 2 if factor > 1 else 1
+    return None if math.isclose(scale, usual, rel_tol=1e-9) else scale
+
+
+def _positions_of(c: Keys) -> int | None:
+    """The longest request, as vLLM 0.33.0 derives it (vllm/config/model.py), or longer by YaRN: from the file, or by its class."""
+    longest: int | None = c.get("max_position_embeddings")
+    rope = c.get("rope_scaling") or c.get("rope_parameters") or {}
+    factor, kind = rope.get("factor") or 1, rope.get("rope_type") or rope.get("type")
+    if not longest or "gemma3" in str(c.get("model_type")):
+        return longest
+    if kind in ("linear", "dynamic"):
+        return int(longest * factor)
+    yarn = rope.get("original_max_position_embeddings", 0) * factor if kind == "yarn" else 0
+    return max(longest, int(yarn), c.get("positions_with_yarn") or 0)
+
+
+def _layer_of(c: Keys) -> Keys | None:
+    """The sizes of a layer's matrix products, if the file has them (`kernels.step.shapes.LayerShape`)."""
+    experts, inner = c.get("num_experts"), c.get("intermediate_size")
+    if experts:
+        inner = c.get("moe_intermediate_size") or inner
+    if not c.get("hidden_size") or not inner:
+        return None
+    shared = c.get("shared_expert_intermediate_size") or (c.get("n_shared_experts") or 0) * inner if experts else 0
+    found = {
+        "hidden_size": c["hidden_size"],
+        "intermediate_size": inner,
+        "num_experts": experts,
+        "experts_per_token": c.get("num_experts_per_tok") if experts else None,
+        "shared_intermediate_size": shared,
+        "q_lora_rank": c.get("q_lora_rank"),
+        "num_layers": c.get("num_hidden_layers"),
+    }
+    return {key: value for key, value in found.items() if value}
+
+
+def _is_split(heads: int, kv: int, tp: int) -> bool:
+    """Whether engines split the heads over `tp` GPUs; fewer KV heads are copied (vllm/model_executor/models/qwen3.py)."""
+    return heads % tp == 0 and (kv % tp == 0 or tp % kv == 0)
+
+
+def _counted(kinds: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+
+
+def _named(found: Keys, path: Path) -> Keys:
+    """The keys with a name: that of a model of conf/model with the same attention and sizes, which it then takes the rest from.
+
+    Of several such models it is the one that the file's folder is named after, else the first.
+    """
+    architecture, said = found.pop("architecture", None), found.pop("path", None)
+    names = "_".join(_plain(part) for part in (*path.resolve().parts[:-1], said or ""))
+    alike = [name for name, model in shipped().items() if _is_alike(found, model)]
+    if alike:
+        name = max(alike, key=lambda one: (one in names) * len(one))
+        known = shipped()[name]
+        rest = {key: known[key] for key in ("name", "page_size", "tp", "layer") if key in known}
+        return {**found, **rest, "max_positions": found.get("max_positions") or known.get("max_positions")}
+    own = _plain(str(said).rpartition("/")[2]) if said else re.sub(r"_?for_?\w+$|_?model$", "", _plain(architecture or "model"))
+    heads = "_".join(str(found[key]) for key in HEADS[:3])
+    return {**found, "name": f"{own or 'model'}_{heads}"}
+
+
+def _is_alike(found: Keys, model: Mapping[str, Any]) -> bool:
+    """Whether a file's model is that of conf/model: what attention is agrees, and so do the sizes that the file has."""
+    layer, of_model = found.get("layer") or {}, model.get("layer") or {}
+    types = found.get("model_type") in (None, model.get("model_type"))
+    sizes = all(of_model.get(key) in (None, value) for key, value in layer.items())
+    return types and sizes and all(_equal(found.get(key), model.get(key)) for key in SHAPE)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    both = isinstance(one, float) and isinstance(other, float)
+    return math.isclose(one, other, rel_tol=1e-6) if both else (one or None) == (other or None)
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")

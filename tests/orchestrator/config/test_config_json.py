@@ -1,0 +1,143 @@
+"""`model=PATH/config.json`: keys of Hugging Face become a model, and what cannot be modelled is refused by its name."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.composing.compose import composed
+from orchestrator.config import config_json
+from orchestrator.config.settings import Settings, load
+from orchestrator.errors import UserError
+from orchestrator.planning.expand import expand
+from tests.helpers.command_line import Invoke
+
+QWEN = {  # nine keys of Qwen3-32B's
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_attention_heads": 64, "num_key_value_heads": 8,
+    "head_dim": 128, "hidden_size": 5120, "intermediate_size": 25600, "num_hidden_layers": 64, "torch_dtype": "bfloat16",
+}  # fmt: skip
+SMALL: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64, "num_hidden_layers": 12}
+SLIDING, FULL = "sliding_attention", "full_attention"
+PLAN = ("+sweep=smoke", "mode=plan", "device=h100")
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    def found(keys: object) -> dict[str, Any]:
+        (tmp_path / "config.json").write_text(json.dumps(keys))
+        return config_json.read(str(tmp_path / "config.json"))
+
+    return found
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"head_dim": None, "hidden_size": 1024}, {"head_dim_qk": 128, "head_dim_vo": 128}),
+        ({"num_key_value_heads": None}, {"num_kv_heads": 8}),
+        ({"num_key_value_heads": None, "multi_query": True}, {"num_kv_heads": 1}),
+        ({"v_head_dim": 32}, {"head_dim_qk": 64, "head_dim_vo": 32}),
+        ({"layer_types": [FULL, SLIDING] * 6, "sliding_window": 128}, {"sliding_window": 128, "kinds": {"full": 6, "windowed": 6}}),
+        ({"sliding_window": 4096, "sliding_window_pattern": 4}, {"kinds": {"full": 3, "windowed": 9}}),
+        ({"sliding_window": 4096, "sliding_window_pattern": "LLG"}, {"kinds": {"full": 4, "windowed": 8}}),
+        ({"sliding_window": 4096}, {"sliding_window": 4096, "kinds": {"windowed": 12}}),
+        ({"sliding_window": 4096, "max_position_embeddings": 4096}, {"kinds": None, "sliding_window": None}),
+        ({"sliding_window": 4096, "model_type": "qwen2"}, {"kinds": None}),
+        ({"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 10}, {"kinds": {"full": 10, "windowed": 2}}),
+        ({"hybrid_override_pattern": "M-M*M-ME"}, {"kinds": {"Mamba": 4, "MLP": 3, "full": 1}, "layer": None}),
+        ({"attn_layer_period": 6, "attn_layer_offset": 3}, {"kinds": {"Mamba": 10, "full": 2}}),
+        ({"attn_type_list": [0, 0, 1]}, {"kinds": {"linear attention": 2, "full": 1}}),
+        ({"attention_multiplier": 0.0156}, {"softmax_scale": 0.0156}),
+        ({"query_pre_attn_scalar": 64}, {"softmax_scale": None}),
+        ({"query_pre_attn_scalar": 256}, {"softmax_scale": 1 / 16}),
+        ({"attn_logit_softcapping": 30.0}, {"soft_cap": 30.0}),
+        ({"model_type": "gpt_oss", "hidden_size": 512}, {"sinks": True, "kinds": {"full": 6, "windowed": 6}}),
+        ({"max_position_embeddings": 8192, "rope_scaling": {"rope_type": "linear", "factor": 4.0}}, {"max_positions": 32768}),
+        (
+            {"n_positions": 9, "rope_scaling": {"type": "yarn", "factor": 4, "original_max_position_embeddings": 32768}},
+            {"max_positions": 131072},
+        ),
+        ({"num_attention_heads": 40, "num_key_value_heads": 10}, {"tp": [1, 2, 5, 10]}),
+        ({"num_attention_heads": 32, "num_key_value_heads": 4}, {"tp": [1, 2, 4, 8, 16]}),  # KV heads are copied for 8 and 16
+    ],
+)  # fmt: skip
+def test_keys_of_a_file_become_those_of_a_model(keys: dict[str, Any], expected: dict[str, Any], read: Callable[..., Any]):
+    found = read({**SMALL, **keys})
+
+    assert {key: found.get(key) for key in expected} == expected
+    assert found == read({"text_config": {**SMALL, **keys}})
+
+
+def test_a_latent_has_the_scale_of_its_yarn(read: Callable[..., Any]):
+    latent = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+    found = read({**SMALL, **latent, "rope_scaling": {"type": "yarn", "factor": 40, "mscale_all_dim": 1.0}})
+
+    assert [found[key] for key in ("head_dim_qk", "head_dim_vo", "head_dim_ckv", "head_dim_kpe")] == [192, 128, 512, 64]
+    assert found["num_kv_heads"] == 8
+    assert found["softmax_scale"] == pytest.approx((0.1 * math.log(40) + 1) ** 2 / math.sqrt(192))  # as captured traces have it
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"model_type": "llama4_text", "attention_chunk_size": 8192}, "llama4_text attends within chunks of 8192 tokens"),
+        ({"compress_ratios": [0, 4]}, "a window and a compressed cache (compress_ratios)"),
+        ({"sparse_attention_config": {"sparse_topk_blocks": 16}}, "attends sparsely, to blocks of keys"),
+        ({"is_encoder_decoder": True}, "has an encoder"),
+        ({"model_type": "bloom"}, "adds ALiBi"),
+        ({"layer_types": ["mamba"] * 12}, "none of the layers of this model attends: 12 Mamba"),
+        ({"num_attention_heads": None}, "num_attention_heads=None: allowed: a whole number"),
+        ({"head_dim": None, "hidden_size": 1000, "num_attention_heads": 7}, "hidden_size=1000 does not divide by 7 heads"),
+        ({"head_dim": "big"}, "config.json: "),
+        ({"head_dim": None}, "config.json: "),
+    ],
+)
+def test_what_cannot_be_modelled_is_refused_by_name(keys: dict[str, Any], words: str, read: Callable[..., Any]):
+    with pytest.raises(UserError) as raised:
+        read({**SMALL, **keys})
+    assert str(raised.value).startswith("model=")
+    assert words in str(raised.value)
+
+
+def test_a_file_of_another_kind_is_wrong_input(tmp_path: Path, invoke: Invoke):
+    for text in ("[1]", "{", "{}", '{"a": 1, "a": 2}'):
+        (tmp_path / "config.json").write_text(text)
+        done = invoke(*PLAN, f"model={tmp_path}/config.json")
+        assert (done.returncode, done.stderr.splitlines()[0][:13]) == (2, "error: model=")
+    assert "No such file" in invoke(*PLAN, "model=nowhere/config.json").stderr
+
+
+@pytest.mark.parametrize("given", ["model={path}/config.json", "model={path}", "import={path}/config.json"])
+def test_the_config_of_a_shipped_model_plans_as_the_model(given: str, tmp_path: Path, invoke: Invoke):
+    (tmp_path / "config.json").write_text(json.dumps(QWEN))
+    plan = ("+sweep=specdec_long_ctx", "mode=plan", "device=h100", "format=json")
+    found = json.loads(invoke(*plan, given.format(path=tmp_path)).stdout)
+
+    assert found == json.loads(invoke(*plan, "model=qwen3_32b").stdout)
+    assert found[0]["rows"] == [["qwen3_32b", "1", "64", "8", "128", "128", "64", "1,920"]]
+    assert found[1]["rows"] == [["run", "956"], ["unsupported", "960"], ["skipped", "4"]]
+
+
+def test_models_of_files_are_told_apart_and_take_single_keys(tmp_path: Path):
+    names = []
+    for heads in (16, 32):
+        (tmp_path / "config.json").write_text(json.dumps({**QWEN, "num_attention_heads": heads}))
+        names.append(load(composed([*PLAN, f"model={tmp_path}/config.json", "model.page_size=16"])).model)
+
+    assert [(one.name, one.page_size) for one in names] == [("qwen3_16_8_128", 16), ("qwen3_32_8_128", 16)]
+
+
+def test_windowed_layers_may_have_heads_of_their_own(settings: Callable[..., Settings]):
+    one = ("+sweep=smoke", "model=gemma_4_26b_a4b", "sweep.tp=[2]", "sweep.window=[null,1024]", "sweep.batch_size=[1]")
+    problems = {point.problem.window: point.problem for point in expand(settings(*one))}
+
+    assert {window: (p.num_kv_heads, p.head_dim_qk) for window, p in problems.items()} == {None: (1, 512), 1024: (4, 256)}
+
+
+def test_a_model_with_windows_alone_has_them_in_every_point(settings: Callable[..., Settings]):
+    assert {point.problem.window for point in expand(settings("+sweep=smoke", "model=phi_3_mini_4k"))} == {2048}

@@ -1,0 +1,53 @@
+"""Every sweep with every model on every device: a plan that runs nothing says why, and one include does not cost the others."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import yaml
+
+from orchestrator import ROOT
+from orchestrator.commands.model_words import with_typed
+from orchestrator.config.settings import Settings, load, sweep_names
+from orchestrator.errors import UserError
+from orchestrator.machines import known_devices
+from orchestrator.planning.decide import make_plan
+from orchestrator.planning.expand import expand
+from orchestrator.reporting.plan_tables import why_nothing_runs
+from tests.helpers.command_line import composed
+
+MODELS = {path.stem: yaml.safe_load(path.read_text()) for path in sorted((ROOT / "conf" / "model").glob("*.yaml"))}
+SHAPE = ("num_qo_heads", "num_kv_heads", "head_dim_qk", "head_dim_vo", "head_dim_ckv", "sinks", "index_topk", "kinds", "tp")
+
+
+@cache
+def config_of(sweep: str) -> dict[str, Any]:
+    return composed(f"+sweep={sweep}")
+
+
+def asked(sweep: str, model: str) -> Settings:
+    return load(with_typed({**config_of(sweep), "model": MODELS[model]}, [f"model={model}"]))
+
+
+def alike() -> list[str]:
+    """One model of each shape: others plan the same."""
+    return list({str([model.get(key) for key in SHAPE]): name for name, model in MODELS.items()}.values())
+
+
+@pytest.mark.parametrize("sweep", sweep_names())
+def test_a_plan_runs_something_or_says_why(sweep: str):
+    for model in alike():
+        settings = asked(sweep, model)
+        try:
+            points = expand(settings)
+        except UserError as error:  # of which no point can be this model's
+            assert str(error).startswith((f"model {model}", "sweep.tp="))
+            assert "type " in str(error)
+            continue
+        assert any(not point.refused for point in points)
+        distinct = list({(point.problem.routine, point.backend, point.refused): point for point in points}.values())
+        for device in known_devices().values():
+            plan = make_plan(distinct, [device], settings)
+            assert plan.decisions_of("run") or "no point runs on" in why_nothing_runs(plan, settings.sweep)
