@@ -18,7 +18,7 @@ from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
 from kernels.device import Device
 from kernels.inputs import Inputs
 from kernels.libraries.engine_releases import VLLM_READ
-from kernels.libraries.flash_attn_3_common import partial_bytes
+from kernels.libraries.flash_attn_3_common import partial_bytes, with_last_lse
 from kernels.libraries.latent_common import (
     MAX_PROCESSORS,
     TOLD_TO_FLASH_ATTN_3,
@@ -46,6 +46,7 @@ class FlashAttn3Mla(Adapter):
     is_planned: bool = True
     query_lengths: QueryLengths = "varlen"
     max_seq_len: EngineMaximum = "passed"
+    gives_lse: bool = True
     takes_empty: bool = True  # vLLM captures full graphs with it, whose padded requests have no token
     distributions: tuple[str, ...] = ("vllm",)
     rules_hold_for: tuple[str, ...] = VLLM_READ
@@ -66,7 +67,7 @@ class FlashAttn3Mla(Adapter):
         plan = self._plan(inputs, lengths) if self.is_planned else None
         latent = inputs.latent[:, :, None]  # [P, N, 1, D]
 
-        def launch() -> object:
+        def attend() -> Any:
             return flash_attn_varlen_func(
                 q=inputs.q[..., width:],
                 k=latent[..., width:],
@@ -80,11 +81,13 @@ class FlashAttn3Mla(Adapter):
                 fa_version=3,
                 scheduler_metadata=plan,
                 num_splits=0,
+                return_softmax_lse=p.return_lse,
                 **lengths,
             )
 
         config = f"scheduler_metadata={'given' if self.is_planned else 'made in the call'}"
-        return Runner(launch, out, "flash_attn_3", p.q_dtype, kernel_config=config)
+        launch, lse = with_last_lse(attend) if p.return_lse else (attend, None)
+        return Runner(launch, out, "flash_attn_3", p.q_dtype, lse=lse, kernel_config=config)
 
     def _plan(self, inputs: Inputs, lengths: dict[str, Any]) -> Any:
         from vllm.vllm_flash_attn import get_scheduler_metadata

@@ -46,6 +46,7 @@ class FlashMla(Adapter):
     routine: str = "mla"
     name: str = "flash_mla"
     query_lengths: QueryLengths = "uniform"
+    gives_lse: bool = True
     max_seq_len: EngineMaximum = "unread"  # planned from the lengths themselves
     takes_empty: bool = True  # vLLM captures full graphs with it, whose padded requests have no token
     distributions: tuple[str, ...] = ("tokenspeed-flashmla",)
@@ -76,7 +77,7 @@ class FlashMla(Adapter):
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         library = import_module(self.module)
         given = _of_16_bits(inputs, library.get_mla_metadata()[0])
-        return _copied(inputs, lambda: library.flash_mla_with_kvcache(**given)[0], "flash_mla")
+        return _copied(inputs, lambda: library.flash_mla_with_kvcache(**given), "flash_mla")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,19 +122,26 @@ class FlashMlaOfVllm(FlashMla):
             return super().prepare(inputs, device)
         operators = _fp8_operators()
         given = _of_8_bits(inputs, operators)
-        return _copied(inputs, lambda: operators.fwd_kvcache_mla_fp8(*given)[0], "flash_mla_fp8")
+        return _copied(inputs, lambda: operators.fwd_kvcache_mla_fp8(*given), "flash_mla_fp8")
 
 
-def _copied(inputs: Inputs, attend: Callable[[], Tensor], kernel: str) -> Runner:
-    """A call that copies what the library allocates, [B, Q, H, D_vo]. The first makes the plan, if there is none yet."""
+def _copied(inputs: Inputs, attend: Callable[[], tuple[Tensor, ...]], kernel: str) -> Runner:
+    """A call that copies what the library allocates, [B, Q, H, D_vo]. The first makes the plan, if there is none yet.
+
+    The natural log-sum-exp [B, H, Q] comes with it, whether it is asked for or not. An engine reads it where it lies.
+    """
     p, out = inputs.problem, inputs.empty_output()
     by_request = out.view(p.batch_size, p.s_qo, p.num_qo_heads, p.value_dim)
 
+    last: list[Tensor] = []
+
     def launch() -> None:
-        by_request.copy_(attend())
+        found, last[:] = (both := attend())[0], both[1:2]
+        by_request.copy_(found)
 
     launch()
-    return Runner(launch, out, kernel, p.q_dtype, kernel_config=CONFIG)
+    lse = (lambda: last[0].transpose(1, 2).flatten(0, 1)) if p.return_lse else None
+    return Runner(launch, out, kernel, p.q_dtype, lse=lse, kernel_config=CONFIG)
 
 
 def _of_16_bits(inputs: Inputs, plan: object) -> dict[str, Any]:

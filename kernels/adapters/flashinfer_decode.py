@@ -130,13 +130,14 @@ class WrapperDecode(common.FlashInferAdapter):
 
     def _planned_variant(self, wrapper: Any, inputs: Inputs) -> Runner:
         plan_paged(wrapper, inputs, host_lengths(inputs))
-        p, out = inputs.problem, inputs.empty_output()
+        p, out, second = inputs.problem, inputs.empty_output(), common.lse_arguments(inputs)
         name = "fa2_tc" if self.sink_kernel == "fa2" else self.sink_kernel
-        call = {"k_scale": inputs.k_scale, "out": out, "enable_pdl": p.enable_pdl}
+        call = {"k_scale": inputs.k_scale, "out": out, "enable_pdl": p.enable_pdl, **second}
         launch = partial(wrapper.run, inputs.q, inputs.kv, inputs.sinks, **call)
         compute_dtype = default_output(p.q_dtype)
         config = " ".join(filter(None, ["variant=AttentionSink", plan_words(wrapper, self.sink_kernel)]))
         more: dict[str, Any] = {"kernel_config": config, "plan_step": partial(plan_paged, wrapper, inputs)}
+        more |= {"lse": second.get("lse"), "lse_base": "2"}
         return Runner(launch, out, name, compute_dtype, caller_scale=inputs.v_scale, **more)
 
 
@@ -271,6 +272,7 @@ class Cudnn(WrapperDecode):
                 "with attention sinks, more than one query token a request or the SM100 family",
                 not p.sinks or p.s_qo > 1 or device.is_sm(10),
             ),
+            common.needs_no_lse_with_sinks(p),
         )
 
 

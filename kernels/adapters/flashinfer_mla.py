@@ -58,7 +58,7 @@ def _fa_dtype_needs(problem: Problem, device: Device) -> tuple[Need, ...]:
     return (
         Need("fp16 or bf16 queries", p.q_dtype in HALF),
         Need("a latent of the query's dtype, or fp8_e4m3 under bf16 queries on SM90", p.kv_dtype == p.q_dtype or fp8_under_bf16),
-        Need("with FP8, a latent of 512 + 64", p.kv_dtype not in FP8 or (ckv, kpe) == DEEPSEEK),
+        Need("with FP8, a latent of 512 + 64 or 512 + 0", p.kv_dtype not in FP8 or (ckv, kpe) in (DEEPSEEK, (512, 0))),
         Need("output of the query's dtype", p.output_dtype == p.q_dtype),
         Need("head_dim_ckv a multiple of 128, head_dim_kpe of 64", ckv % 128 == 0 and kpe % 64 == 0),
     )

@@ -97,6 +97,7 @@ class FlashAttn3MlaOfSglang(OfSglang):
     """The same function with `qv`, SGLang's default for MLA on Hopper."""
 
     routine: str = "mla"
+    gives_lse: bool = True
     passes: frozenset[Feature] | None = TOLD_TO_FLASH_ATTN_3
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
@@ -122,8 +123,9 @@ class FlashAttn3MlaOfSglang(OfSglang):
             "out": out,
         }
 
-        launch = partial(flash_attn_with_kvcache, **given)
-        return Runner(launch, out, "flash_attn_3", p.q_dtype, kernel_config=MADE_IN_CALL, plan_step=nothing_to_plan)
+        attend = partial(flash_attn_with_kvcache, **given, return_softmax_lse=p.return_lse)
+        launch, lse = with_last_lse(attend) if p.return_lse else (attend, None)
+        return Runner(launch, out, "flash_attn_3", p.q_dtype, lse=lse, kernel_config=MADE_IN_CALL, plan_step=nothing_to_plan)
 
 
 def _shared(inputs: Inputs, out: Tensor) -> dict[str, Any]:

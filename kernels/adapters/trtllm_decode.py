@@ -106,7 +106,9 @@ class TrtllmDecode(common.FlashInferAdapter):
         return _uses_trtllm_gen(device)  # XQA gives none
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
-        return common.trtllm_gen_needs(problem, device) if _uses_trtllm_gen(device) else xqa_needs(problem, device)
+        if _uses_trtllm_gen(device):
+            return (*common.trtllm_gen_needs(problem, device), common.needs_no_lse_with_sinks(problem))
+        return xqa_needs(problem, device)
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
         if _uses_trtllm_gen(device):

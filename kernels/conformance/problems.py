@@ -21,7 +21,7 @@ NO_TREE = {"tree": None}
 LISTED_BY_SPEC = {"batch_size", "s_qo", "min_s_qo", "s_kv", "seq_lens"}  # a batch spec says them itself
 HEADS = ((8, 2), (8, 8), (8, 1), (64, 8), (40, 8), (24, 8), (10, 2), (128, 8))
 HEAD_DIMS = ((32, 32), (64, 64), (128, 128), (256, 256), (80, 80), (40, 40), (512, 512), (192, 128), (32, 16))
-LATENT_DIMS = ((32, 16), (512, 64), (256, 64), (64, 32))
+LATENT_DIMS = ((32, 16), (512, 64), (256, 64), (64, 32), (64, 0), (512, 0))
 DTYPES = ("bf16", "fp16", "fp32", "fp8_e4m3", "fp8_e5m2")
 QUERY_LENGTHS = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64, 65)
 PAGE_SIZES = (16, 64, 1, 2, 8, 32, 48, 128, 256)
@@ -42,6 +42,8 @@ AXES: dict[str, tuple[Keys, ...]] = {
     "mask": ({"mask": "full", **NO_TREE}, {"mask": "full", "s_qo": 4, **NO_TREE}, TREE),
     "window": tuple({"window": n, "mask": "causal", **NO_TREE} for n in (9, 64)),
     "sinks": ({"sinks": True},),
+    "softmax_scale": ({"softmax_scale": 0.05},),
+    "soft_cap": ({"soft_cap": 30.0},),
     "log-sum-exp": ({"return_lse": True},),
     "shared_prefix": tuple({"shared_prefix": n} for n in (32, 64)),
     "num_states": tuple({"num_states": n} for n in (2, 16, 17)),
@@ -80,7 +82,11 @@ FAMILIES: dict[str, tuple[Keys, ...]] = {
     ),
     "sliding windows": tuple({"window": 9, "s_qo": n, "mask": "causal", **NO_TREE} for n in (1, 5)),
     "attention sinks": tuple({"sinks": True, "s_qo": n, "mask": "causal", **NO_TREE} for n in (1, 3)),
-    "log-sum-exp": tuple({"return_lse": True, "s_qo": n, "mask": "causal", **NO_TREE} for n in (1, 3)),
+    "softmax scales": ({"softmax_scale": 0.04, "s_qo": 3, "mask": "causal", **NO_TREE}, {"softmax_scale": 1.0}),
+    "soft caps": ({"soft_cap": 50.0, "s_qo": 3, "mask": "causal", **NO_TREE}, {"soft_cap": 15.0, "softmax_scale": 0.3}),
+    "log-sum-exp": tuple(
+        {"return_lse": True, "s_qo": n, "mask": "causal", "sinks": sinks, **NO_TREE} for sinks in (False, True) for n in (1, 3)
+    ),
     "shared prefixes": tuple({"shared_prefix": n, "batch_size": 3} for n in (32, 64)),
     "numbers of states": tuple({"num_states": n, "s_qo": s_qo, "mask": "causal", **NO_TREE} for n in (2, 8, 16) for s_qo in (1, 8)),
     "batches": tuple({"batch_size": n} for n in (1, 5)),
@@ -117,7 +123,7 @@ NOT_IN = {  # axes and families that a routine does not have
     "cascade": {"window", "sliding windows", "whole prompt", "whole prompts", *PADDING, *STATES},
     "merge_states": PREFIXES | PADDING,
     "ragged_prefill": PAGES | PADDING | PREFIXES | STATES,
-    "mla": {"window", "sinks", "kv_layout", "sliding windows", "attention sinks", *PREFIXES, *STATES},
+    "mla": {"kv_layout", *PREFIXES, *STATES},
 }
 
 

@@ -95,6 +95,11 @@ def needs_no_tree(problem: Problem) -> Need:
     return Need("a causal or full mask", problem.tree is None)
 
 
+def needs_no_lse_with_sinks(problem: Problem) -> Need:
+    """Of kernels that come compiled, and of which no source says whether the sum counts the sink."""
+    return Need("with attention sinks, no log-sum-exp (it may leave the sink out)", not (problem.sinks and problem.return_lse))
+
+
 def needs_equal_head_dims(problem: Problem) -> Need:
     return Need("equal head_dim of keys and values", problem.head_dim_qk == problem.head_dim_vo)
 

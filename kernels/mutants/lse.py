@@ -6,7 +6,7 @@ Like the others (`catalogue.py`), but the victim's output stays as the wrapped k
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kernels.adapter import LseBase, Runner
@@ -86,6 +86,8 @@ WRONG: tuple[tuple[str, str, WrongLse, Applies], ...] = (
     ("lse_page_lost", "a planted page is missing in the log-sum-exp alone", page_missing, victims.pages),
     ("lse_split_forgotten", "the log-sum-exp is that of the second half of the keys",
      lambda case, base: _over(case, case.key >= case.length // 2, base), victims.context),
+    ("lse_without_sink", "the log-sum-exp leaves the sink out",
+     lambda case, base: replace(case, sinks=None).lse() / NATURAL[base], lambda p: {"attention sinks": p.sinks}),
     ("lse_left", "the log-sum-exp is left as it was", lambda case, base: case.lse() * float("nan"), victims.context),
 )  # fmt: skip
 ADAPTERS = tuple(

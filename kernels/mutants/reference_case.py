@@ -89,8 +89,11 @@ class ReferenceCase:
         return scores.masked_fill_(~self.seen, float("-inf"))
 
     def lse(self) -> Tensor:
-        """[Q, H]: the natural log-sum-exp of each row. A problem that asks for one has no sinks."""
-        return self.scores().logsumexp(-1).permute(2, 0, 1).flatten(1, 2)
+        """[Q, H]: the natural log-sum-exp of each row, a sink counted."""
+        found = self.scores().logsumexp(-1)  # [K, G, Q]
+        if self.sinks is not None:
+            found = found.logaddexp(self.sinks.view(*found.shape[:2], 1))
+        return found.permute(2, 0, 1).flatten(1, 2)
 
     def total(self, weights: Tensor, peak: Tensor) -> Tensor:
         """[K, G, Q, 1]: the sums of weights exp(logit - peak) [K, G, Q, L], and the sink's."""

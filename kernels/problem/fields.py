@@ -46,7 +46,7 @@ class ProblemFields(BaseModel):
     head_dim_qk: Count
     head_dim_vo: Count
     head_dim_ckv: Count | None = None
-    head_dim_kpe: Count | None = None
+    head_dim_kpe: Annotated[int, Field(ge=0, le=2**31 - 1, strict=True)] | None = None  # 0: keys carry no position apart (NoPE)
     q_dtype: DtypeName = "bf16"
     kv_dtype: DtypeName = "bf16"
     out_dtype: DtypeName | None = None  # None: the query's dtype if it has 16 bits or more, else bf16
@@ -54,7 +54,8 @@ class ProblemFields(BaseModel):
     enable_pdl: Annotated[bool, Field(strict=True)] | None = None
     seed: Annotated[int, Field(ge=0, le=2**53)] = 0
     shared_prefix: Count | None = None  # cascade: tokens at the start of every request, in pages that all requests share
-    return_lse: Annotated[bool, Field(strict=True)] = False  # the log-sum-exp of each row is a second output
+    # The log-sum-exp of each row is a second output. A sink counts, as in FlashInfer, FlashAttention-3 and SGLang's Triton kernel.
+    return_lse: Annotated[bool, Field(strict=True)] = False
     graph_batch: Count | None = None  # requests of the captured CUDA graph; those behind the batch are padding. None: the batch
     # The sequence length that an engine fills in for a padded request: 0 in vLLM, 1 in SGLang (`kernels/problem/padded.py`).
     graph_fill: Literal[0, 1] = 0

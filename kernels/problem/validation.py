@@ -33,7 +33,7 @@ def names_usual_scale(keys: dict[str, Any]) -> bool:
 
 def require_consistent(problem: ProblemFields) -> None:
     """Raises ValueError with a message for the user if keys of a problem do not fit together."""
-    for check in (_lengths, _room, _heads, _mask, _latent, _shared_prefix, _states, _lse, _dtypes, _padding, _scale):
+    for check in (_lengths, _room, _heads, _mask, _latent, _shared_prefix, _states, _dtypes, _padding, _scale):
         check(problem)
 
 
@@ -90,8 +90,6 @@ def _latent(p: ProblemFields) -> None:
     given = p.head_dim_ckv is not None and p.head_dim_kpe is not None
     if p.latent and not given:
         raise ValueError("head_dim_ckv: routine=mla needs head_dim_ckv and head_dim_kpe; type model=deepseek_v3, or give both")
-    if p.latent and (p.window is not None or p.sinks):
-        raise ValueError("routine=mla takes neither window nor sinks; no model has MLA with them")
 
 
 def _shared_prefix(p: ProblemFields) -> None:
@@ -125,11 +123,6 @@ def _states(p: ProblemFields) -> None:
         raise ValueError(
             f"num_states={p.num_states}: allowed: at most s_kv={p.s_kv}, so that the longest request has keys for each"
         )
-
-
-def _lse(p: ProblemFields) -> None:
-    if p.return_lse and p.sinks:
-        raise ValueError("return_lse=true: allowed without sinks; libraries differ in whether the sink is part of a log-sum-exp")
 
 
 def _dtypes(p: ProblemFields) -> None:

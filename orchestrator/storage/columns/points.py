@@ -72,7 +72,7 @@ class ProblemColumns(TypedDict, total=False):
     shared_prefix: Annotated[
         int | None, About("cascade: tokens at the start of every request whose pages all requests share.", "tokens")
     ]
-    return_lse: Annotated[bool, About("Whether the log-sum-exp of each row is a second output.")]
+    return_lse: Annotated[bool, About("Whether the log-sum-exp of each row is a second output. It counts a sink.")]
     graph_batch: Annotated[
         int | None,
         About("Requests of the call with padding, as in a captured graph. Null: batch_size. Rates count batch_size.", "requests"),

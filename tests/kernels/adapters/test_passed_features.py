@@ -55,7 +55,7 @@ OTHERS: dict[Feature, tuple[dict[str, Any], ...]] = {
     "a tree of drafts": ({"mask": "chain", "tree": CHAIN},),
 }
 NO_SUCH_PROBLEM: dict[str, set[Feature]] = {
-    "mla": {"attention sinks", "a sliding window", "block scales"},
+    "mla": {"block scales"},
     "cascade": {"a sliding window", "padded requests"},
     "merge_states": {"padded requests"},
     "ragged_prefill": {"padded requests"},

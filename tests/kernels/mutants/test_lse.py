@@ -60,6 +60,7 @@ def of(routine: str) -> list[LseMutant]:
         {**SMALL, **ASKED, "routine": "paged_prefill", "s_qo": 70, "mask": "full"},
         {**SMALL, **ASKED, "routine": "cascade", "shared_prefix": 1024},
         {**MLA, **ASKED},
+        {**SMALL, **ASKED, "sinks": True},
     ],
     ids=lambda keys: f"{keys.get('routine', 'paged_decode')} {keys.get('kv_dtype', 'bf16')} {keys['s_qo']}",
 )
@@ -67,7 +68,8 @@ def test_a_wrong_log_sum_exp_beside_a_right_output_is_caught(keys: dict[str, obj
     p = Problem.model_validate(keys)
     verdicts = {mutant.name: judged(mutant, p) for mutant in of(p.routine) if not mutant.unmet(p, cpu())}
 
-    assert verdicts.keys() == NAMES - ({"lse_last_page_ignored"} if "fp8_e4m3" in (p.q_dtype, p.kv_dtype) else set())
+    no_fault = {"lse_last_page_ignored"} if "fp8_e4m3" in (p.q_dtype, p.kv_dtype) else set()
+    assert verdicts.keys() == NAMES - no_fault | ({"lse_without_sink"} if p.sinks else set())
     assert {name for name, v in verdicts.items() if v.passed} == set()
     assert all(v.reason.startswith("the log-sum-exp") or "log-sum-exps are NaN" in v.reason for v in verdicts.values()), verdicts
     assert all(v.rel_err <= v.tolerance for v in verdicts.values())
@@ -98,12 +100,14 @@ def test_without_a_log_sum_exp_they_are_no_mutants():
     p = Problem.model_validate({**SMALL, "s_qo": 2, "s_kv": 3000})
 
     assert {sentence for m in of("paged_decode") for sentence in m.unmet(p, cpu())} == {
-        "a log-sum-exp as a second output (return_lse: true)"
+        "a log-sum-exp as a second output (return_lse: true)",
+        "attention sinks",
     }
 
 
-def test_what_is_written_out_is_the_log_sum_exp():
-    p = Problem.model_validate({**SMALL, **ASKED})
+@pytest.mark.parametrize("sinks", [False, True])
+def test_what_is_written_out_is_the_log_sum_exp(sinks: bool):
+    p = Problem.model_validate({**SMALL, **ASKED, "sinks": sinks})
     x, right = drawn(p)
     one = victim(p)
 

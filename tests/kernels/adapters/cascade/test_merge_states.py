@@ -68,7 +68,6 @@ def verdict_of(adapter: Adapter, p: Problem, device: Device = H200) -> Verdict:
         ({"num_states": 1}, "greater than or equal to 2"),
         ({"num_states": 301}, "at most s_kv=300"),
         ({"graph_batch": 8}, "not merge_states"),
-        ({"sinks": True}, "allowed without sinks"),
     ],
 )
 def test_what_no_merge_can_be_is_refused_in_words(keys: dict[str, object], words: str):

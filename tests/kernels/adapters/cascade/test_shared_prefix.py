@@ -25,7 +25,6 @@ CASCADE = {**HEADS, "routine": "cascade", "batch_size": 3, "s_qo": 2, "s_kv": 30
         ({"shared_prefix": 304}, "at most the shortest request's context, which is 298 tokens"),
         ({"routine": "paged_decode"}, "allowed only with routine=cascade"),
         ({"window": 64}, "routine=cascade takes none"),
-        ({"sinks": True, "return_lse": True}, "allowed without sinks"),
     ],
 )
 def test_what_no_cascade_can_be_is_refused_in_words(keys: dict[str, object], words: str):
