@@ -6,11 +6,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import log
+from math import ceil, log
 from typing import NamedTuple
 
 MAX_BATCHES = 4  # batch sizes among the points; more are put together
 NEAR = 2  # a workload stands for batch sizes and contexts from half its own to twice
+STEPS = 8  # contexts that stand for the steps of one request
 FINE = 64  # points of a batch size that are given to the nearest workload
 
 
@@ -60,6 +61,12 @@ class WorkloadWeights(NamedTuple):
     def far_share(self) -> float:
         """The share whose batch size or context is far from that of the nearest workload."""
         return sum(point.weight for point in self.far)
+
+
+def steps(prompt: float, output: float, weight: float) -> list[TrafficPoint]:
+    """The contexts of a request's decode steps, prompt + 1 to prompt + output, as at most STEPS of equal weight."""
+    count = min(ceil(output), STEPS)
+    return [TrafficPoint(None, prompt + 0.5 + output * (i + 0.5) / count, weight * output / count) for i in range(count)]
 
 
 def points(mix: Mix, count: int, *, prompts: bool = False, batches: int = MAX_BATCHES) -> list[TrafficPoint]:

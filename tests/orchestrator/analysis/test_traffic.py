@@ -17,6 +17,7 @@ from orchestrator.reporting import records
 from orchestrator.reporting.report import dataset_grids
 from orchestrator.storage.row import to_table
 from tests.helpers.command_line import composed
+from tests.helpers.noted import noted
 from tests.helpers.timed_rows import made
 
 METRICS = """\
@@ -93,6 +94,75 @@ def test_vllms_histograms_are_added_over_engines_and_say_what_was_assumed(tmp_pa
     assert any("25% of vllm:request_generation_tokens lie above the last bucket, at 200" in note for note in mix.notes)
 
 
+SAMPLES = [
+    ("a trace of Mooncake", [{"timestamp": 0, "input_length": 1024, "output_length": 128}]),
+    ("vllm bench serve", {"num_prompts": 1, "total_input_tokens": 1024, "input_lens": [1024], "output_lens": [128]}),
+    ("SGLang's bench_serving", {"backend": "sglang", "input_lens": [1024], "output_lens": [128], "itls": [[0.1]]}),
+    (
+        "AIPerf",
+        {"metrics": {"input_sequence_length": {"value": 1024}, "output_sequence_length": {"value": 128}}},
+    ),
+    ("a log of OpenAI's answers", {"response": {"body": {"usage": {"prompt_tokens": 1024, "completion_tokens": 128}}}}),
+    ("Azure's traces", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,1024,128\n"),
+    ("BurstGPT", "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,1024,128,1152,API log\n"),
+    ("numbers of pandas", '{"prompt_len": 1024.0, "output_len": 128.0}'),
+]
+
+
+@pytest.mark.parametrize("content", [pytest.param(content, id=name) for name, content in SAMPLES])
+def test_lengths_are_read_under_the_names_of_each_benchmark(tmp_path: Path, content: object):
+    text = content if isinstance(content, str) else json.dumps(content, indent=2)
+    mix = traffic.read(written(tmp_path, text))
+
+    assert [point.s_kv for point in mix.prompts] == [1024]
+    assert [round(point.s_kv) for point in traffic.points(mix, 5)] == [1038, 1062, 1088, 1114, 1138]
+
+
+def test_percentiles_of_a_summary_are_shares_of_lengths(tmp_path: Path):
+    """As GenAI-Perf and AIPerf summarise a run: profile_export_genai_perf.json."""
+    of_prompt = {"unit": "tokens", "avg": 150, "min": 100, "p50": 100, "max": 200, "std": 9}
+    summary = {"input_sequence_length": of_prompt, "output_sequence_length": {"avg": 10, "p25": 10, "p99": 10}}
+    mix = traffic.read(written(tmp_path, json.dumps(summary)))
+
+    assert [(point.s_kv, point.weight) for point in mix.prompts] == [(100, 0.5), (150, 0.5)]
+    assert "since percentiles do not pair them" in mix.notes[1]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("sglang:prompt_tokens_histogram", "sglang:generation_tokens_histogram", "sglang:num_running_reqs"),
+        (
+            "dynamo_frontend_input_sequence_tokens",
+            "dynamo_frontend_output_sequence_tokens",
+            "dynamo_frontend_inflight_requests",
+        ),
+    ],
+)
+def test_other_engines_have_the_same_histograms_under_other_names(tmp_path: Path, names: tuple[str, str, str]):
+    own, text = traffic.read(written(tmp_path, METRICS)), METRICS
+    for name, other in zip(("request_prompt_tokens", "request_generation_tokens", "num_requests_running"), names, strict=True):
+        text = text.replace(f"vllm:{name}", other)
+    mix = traffic.read(written(tmp_path, text))
+
+    assert (mix.decode, mix.prompts) == (own.decode, own.prompts)
+
+
+def test_repeated_blocks_of_prompts_are_named_as_unused(tmp_path: Path):
+    lines = [{"input_length": 8000, "output_length": 9, "hash_ids": [*range(15), last]} for last in (15, 16)]
+    mix = traffic.read(written(tmp_path, "\n".join(map(json.dumps, lines))))
+
+    assert "15 of 32 blocks of prompts (hash_ids) repeat earlier ones" in mix.notes[1]
+
+
+def test_a_line_without_lengths_is_named_and_the_others_count(tmp_path: Path):
+    path = written(tmp_path, '{"text_input": "hello", "output_length": 400}\n' + requests((2400, 300)))
+    mix, said = noted(lambda: traffic.read(path))
+
+    assert [point.s_kv for point in mix.prompts] == [2400]
+    assert "left out: traffic.txt:1: neither s_kv nor input_length with output_length" in said
+
+
 def test_weights_go_to_the_nearest_shape_and_name_what_is_far_from_all():
     mix = Mix((TrafficPoint(8, 1000, 3), TrafficPoint(8, 60_000, 1)), ())
     found = traffic.weights(mix, [(1, 1024), (8, 1024), (8, 8192), (64, 65_536)])
@@ -123,7 +193,14 @@ def test_traffic_without_batches_is_spread_over_those_that_were_measured():
     [
         ("", "it is empty"),
         ("{\n", ":1: no JSON"),
-        ("[" * 100_000, "neither a comment nor a sample"),
+        ("[" * 100_000, ":1: no JSON"),
+        ("[3]", ":1: no JSON object"),
+        ("1 2 3\n", "neither a comment nor a sample"),
+        ('{"input_lens": [5, 6], "output_lens": [3]}', "input_lens has 2 lengths and output_lens has 1; allowed: as many of both"),
+        ('{"total_input_tokens": 5, "completed": 1}', "vllm bench serve writes lengths with --save-detailed"),
+        ('{"input_sequence_length": {"unit": "tokens"}, "osl": 3, "output_len": 3}', "has neither a value nor percentiles"),
+        ("ContextTokens,GeneratedTokens\nmany,3\n", ":2: ContextTokens='many': allowed: a whole number"),
+        ("prompt_tokens,n\n3,4\n", ":2: neither s_kv nor input_length with output_length"),
         ("{" * 100_000, ":1: no JSON"),
         ('{"a": 1}\n', "neither s_kv nor input_length"),
         ('{"s_kv": true}\n', "s_kv=True: allowed: a whole number"),
@@ -141,7 +218,7 @@ def test_traffic_without_batches_is_spread_over_those_that_were_measured():
         (METRICS.replace("40.0", "2.0"), "falls from 10 to 2"),
         (METRICS.replace('le="+Inf"', 'le="9e9"'), 'has no bucket le="+Inf"'),
         (METRICS.replace(" 40.0", " NaN"), "NaN: allowed: a number from 0"),
-        ("\n".join('{"s_kv": 0}' for _ in range(30)), "and 10 more"),
+        ("\n".join('{"s_kv": 0}' for _ in range(30)), ":1: s_kv=0: allowed: a whole number from 1 to 100,000,000 (so in 30 lines)"),
     ],
 )
 def test_a_damaged_file_is_named_in_words(tmp_path: Path, text: str, words: str):

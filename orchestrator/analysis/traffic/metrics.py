@@ -1,0 +1,113 @@
+"""The histograms of an engine's Prometheus endpoint as traffic.
+
+From `vllm/v1/metrics/loggers.py`, `sglang/srt/metrics/collector.py`, text-generation-inference and Dynamo's frontend, in the text
+format 0.0.4 of Prometheus.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+
+from orchestrator.analysis.traffic.mix import Mix, TrafficPoint, steps
+from orchestrator.analysis.traffic.requests import INDEPENDENT, MAX_COUNT
+from orchestrator.errors import UserError
+from orchestrator.remainder import Remainder
+
+METRICS = {  # of each program the histograms of prompts and of outputs, and the gauge of running requests
+    "vLLM": ("vllm:request_prompt_tokens", "vllm:request_generation_tokens", "vllm:num_requests_running"),
+    "SGLang": ("sglang:prompt_tokens_histogram", "sglang:generation_tokens_histogram", "sglang:num_running_reqs"),
+    "TGI": ("tgi_request_input_length", "tgi_request_generated_tokens", "tgi_batch_current_size"),
+    "Dynamo": (
+        *("dynamo_frontend_input_sequence_tokens", "dynamo_frontend_output_sequence_tokens"),
+        "dynamo_frontend_inflight_requests",
+    ),
+}
+SAMPLE = re.compile(r"(?P<name>[A-Za-z_:][A-Za-z0-9_:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>[^\s]+)(?:\s+-?\d+)?\s*")
+LE = re.compile(r'(?:^|,)\s*le="(?P<le>[^"]*)"')
+
+
+def read(path: str, text: str, allowed: str) -> Mix:
+    """The traffic of an engine's histograms. Raises UserError for every line that is wrong, since a histogram counts whole."""
+    *histograms, gauge = next((names for names in METRICS.values() if f"{names[0]}_bucket" in text), METRICS["vLLM"])
+    samples = _Samples(histograms, gauge)
+    wrong = Remainder(path)
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip() and not line.lstrip().startswith("#"):
+            wrong.collect(number, lambda line=line: samples.add(line.strip()))  # type: ignore[misc]
+    wrong.close(0, f"allowed: {allowed}")
+    if missing := [name for name, counts in samples.buckets.items() if not counts]:
+        raise UserError(f"traffic={path}: no {missing[0]}_bucket; allowed: {allowed}")
+    notes = [INDEPENDENT.format("histograms")]
+    prompts, outputs = (_lengths(path, name, counts, notes) for name, counts in samples.buckets.items())
+    batches: list[int | None] = [batch for batch in samples.running if batch > 0]
+    if not batches:
+        notes.append(f"no batch sizes, since {gauge} is absent or 0")
+    decode = [
+        TrafficPoint(batch, step.s_kv, step.weight)
+        for prompt, of_prompt in prompts
+        for output, of_output in outputs
+        for step in steps(prompt, output, of_prompt * of_output)
+        for batch in batches or [None]
+    ]
+    return Mix(tuple(decode), tuple(TrafficPoint(None, prompt, weight) for prompt, weight in prompts), tuple(notes))
+
+
+class _Samples:
+    """The buckets of the histograms, added over engines, and the running requests of each engine."""
+
+    def __init__(self, histograms: list[str], gauge: str) -> None:
+        self.buckets: dict[str, dict[float, float]] = {name: defaultdict(float) for name in histograms}
+        self.gauge, self.running = gauge, list[int]()
+
+    def add(self, line: str) -> None:
+        sample = SAMPLE.fullmatch(line)
+        if sample is None:
+            raise ValueError("neither a comment nor a sample, NAME{labels} VALUE")
+        name, value = sample["name"], sample["value"]
+        if name == self.gauge:
+            self.running.append(round(_number(value)))
+        elif name.removesuffix("_bucket") in self.buckets and name.endswith("_bucket"):
+            le = LE.search(sample["labels"] or "")
+            if le is None:
+                raise ValueError("a bucket without le")
+            self.buckets[name.removesuffix("_bucket")][_edge(le["le"])] += _number(value)
+
+
+def _lengths(path: str, name: str, counts: dict[float, float], notes: list[str]) -> list[tuple[float, float]]:
+    """The middle of each bucket of a histogram, and its own count. The last bucket has no end: its start stands for it."""
+    edges = sorted(counts.items())
+    if not math.isinf(edges[-1][0]):
+        raise UserError(f'traffic={path}: {name} has no bucket le="+Inf"; give the whole histogram')
+    found, start, before = [], 0.0, 0.0
+    for edge, upto in edges:
+        if upto < before:
+            raise UserError(
+                f"traffic={path}: {name} falls from {before:g} to {upto:g} at le={edge:g}; allowed: counts that never fall"
+            )
+        if upto > before:
+            found.append((max(1.0, start if math.isinf(edge) else (start + edge) / 2), upto - before))
+            if math.isinf(edge):
+                notes.append(
+                    f"{(upto - before) / upto:.0%} of {name} lie above the last bucket, at {start:g}, and count as {start:g}"
+                )
+        start, before = edge, upto
+    if not found:
+        raise UserError(f"traffic={path}: {name} counts no request; take the metrics of a server that has served some")
+    return found
+
+
+def _edge(word: str) -> float:
+    """The end of a bucket of lengths; infinity for the last one."""
+    return math.inf if word == "+Inf" else _number(word)
+
+
+def _number(word: str, most: float = MAX_COUNT) -> float:
+    try:
+        value = float(word)
+    except ValueError:
+        raise ValueError(f"{word!r} is no number") from None
+    if not 0 <= value <= most:
+        raise ValueError(f"{word}: allowed: a number from 0 to {most:g}")
+    return value
