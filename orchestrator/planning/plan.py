@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -115,9 +116,14 @@ class Plan:
         return Counter(headline(kind, decision.reason) for decision in self.decisions_of(kind))
 
     def eta_s(self, workers: int) -> float:
-        """Seconds of wall time without compilation; a worker cannot help another with its longest group."""
-        costs = [group.cost_s for group in self.groups]
-        return max(sum(costs) / workers, costs[0]) if costs else 0.0
+        """Seconds of wall time from the first point on, without compilation: each worker takes the longest group that is left.
+
+        With fewer groups than workers some have nothing to do.
+        """
+        busy = [0.0] * min(workers, len(self.groups))
+        for group in self.groups:
+            heapq.heapreplace(busy, busy[0] + group.cost_s)
+        return max(busy, default=0.0)
 
 
 def seconds_of(members: Sequence[Decision]) -> float:

@@ -11,7 +11,7 @@ from typing import get_args
 from orchestrator.analysis import how_timed, questions
 from orchestrator.analysis.dataset import Dataset, from_table
 from orchestrator.analysis.questions import best, define_views, exactness, pad_up, traffic_weights
-from orchestrator.analysis.questions.tables import MAX_SHOWN
+from orchestrator.analysis.questions.tables import MAX_SHOWN, thinned
 from orchestrator.config.modes import owner
 from orchestrator.config.settings import Answers, Question
 from orchestrator.errors import UserError
@@ -22,7 +22,7 @@ from orchestrator.reporting.opened import mix_of, opened
 from orchestrator.storage.row import STATUSES
 from orchestrator.tables import Grid
 
-MAIN_TABLES = 3  # of question=best that the summary shows
+MAIN_TABLES, MAIN_LINES, MAIN_CONTEXTS = 3, 16, 8  # of question=best that the summary shows: a screen
 TOP_REASONS = 12
 MODULES: dict[str, ModuleType] = {  # `columns` is about the columns of every dataset
     name: import_module(f"{questions.__name__}.{name}") for name in get_args(Question) if name != "columns"
@@ -73,7 +73,7 @@ def grids(data: Dataset, question: str | None = None) -> list[Grid]:
         answer = [*MODULES[question].grids(data), *(pad_up.grids(data) if question in pad_up.BESIDE else [])]
         how = [*how_timed.grids(data), *gpu_grids(data)] if answer else []
         return [*answer, *_left_out(data, question), *exactness.left_out(data), *how]
-    main = best.fastest_grids(data)[:MAIN_TABLES]
+    main = [thinned(grid, MAIN_LINES, MAIN_CONTEXTS) for grid in best.fastest_grids(data)[:MAIN_TABLES]]
     short, how = in_short(data, sum(map(_problems_in, main))), [*how_timed.grids(data), *gpu_grids(data)]
     return [*main, *best.references(data), short, *exactness.left_out(data), *how, status_grid(data)]
 

@@ -88,6 +88,27 @@ def across_contexts(
     return Grid(title, header, tuple(cells))
 
 
+def thinned(grid: Grid, lines: int, contexts: int, beside: int = 2) -> Grid:
+    """A table of `across_contexts` with at most so many lines and contexts, spread evenly; its title says so.
+
+    `beside` is how many columns come before the contexts. Of 2,000 problems the whole would take as many lines of a terminal.
+    """
+    down, across = (
+        _spread(len(grid.cells), lines),
+        [*range(beside), *(beside + i for i in _spread(len(grid.header) - beside, contexts))],
+    )
+    if len(down) == len(grid.cells) and len(across) == len(grid.header):
+        return grid
+    said = f"{len(down)} of {len(grid.cells)} lines and {len(across) - beside} of {len(grid.header) - beside} contexts"
+    cells = tuple(tuple(grid.cells[line][column] for column in across) for line in down)
+    return Grid(f"{grid.title} · {said}; all of them: question=best", tuple(grid.header[column] for column in across), cells)
+
+
+def _spread(count: int, most: int) -> list[int]:
+    """At most so many of `count` numbers from 0 on, the first and the last among them."""
+    return list(range(count)) if count <= most else [round(i * (count - 1) / (most - 1)) for i in range(most)]
+
+
 def describe_point(record: Record) -> str:
     """A single point in few words: routine, lengths and dtypes."""
     dtypes = record["q_dtype"] if record["q_dtype"] == record["kv_dtype"] else f"{record['q_dtype']} over {record['kv_dtype']}"

@@ -15,8 +15,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestrator.analysis.sources import SIGNS, local_datasets
 from orchestrator.errors import UserError
 from orchestrator.reporting.dashboard import data, packing
+from orchestrator.storage.access import in_objects
 from orchestrator.untrusted.files import write_whole
 
 if TYPE_CHECKING:
@@ -40,13 +42,21 @@ def make(path: str | Path, where: Where, *, served: bool) -> str:
     table, header = data.load(path, where)
     parquet = None if served else _parquet(path)
     about = {
-        "title": Path(path).name,
+        "title": title_of(str(path)),
         "path": str(path),
         **header,
         "parquet": "rows.parquet" if served else None,
         "embedded": parquet is not None,
     }
-    return fill(packing.pack(table, about), parquet, Path(path).name)
+    return fill(packing.pack(table, about), parquet, about["title"])
+
+
+def title_of(path: str) -> str:
+    """The name of a dataset; of several that a list or a pattern names, the names of up to three, else how many there are."""
+    if in_objects(path) or not any(sign in path for sign in f"{SIGNS},"):
+        return Path(path).name
+    names = [place.name.removesuffix(".parquet") for place in local_datasets(path)]
+    return " + ".join(names) if len(names) <= 3 else f"{len(names)} datasets of {path}"
 
 
 def export(path: str | Path, where: Where, target: str) -> int:

@@ -27,6 +27,20 @@ from tests.helpers.timed_rows import made
 MAIN = ROOT / "results" / "h200_main/specdec_long_ctx"
 
 
+@pytest.mark.parametrize(
+    ("path", "title"),
+    [
+        (str(MAIN), "specdec_long_ctx"),
+        ("s3://bucket/night,1", "night,1"),
+        (f"{MAIN},{ROOT}/results/h100_main/specdec_one_gpu", "specdec_long_ctx + specdec_one_gpu"),
+        (f"{ROOT}/results/h200_rules/*", "rule_edges"),
+        (f"{ROOT}/results/h200_mla/*", f"5 datasets of {ROOT}/results/h200_mla/*"),
+    ],
+)
+def test_a_page_is_titled_by_what_it_shows(path: str, title: str):
+    assert page.title_of(path) == title
+
+
 def test_the_command_writes_one_file_that_names_no_address_to_load_from(tmp_path: Path, invoke: Invoke):
     target = tmp_path / "report.html"
     done = invoke("mode=dashboard", f"results.path={MAIN}", f"export={target}")

@@ -27,6 +27,16 @@ def test_the_grid_has_a_row_per_draft_and_batch_and_a_column_per_context():
     assert grid.cells == (("1", "8", "a 10.0 (+10%) unchecked", "a 40.0 unchecked"), ("4", "8", "b 30.0 unchecked", "–"))
 
 
+def test_a_summary_of_2000_problems_is_a_screen_and_says_what_it_leaves_out():
+    rows = [made("a", 10.0, batch_size=batch, s_kv=8192 + s_kv) for batch in range(1, 51) for s_kv in range(40)]
+    main, *_, short, _ = shown = report.grids(asked(*rows))
+
+    assert (len(main.cells), len(main.header)) == (16, 2 + 8)
+    assert main.cells[0][1] == "1" and main.cells[-1][1] == "50" and main.header[-1] == "s_kv 8,231"
+    assert "16 of 50 lines and 8 of 40 contexts; all of them: question=best" in main.title
+    assert sum(len(grid.cells) for grid in shown) < 60
+
+
 def test_auto_does_not_compete_with_the_kernel_it_chose():
     rows = [made("auto", 9.9), made("fa2_tc", 10.0), made("xqa", 11.0)]
     for row, kernel in zip(rows, ("fa2_tc", "fa2_tc", "xqa"), strict=True):
