@@ -39,13 +39,11 @@ def grids(plan: Plan, workers: int, cores: Sequence[int] = (HOST_CORES,)) -> lis
 
 
 def _time(plan: Plan, workers: int) -> str:
-    """From the command to the last row. The start is the same for any number of workers; no more of them help than groups."""
+    """From the command to the last row. The start is the same for any number of workers; more of them than groups do not help."""
+    if not plan.groups:
+        return "none"
     idle = f"; {workers - len(plan.groups)} workers have no group" if workers > len(plan.groups) else ""
-    return (
-        f"{_duration(START_S + plan.eta_s(workers))}, of which {START_S} s until workers have started{idle}"
-        if plan.groups
-        else "none"
-    )
+    return f"{_duration(START_S + plan.eta_s(workers))}, of which {START_S} s until workers have started{idle}"
 
 
 def _verdicts(plan: Plan) -> Sequence[DecisionKind]:

@@ -29,7 +29,7 @@ def test_the_grid_has_a_row_per_draft_and_batch_and_a_column_per_context():
 
 def test_a_summary_of_2000_problems_is_a_screen_and_says_what_it_leaves_out():
     rows = [made("a", 10.0, batch_size=batch, s_kv=8192 + s_kv) for batch in range(1, 51) for s_kv in range(40)]
-    main, *_, short, _ = shown = report.grids(asked(*rows))
+    main, *_ = shown = report.grids(asked(*rows))
 
     assert (len(main.cells), len(main.header)) == (16, 2 + 8)
     assert main.cells[0][1] == "1" and main.cells[-1][1] == "50" and main.header[-1] == "s_kv 8,231"
