@@ -99,6 +99,7 @@ class Model(Frozen):
         """
         whole = {key: getattr(self, key) for key in (*HEADS[:4], "sinks")} | (self.windowed if windowed else {})
         whole |= {key: max(1, whole[key] // tp) for key in HEADS[:2]}
+        whole |= {key: value for key in ("softmax_scale", "soft_cap") if (value := getattr(self, key)) is not None}
         shape: dict[str, Scalar] = {**whole, "page_size": self.page_size}
         if routine == "mla" and self.head_dim_ckv is not None and self.head_dim_kpe is not None:
             shape |= {"head_dim_ckv": self.head_dim_ckv, "head_dim_kpe": self.head_dim_kpe}

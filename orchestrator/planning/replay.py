@@ -44,6 +44,8 @@ def points_of(settings: Points) -> list[Point]:
     if settings.point is None:
         return points
     named = [point for point in points if point.point_id == settings.point]
+    if not named and settings.model.softmax_scale is not None:  # rows from before models had a scale are of 1/sqrt(head_dim_qk)
+        return points_of(settings.model_copy(update={"model": settings.model.model_copy(update={"softmax_scale": None})}))
     if not named:
         raise UserError(f"point={settings.point!r}: {_why_not_named(settings, len(points))}")
     return named

@@ -141,3 +141,19 @@ def test_windowed_layers_may_have_heads_of_their_own(settings: Callable[..., Set
 
 def test_a_model_with_windows_alone_has_them_in_every_point(settings: Callable[..., Settings]):
     assert {point.problem.window for point in expand(settings("+sweep=smoke", "model=phi_3_mini_4k"))} == {2048}
+
+
+@pytest.mark.parametrize(
+    ("words", "scale", "cap"),
+    [
+        (["model=gemma_3_27b"], 168**-0.5, None),
+        (["model=deepseek_v3", "sweep.routine=ragged_prefill", "sweep.s_qo=[1]"], 0.1352337788608801, None),
+        (["model=qwen3_8b", "+model.soft_cap=30.0"], None, 30.0),
+        (["model=gemma_3_27b", "sweep.softmax_scale=[0.1]"], 0.1, None),
+        (["model=gemma_3_27b", "+sweep.num_qo_heads=[16]"], None, None),  # of other heads
+    ],
+)
+def test_a_model_has_its_own_softmax(words: list[str], scale: float | None, cap: float | None, settings: Callable[..., Settings]):
+    points = expand(settings("+sweep=smoke", "sweep.backend=[torch_sdpa]", *words))
+
+    assert {(point.problem.softmax_scale, point.problem.soft_cap) for point in points} == {(scale, cap)}

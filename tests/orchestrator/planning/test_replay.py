@@ -34,6 +34,14 @@ def test_noise_measures_every_point_twice(settings: Callable[..., Settings]):
     assert [replace(point, twin=0) for point in points[1::2]] == points[::2]
 
 
+def test_a_point_from_before_models_had_a_softmax_scale_is_found(settings: Callable[..., Settings]):
+    sweep = ("+sweep=mla_mtp", "sweep.batch_size=[1]")
+    old = points_of(settings(*sweep, "model.softmax_scale=null"))[0]
+
+    assert old.point_id not in {point.point_id for point in points_of(settings(*sweep))}
+    assert points_of(settings(*sweep, "mode=replay", f"point={old.point_id}")) == [old]
+
+
 def test_a_point_of_dirty_lines_says_what_to_add(settings: Callable[..., Settings]):
     """Commands in rows from before clean lines were the default name no state."""
     old = points_of(settings("+sweep=smoke", "timing.l2=dirty"))[0].point_id
