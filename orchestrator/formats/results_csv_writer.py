@@ -22,10 +22,10 @@ from orchestrator.untrusted.files import write_whole
 
 if TYPE_CHECKING:
     import pandas as pd
-# Keys of a problem that its files have no column for.
+# Keys of a problem that its files have no column for, and on which times depend: on a softmax scale they do not.
 NO_COLUMN = (
     *("window", "sinks", "tree", "kv_layout", "page_order", "min_s_qo", "batch_spec", "max_seq_len"),
-    *("shared_prefix", "return_lse", "graph_batch", "num_states", "softmax_scale", "soft_cap"),
+    *("shared_prefix", "return_lse", "graph_batch", "num_states", "soft_cap"),
 )
 
 

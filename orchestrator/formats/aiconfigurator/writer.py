@@ -27,9 +27,9 @@ from orchestrator.formats.exported_folder import save_files
 
 FRAMEWORK = "attention-orchestrator"  # no engine ran these calls
 THEIR_DTYPES = {ours: theirs for theirs, ours in DTYPES.items()}
-# Keys that a workload here may have and its tables have no column for.
+# Keys that a workload here may have, its tables have no column for, and times depend on: on a softmax scale they do not.
 DEFAULTS = {"mask": "causal", "seq_lens": "fixed", "sinks": False, "return_lse": False}
-EMPTY = ("min_s_qo", "batch_spec", "max_seq_len", "graph_batch", "shared_prefix", "num_states", "softmax_scale", "soft_cap")
+EMPTY = ("min_s_qo", "batch_spec", "max_seq_len", "graph_batch", "shared_prefix", "num_states", "soft_cap")
 KEYS = (  # what its tables tell apart
     *("batch_size", "s_qo", "s_kv", "num_qo_heads", "num_kv_heads", "head_dim_qk", "head_dim_ckv", "q_dtype", "kv_dtype"),
     "window",
