@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from pathlib import Path
 
 from orchestrator.storage.row import Row
 from orchestrator.untrusted.files import written_at
+
+SHORTEST_MS = 1e-6
+
+
+def microseconds(name: str, value: object) -> float:
+    """A time that a file has in milliseconds. Raises ValueError if it is none, or less than a nanosecond."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not SHORTEST_MS <= value < math.inf:
+        raise ValueError(f"{name}={value!r:.80}: allowed: a number of milliseconds from {SHORTEST_MS:g}")
+    return value * 1000
 
 
 def common(path: str, content: bytes, sweep: str, origin: str) -> Row:

@@ -35,7 +35,6 @@ ORIGIN = "flashinfer_benchmark"  # `orchestrator_version` of an imported row: th
 
 NEEDED_COLUMNS = ("routine", "median_time", "backend", "batch_size", "s_kv", "num_qo_heads", "q_dtype", "kv_dtype")
 MAX_BYTES = 256 * 10**6
-SHORTEST_US = 1e-3  # a nanosecond
 GIVE = "give a result file of flashinfer_benchmark.py"
 EMPTY_CELLS = frozenset({"", "None", "none", "default", "False"})  # in a column of another routine
 
@@ -56,7 +55,11 @@ def read(path: str, device: Device, sweep: str) -> list[Row]:
     if missing := [column for column in NEEDED_COLUMNS if column not in header]:
         rest.add(1, f"no column {', '.join(missing)}; allowed: a result file of flashinfer_benchmark.py --output_path")
     rest.close(0, GIVE)
-    common = _common(path, text, device, sweep)
+    common: Row = {
+        **imported.common(path, text.encode(), sweep, ORIGIN),
+        "device_name": device.name,
+        "check": "not_checked: imported; FlashInfer's refcheck compares backends with one another",
+    }
     found = [_row(rest, number, header, values, common) for number, values in lines[1:] if values]
     rows = [row for row in found if row is not None]
     rest.close(len(rows), f"{GIVE} with lines of {', '.join(ROUTINES)}")
@@ -73,15 +76,6 @@ def _lines(path: str, text: str) -> list[tuple[int, list[str]]]:
         where = f"{path}:{reader.line_num}"
         raise UserError(f"{where}: not CSV: a cell has no end, or is far too long; {GIVE}") from None
     return found
-
-
-def _common(path: str, text: str, device: Device, sweep: str) -> Row:
-    """The values that all rows of a file share."""
-    return {
-        **imported.common(path, text.encode(), sweep, ORIGIN),
-        "device_name": device.name,
-        "check": "not_checked: imported; FlashInfer's refcheck compares backends with one another",
-    }
 
 
 def _row(rest: Remainder, line: int, header: list[str], values: list[str], common: Row) -> Row | None:
@@ -105,13 +99,15 @@ def _finished_row(line: int, cells: Mapping[str, str], case: BenchmarkCase, comm
     problem = Problem.model_validate(problem_keys(case))
     how = fingerprint([ORIGIN, *(cells.get(column, "") for column in ("no_cuda_graph", "use_cupti"))])
     point = Point(problem, our_backend(problem.routine, cells["backend"]), how)
-    times: Row = {"median_us": _us(cells, "median_time"), "std_us": _us(cells, "std_time") if cells.get("std_time") else None}
+    median_us = _us(cells, "median_time")
+    imported.microseconds("median_time", median_us / 1e3)
+    times: Row = {"median_us": median_us, "std_us": _us(cells, "std_time") if cells.get("std_time") else None}
     return finish(
         {
             **describe(point),
             **common,
             **times,
-            **_rates(problem, _us(cells, "median_time") / 1e6, cells, known),
+            **_rates(problem, median_us / 1e6, cells, known),
             "resolved_backend": cells.get("resolved_backend") or None,
             "command": cells.get("repro_command") or None,
             "timer": f"{ORIGIN}, {'CUPTI' if cells.get('use_cupti') == 'True' else 'CUDA events'} asked",
@@ -201,8 +197,6 @@ def _us(cells: Mapping[str, str], key: str) -> float:
         us = float(Decimal(cells[key]).scaleb(3))
     except InvalidOperation:
         raise ValueError(f"{key}={cells[key]!r}: allowed: a number of milliseconds") from None
-    if not 0 <= us < float("inf") or (key == "median_time" and not us):
-        raise ValueError(f"{key}={cells[key]!r}: allowed: a number of milliseconds above 0")
-    if key == "median_time" and us < SHORTEST_US:
-        raise ValueError(f"{key}={cells[key]!r}: allowed: a number of milliseconds from {SHORTEST_US / 1e3:g}")
+    if not 0 <= us < float("inf"):
+        raise ValueError(f"{key}={cells[key]!r}: allowed: a number of milliseconds from 0")
     return us

@@ -6,7 +6,6 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from string import Formatter
 from typing import Any
 
@@ -17,6 +16,8 @@ from orchestrator.formats import yaml_file
 from orchestrator.formats.yaml_file import YamlFile
 
 Rule = dict[str, Any]
+Calls = dict[EngineCall, Flag | None]
+Known = Mapping[str, frozenset[str]] | None
 
 # The routines of a phase for a backend that has this project's name, the usual one first.
 ROUTINES: dict[Phase, tuple[str, ...]] = {
@@ -61,7 +62,7 @@ RANGE_KEYS = frozenset({"start", "stop", "step", "end_inclusive"})
 ADVICE = "+sweep.backend=[auto,fa2] names backends of this project for all of its points"
 
 
-def read(path: str, known: Mapping[str, frozenset[str]] | None, major: int | None = None) -> tuple[list[Rule], str]:
+def read(path: str, known: Known, major: int | None = None) -> tuple[list[Rule], str]:
     """Rules of a sweep for each batch spec and head shape, and a sentence on what of the file is ignored or left out.
 
     A name of vLLM becomes what its newest release runs by it on a GPU of this `major` compute capability, else on any GPU.
@@ -91,70 +92,62 @@ def _names(config: YamlFile, keys: Sequence[str]) -> Iterator[tuple[str, str]]:
             yield where, str(name)
 
 
-@dataclass
 class _Chosen:
-    """The calls of each phase that a file's backends make here."""
+    """The calls that a file's backends make here: each with its flag, or without one for this project's own names."""
 
-    config: YamlFile
-    names: list[tuple[str, str]]
-    known: Mapping[str, frozenset[str]] | None
-    latent: bool
-    major: int | None
-
-    def __post_init__(self) -> None:
+    def __init__(self, config: YamlFile, names: list[tuple[str, str]], known: Known, latent: bool, major: int | None) -> None:
+        self.config, self.names, self.known, self.latent, self.major = config, names, known, latent, major
         self.engine: Engine = selected("vllm")[0]
-        cache = str(self.config.data.get("kv_cache_dtype", "auto"))
-        if cache not in KV_DTYPES:
-            self.config.leave_out("kv_cache_dtype", f"{cache!r}: allowed: {', '.join(KV_DTYPES)}; bf16 is taken")
-        self.kv_dtype = KV_DTYPES.get(cache, "bf16")
         self.majors = sorted({cc for flag in self.engine.flags for cc in flag.cc})
-        self.found: dict[Phase, dict[EngineCall, Flag | None]] = {}
+        self.routines = LATENT_ROUTINES if latent else ROUTINES
+        cache = str(config.data.get("kv_cache_dtype", "auto"))
+        if cache not in KV_DTYPES:
+            config.leave_out("kv_cache_dtype", f"{cache!r}: allowed: {', '.join(KV_DTYPES)}; bf16 is taken")
+        self.kv_dtype = KV_DTYPES.get(cache, "bf16")
+        self.found: dict[Phase, Calls] = {}
 
-    def routines(self, phase: Phase) -> tuple[str, ...]:
-        return (LATENT_ROUTINES if self.latent else ROUTINES)[phase]
-
-    def calls(self, phase: Phase) -> dict[EngineCall, Flag | None]:
-        """Each call with its flag; without one for this project's own names, and for the backends of the command line."""
+    def calls(self, phase: Phase) -> Calls:
+        """The calls of a phase; an empty name of a backend if the command line names some."""
         if phase not in self.found:
             self.found[phase] = self._calls(phase)
         return self.found[phase]
 
-    def _calls(self, phase: Phase) -> dict[EngineCall, Flag | None]:
-        of_prompts = self.latent and phase == "prefill"
+    def _calls(self, phase: Phase) -> Calls:
+        of_prompts, found = self.latent and phase == "prefill", Calls()
         sparse = [(where, name) for where, name in self.names if "SPARSE" in name.upper()]
+        why = ", for which there is no routine here" if self.known is not None else ", while these points attend to all"
+        for where, name in sparse:
+            self.config.leave_out(where, f"of backends that attend to chosen keys{why}", name)
         if self.known is None:
-            for where, name in sparse:
-                self._leave_out(where, "of backends that attend to chosen keys, while these points attend to all", name)
-            return {EngineCall(self.routines(phase)[0], ""): None}
-        if of_prompts and len(sparse) < max(1, len(self.names)) and not list(_names(self.config, PROMPT_KEYS)):
-            majors = self.majors if self.major is None else [self.major]
-            flags = (self.engine.default(Workload(major, "mla", phase, self.kv_dtype)) for major in majors)
-            return {flag.calls[phase][0]: flag for flag in flags if flag is not None and phase in flag.calls}
-        found: dict[EngineCall, Flag | None] = {}
-        for where, name in _names(self.config, PROMPT_KEYS) if of_prompts and not sparse else self.names:
-            if (where, name) in sparse:
-                self._leave_out(where, "of backends that attend to chosen keys, for which there is no routine here", name)
-                continue
+            return {EngineCall(self.routines[phase][0], ""): None}
+        names = [one for one in self.names if one not in sparse]
+        if of_prompts and (names or not sparse):
+            names = list(_names(self.config, PROMPT_KEYS))
+            if not names:
+                return self._default(phase)
+        for where, name in names:
             found |= (calls := self._of_name(name, phase))
             if not calls:
-                self._leave_out(where, f"by which {self.engine.title} runs no kernel of this project for {phase}", name)
-        if not found and not self.names:
+                self.config.leave_out(where, f"by which {self.engine.title} runs no kernel of this project for {phase}", name)
+        if not self.names:
             self.config.leave_out("backends", "none given; allowed: a list such as [FLASH_ATTN]")
         return found
 
-    def _leave_out(self, where: str, message: str, name: str) -> None:
-        self.config.rest.add(self.config.line(where), message, name)
+    def _default(self, phase: Phase) -> Calls:
+        """What the engine takes by itself."""
+        majors = self.majors if self.major is None else [self.major]
+        flags = (self.engine.default(Workload(major, "mla", phase, self.kv_dtype)) for major in majors)
+        return {flag.calls[phase][0]: flag for flag in flags if flag is not None and phase in flag.calls}
 
-    def _of_name(self, name: str, phase: Phase) -> dict[EngineCall, Flag | None]:
+    def _of_name(self, name: str, phase: Phase) -> Calls:
         version = VERSION.fullmatch(name) if self.latent and phase == "prefill" else None
-        own = [routine for routine in self.routines(phase) if name in (self.known or {}).get(routine, ())]
+        own = [routine for routine in self.routines[phase] if name in (self.known or {}).get(routine, ())]
         if own and not version:
             return {EngineCall(own[0], name): None}
-        theirs = "FLASH_ATTN" if version else name
         layers: Layers = "mla" if self.latent else "full"
         found: dict[int, tuple[EngineCall, Flag]] = {}
         for major in self.majors:
-            flag = self.engine.named(theirs, Workload(major, layers, phase, self.kv_dtype))
+            flag = self.engine.named("FLASH_ATTN" if version else name, Workload(major, layers, phase, self.kv_dtype))
             if flag is not None and (not version or f"flash_attn_{version[1]}" in flag.calls[phase][0].backend):
                 found[major] = flag.calls[phase][0], flag
         return dict([found[self.major]] if self.major in found else found.values())  # elsewhere the plan says why not
@@ -173,7 +166,7 @@ def _parts(config: YamlFile, where: str, spec: str, latent: bool) -> Iterator[tu
     decodes = [s for s in segments if s not in prompts and s[1] <= longest]
     if chunks := [s for s in segments if s not in prompts and s not in decodes]:
         what = "with chunks of prompts over cached tokens, which MLA runs as two calls and a merge"
-        config.rest.add(config.line(where), what, batch_spec.spelled(chunks))
+        config.leave_out(where, what, batch_spec.spelled(chunks))
     if prompts:
         yield batch_spec.spelled(prompts), "prefill"
     if decodes:

@@ -24,9 +24,9 @@ class YamlFile:
         """The line of a place; 1 if it is not in the file."""
         return self.lines.get(place, 1)
 
-    def leave_out(self, place: str, message: str) -> None:
-        """Leaves out what is at a place."""
-        self.rest.add(self.line(place), f"{place}: {message}")
+    def leave_out(self, place: str, message: str, name: str = "") -> None:
+        """Leaves out what is at a place. With a `name` the message is of many places."""
+        self.rest.add(self.line(place), message if name else f"{place}: {message}", name)
 
     def mapping(self, key: str) -> dict[str, Any]:
         """The mapping under a key; empty if the key is absent, or is no mapping, which is left out."""

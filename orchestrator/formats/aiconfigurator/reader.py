@@ -5,7 +5,6 @@ What its collectors do and the tables do not say is in their source: page sizes,
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +13,7 @@ from kernels.problem import Problem
 from orchestrator.config.model import Model
 from orchestrator.errors import UserError
 from orchestrator.formats import imported
-from orchestrator.formats.aiconfigurator.table import MAX_BYTES, OPS, file_named, our_dtype, read_records, single
+from orchestrator.formats.aiconfigurator.table import MAX_BYTES, OPS, file_named, our_dtype, read_records, single, unknown_columns
 from orchestrator.point import Point, fingerprint
 from orchestrator.remainder import Remainder
 from orchestrator.storage.row import Row, describe, finish
@@ -62,6 +61,8 @@ def read(path: str, device: Device | None, model: Model, sweep: str) -> list[Row
     common = _common(path, records, device, sweep)
     rest = Remainder(path, "row")
     found: dict[str, Row] = {}
+    for column in unknown_columns(records[0]):
+        rest.add(1, f"column {column} has no counterpart here")
     for number, record in enumerate(records, 1):
         row = rest.collect(number, lambda number=number, record=record: _row(number, record, model, common))  # type: ignore[misc]
         if row is not None:
@@ -97,11 +98,9 @@ def _row(number: int, record: Mapping[str, Any], model: Model, common: Row) -> R
     if empty := [column for column, value in record.items() if value is None]:
         raise ValueError(f"{empty[0]} is empty; allowed: a value in every column")
     problem = Problem.model_validate(_keys(record, common, model))
-    kernel, backend = record["kernel_source"], _backend(record)
+    kernel, backend = str(record["kernel_source"]), _backend(record)
     how = fingerprint([ORIGIN, common["cluster"], record["op_name"], kernel])
-    us = record["latency"] * 1000
-    if not 0 < us < math.inf:
-        raise ValueError(f"latency={record['latency']!r}: allowed: a number of milliseconds above 0")
+    us = imported.microseconds("latency", record["latency"])
     row: Row = {
         **describe(Point(problem, backend, how)),
         **common,

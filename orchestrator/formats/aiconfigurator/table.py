@@ -1,16 +1,13 @@
-"""One table of aiconfigurator: its columns, checked for presence and type before any row is looked at."""
+"""One table of aiconfigurator: its columns, checked for presence before any row is looked at."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from orchestrator.errors import NotPlain, UserError
 from orchestrator.untrusted.files import read_bytes
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 TEXT = ("framework", "version", "device", "op_name", "kernel_source", "kv_cache_dtype")
 WHOLE = ("batch_size", "isl", "num_heads", "step")
@@ -49,15 +46,19 @@ def read_records(path: str) -> list[dict[str, Any]]:
         raise UserError(f"import={path}: {error.strerror}") from None
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UserError(f"import={path}: no readable Parquet file ({str(error).splitlines()[0]}); give a whole one") from None
-    _require_schema(path, table)
+    _require_columns(path, table.schema.names)
     records: list[dict[str, Any]] = table.to_pylist()
     if not records:
         raise UserError(f"import={path}: it has no rows; give a table with some")
     return records
 
 
-def _require_schema(path: str, table: pa.Table) -> None:
-    names = table.schema.names
+def unknown_columns(names: Iterable[str]) -> list[str]:
+    """The columns that have no counterpart here."""
+    return sorted({*names} - {*OF_MLA, *OF_ATTENTION, *OPTIONAL})
+
+
+def _require_columns(path: str, names: list[str]) -> None:
     wanted = OF_MLA if "mla_dtype" in names else OF_ATTENTION if "step" in names else OF_ENCODER
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise UserError(f"import={path}: it has the column {repeated[0]} twice; give a table with one of each")
@@ -66,24 +67,6 @@ def _require_schema(path: str, table: pa.Table) -> None:
             f"import={path}: no column {', '.join(missing)}; allowed: aiconfigurator's context_attention_perf.parquet, "
             f"generation_attention_perf.parquet, encoder_attention_perf.parquet or generation_mla_perf.parquet"
         )
-    if unknown := sorted({*names} - {*wanted} - OPTIONAL):
-        raise UserError(f"import={path}: column {unknown[0]} has no counterpart here; allowed: {', '.join((*wanted, *OPTIONAL))}")
-    for name in wanted:
-        _require_type(path, name, table.schema.field(name).type)
-    if "window_size" in names:
-        _require_type(path, "window_size", table.schema.field("window_size").type)
-
-
-def _require_type(path: str, name: str, kind: pa.DataType) -> None:
-    import pyarrow as pa
-
-    text, number = pa.types.is_string(kind) or pa.types.is_large_string(kind), pa.types.is_floating(kind)
-    is_right, allowed = {
-        "latency": (number, "floating point numbers of milliseconds"),
-        **dict.fromkeys((*TEXT, "attn_dtype", "mla_dtype"), (text, "text")),
-    }.get(name, (pa.types.is_integer(kind), "whole numbers"))
-    if not is_right:
-        raise UserError(f"import={path}: column {name} has the type {kind}; allowed: {allowed}")
 
 
 def single(path: str, records: list[dict[str, Any]], column: str) -> str:

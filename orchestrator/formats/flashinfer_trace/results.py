@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -62,6 +61,7 @@ def _row(number: int, trace: Mapping[str, Any], root: Path, device: Device | Non
     problem, environment = Problem.model_validate(keys), _mapping(evaluation, "environment")
     own = solution.removeprefix(f"{AUTHOR}_").removesuffix(f"_{trace['definition']}")
     libs = {name: str(version) for name, version in _mapping(environment, "libs").items()}
+    error = _mapping(evaluation, "correctness").get("max_relative_error")
     row: Row = {
         **describe(Point(problem, own if solution.startswith(AUTHOR) else solution, fingerprint([ORIGIN, solution]))),
         **common,
@@ -69,11 +69,11 @@ def _row(number: int, trace: Mapping[str, Any], root: Path, device: Device | Non
         "torch_version": libs.get("torch"),
         "cuda": libs.get("cuda"),
         "libraries": ", ".join(f"{k} {v}" for k, v in sorted(libs.items()) if k not in ("torch", "cuda", AUTHOR)) or None,
-        "check": f"not_checked: imported; its own check says {_errors(evaluation)}",
+        "check": f"not_checked: imported; its max_relative_error is {error!r:.40}",
         "timer": f"{ORIGIN}, which does not say how",
     }
     if STATUSES[word] == "ok":
-        us = _latency(evaluation) * 1000
+        us = imported.microseconds("latency_ms", _mapping(evaluation, "performance").get("latency_ms"))
         row |= {"median_us": us, "tflops": problem.flops / us / 1e6, "tb_per_sec": problem.bytes / us / 1e6}
     even = "" if is_exact else ", lengths split evenly"
     return finish(row, STATUSES[word], f"imported: line {number} of {common['cluster']}, {word}{even}")
@@ -82,18 +82,6 @@ def _row(number: int, trace: Mapping[str, Any], root: Path, device: Device | Non
 def _mapping(parent: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     found = parent.get(key)
     return found if isinstance(found, dict) else {}
-
-
-def _errors(evaluation: Mapping[str, Any]) -> str:
-    error = _mapping(evaluation, "correctness").get("max_relative_error")
-    return f"max_relative_error {error!r:.40}" if error is not None else "no error"
-
-
-def _latency(evaluation: Mapping[str, Any]) -> float:
-    given = _mapping(evaluation, "performance").get("latency_ms")
-    if not isinstance(given, int | float) or isinstance(given, bool) or not 1e-6 <= given < math.inf:
-        raise ValueError(f"evaluation.performance.latency_ms={given!r:.80}: allowed: a number of milliseconds from 1e-06")
-    return float(given)
 
 
 def _device_name(hardware: str, device: Device | None) -> str:

@@ -119,11 +119,10 @@ def test_the_last_of_two_lines_of_one_shape_counts_and_two_kernels_stay_two(tmp_
         ({"num_key_value_heads": 7}, ":1: num_qo_heads=64 does not divide"),
         ({"head_dim": None}, ":1: head_dim is empty"),
         ({"framework": "other"}, "framework='other'; allowed: VLLM, SGLang, TRTLLM"),
-        ({"framework": None}, "column framework has the type null; allowed: text"),
-        ({"head_dim": "128"}, "column head_dim has the type string; allowed: whole numbers"),
-        ({"latency": 1}, "column latency has the type int64; allowed: floating point numbers"),
-        ({"kernel_source": 3}, "column kernel_source has the type int64; allowed: text"),
-        ({"new_column": 3}, "column new_column has no counterpart here"),
+        ({"framework": None}, "1 values of framework (None); allowed: a table of one"),
+        ({"head_dim": "128"}, ":1: head_dim_qk='128': allowed: a whole number"),
+        ({"latency": "1"}, ":1: latency='1': allowed: a number of milliseconds from 1e-06"),
+        ({"op_name": 3, "new_column": 3}, ":1: column new_column has no counterpart here"),
     ],
 )
 def test_a_value_without_a_counterpart_is_named_by_its_row(tmp_path: Path, change: dict[str, Any], words: str):

@@ -195,7 +195,7 @@ def test_an_evaluation_is_a_row(tmp_path: Path, invoke: Invoke):
     row = rows["fi_x"]
     assert (row["device_name"], row["median_us"], row["torch_version"]) == ("NVIDIA H100 80GB HBM3", pytest.approx(20), "2.11")
     assert (row["libraries"], row["orchestrator_version"], row["batch_size"]) == ("flashinfer 0.7.2", "flashinfer_trace", 16)
-    assert "lengths split evenly" in row["reason"] and "max_relative_error 0.001" in row["check"]
+    assert "lengths split evenly" in row["reason"] and "max_relative_error is 0.001" in row["check"]
 
 
 def test_planned_again_an_evaluated_workload_is_a_point_and_says_what_is_left_out(tmp_path: Path):
