@@ -94,6 +94,8 @@ class Adapter(ABC):
     takes_empty: bool = False  # serves requests without a token, with which vLLM pads its graphs (`graph_fill=0`)
     gets_padding: bool = True  # `needs` and `prepare` get the padded requests too; a mutant, made of another backend, does not
     takes_pdl: bool = False  # the call says whether to use programmatic dependent launch; see `takes_pdl_in`
+    takes_num_splits: bool = False  # the call is told how many parts to make of the keys, or at most to make
+    num_splits: int | None = None  # which number that is (`kernels/contract/splits.py`); None: the library's choice
     skips_unused: bool = False  # never computes with slots that hold no token; see `skips_unused_in`
     copies_cache: bool = False  # the call reads a copy of the cache, which no engine has: ranked only where nothing else ran
     copies_new_tokens: bool = False  # the call reads keys and values of the query tokens beside the cache, where an engine has them
@@ -296,6 +298,7 @@ class Adapter(ABC):
         p = problem
         return (
             Need("max_seq_len left to the batch (null)", p.max_seq_len is None or self.max_seq_len != "refused"),
+            Need("num_splits left to the library (null)", self.num_splits is None or self.takes_num_splits),
             Need("enable_pdl left to the library (null)", p.enable_pdl is None or self.takes_pdl_in(p, device)),
         )
 

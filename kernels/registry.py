@@ -6,13 +6,15 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 
 from kernels import adapters as own_adapters
 from kernels.adapter import Adapter
+from kernels.contract import splits as of_keys
 from kernels.contract.releases import installed
+from kernels.problem import ROUTINES
 from kernels.split import Split
 from kernels.split.batch import PREFILL_ROUTINE, SPELLING, parsed
 
@@ -82,12 +84,14 @@ def registered(plugins: tuple[str, ...] = ()) -> dict[tuple[str, str], Registere
 
 
 def splits(names: Iterable[str], plugins: tuple[str, ...] = ()) -> dict[tuple[str, str], Registered]:
-    """Backends that run a batch in two calls, of those `names` that say so, by (routine, name). See `kernels/split`.
+    """Backends that run a batch in two calls, or make so many parts of the keys, of those `names` that say so, by (routine, name).
 
-    There are too many pairs to list, so `registered` has none of them.
+    There are too many to list, so `registered` has none of them. See `kernels/split` and `kernels/contract/splits.py`.
     """
     found = {}
-    for routine, name in ((routine, name) for routine in PREFILL_ROUTINE for name in names if parsed(name)):
+    pairs = [(routine, name) for routine in PREFILL_ROUTINE for name in names if parsed(name)]
+    pairs += [(routine, name) for routine in ROUTINES for name in names if of_keys.parsed(name)]
+    for routine, name in pairs:
         with suppress(UnknownBackend):
             found[routine, name] = _registered(routine, name, plugins)
     return found
@@ -106,6 +110,9 @@ def _registered(routine: str, backend: str, plugins: tuple[str, ...]) -> Registe
     known = registered(plugins)
     if (routine, backend) in known:
         return known[routine, backend]
+    if (told := of_keys.parsed(backend)) and (routine, told[0]) in known:
+        base = known[routine, told[0]]
+        return replace(base, adapter=replace(base.adapter, name=backend, num_splits=told[1]))
     if routine in PREFILL_ROUTINE and (names := parsed(backend)):
         return _split(routine, backend, names, plugins)
     if routine in PREFILL_ROUTINE and (mutant := _mutant_of_split(routine, backend, plugins)):

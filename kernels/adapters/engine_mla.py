@@ -18,7 +18,7 @@ from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
 from kernels.device import Device
 from kernels.inputs import Inputs
 from kernels.libraries.engine_releases import VLLM_READ
-from kernels.libraries.flash_attn_3_common import partial_bytes, with_last_lse
+from kernels.libraries.flash_attn_3_common import HEURISTIC, partial_bytes, with_last_lse
 from kernels.libraries.latent_common import (
     MAX_PROCESSORS,
     TOLD_TO_FLASH_ATTN_3,
@@ -47,6 +47,7 @@ class FlashAttn3Mla(Adapter):
     query_lengths: QueryLengths = "varlen"
     max_seq_len: EngineMaximum = "passed"
     gives_lse: bool = True
+    takes_num_splits: bool = True
     takes_empty: bool = True  # vLLM captures full graphs with it, whose padded requests have no token
     distributions: tuple[str, ...] = ("vllm",)
     rules_hold_for: tuple[str, ...] = VLLM_READ
@@ -80,7 +81,7 @@ class FlashAttn3Mla(Adapter):
                 out=out,
                 fa_version=3,
                 scheduler_metadata=plan,
-                num_splits=0,
+                num_splits=self.num_splits or HEURISTIC,
                 return_softmax_lse=p.return_lse,
                 **lengths,
             )
@@ -103,7 +104,7 @@ class FlashAttn3Mla(Adapter):
             qkv_dtype=inputs.q.dtype,
             page_size=p.page_size,
             causal=p.mask == "causal",
-            num_splits=0,
+            num_splits=self.num_splits or HEURISTIC,
             **lengths,
         )
 

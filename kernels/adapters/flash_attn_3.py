@@ -72,8 +72,8 @@ class FlashAttn3(Adapter):
     extra: str = "fa3"
     # "This flash attention build does not support tanh softcapping" (`FLASHATTENTION_DISABLE_SOFTCAP`).
     passes: frozenset[Feature] | None = ALL_BUT_BLOCKS
+    takes_num_splits: bool = True  # as the most, if the plan is given
     is_planned: bool = True  # gets scheduler metadata that was made before
-    num_splits: int = HEURISTIC
 
     def distributions_for(self, problem: Problem) -> tuple[str, ...]:
         return self.distributions if problem.tree is None else self.all_distributions
@@ -146,7 +146,7 @@ class FlashAttn3(Adapter):
         return Runner(with_lse, out, "flash_attn_3", p.q_dtype, lse=last_lse, **more)
 
     def _planned(self, inputs: Inputs, of: Keys) -> Tensor | None:
-        return _metadata(inputs, of, self.num_splits) if self.is_planned else None
+        return _metadata(inputs, of, self.num_splits or HEURISTIC) if self.is_planned else None
 
     def _plan_step(self, inputs: Inputs, of: Keys, metadata: Tensor | None) -> PlanStep | None:
         """None over a draft tree, whose pages of single tokens a step would make again too."""
@@ -168,7 +168,7 @@ class FlashAttn3(Adapter):
                 of.qo_indptr, of.kv_indptr, None, None, of.kv_lens, of.s_qo, of.s_kv,
                 of.page_table, None, None, None, None, None,
                 *scales, inputs.sm_scale, of.causal, *left_right, 0, p.soft_cap or 0.0, True,
-                metadata, self.num_splits, None, 0, *last,
+                metadata, self.num_splits or HEURISTIC, None, 0, *last,
             )  # fmt: skip
             return found
 

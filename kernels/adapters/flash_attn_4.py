@@ -30,6 +30,7 @@ class FlashAttn4(Adapter):
     takes_window: bool = True
     takes_sinks: bool = True
     takes_soft_cap: bool = True
+    takes_num_splits: bool = True
     max_seq_len: EngineMaximum = "passed"
     takes_empty: bool = True  # vLLM captures full graphs with it, whose padded requests have no token
     # The library says that NaN in the last page reaches the answer if it loads whole pages, so `skips_unused` stays False.
@@ -57,6 +58,10 @@ class FlashAttn4(Adapter):
             Need("head_dims from 8 to 256, on SM100 and SM110 up to 128, 192/128 or 256", _takes_head_dims(p, device)),
         )
 
+    def _hardware_of_choices(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        one = Need("on SM90 num_splits=1, since it splits no keys there", self.num_splits in (None, 1) or not device.is_sm(9))
+        return (*super()._hardware_of_choices(problem, device), one)
+
     def workspace_bytes(self, problem: Problem) -> int:
         p = problem
         splits = min(MAX_SPLITS, -(-p.longest // 128))  # partial outputs and their log-sum-exp, fp32
@@ -66,7 +71,7 @@ class FlashAttn4(Adapter):
         from flash_attn.cute.interface import _flash_attn_fwd
 
         p, out, of = inputs.problem, inputs.empty_output(), all_keys(inputs)
-        splits = 1 if device.is_sm(9) else 0  # 0: the library chooses; on SM90 it has no splits
+        splits = 1 if device.is_sm(9) else self.num_splits or 0  # 0: the library chooses; on SM90 it has no splits
         given: dict[str, Any] = {
             "cu_seqlens_q": of.qo_indptr,
             "cu_seqlens_k": of.kv_indptr,
@@ -87,7 +92,7 @@ class FlashAttn4(Adapter):
 
         launch = partial(_flash_attn_fwd, inputs.q, of.k, of.v, **given)
         launch()  # compiles
-        config = "num_splits=1" if splits else "num_splits=auto"
+        config = f"num_splits={splits or 'auto'}"
         return Runner(launch, out, "flash_attn_4", p.q_dtype, kernel_config=config, plan_step=nothing_to_plan)
 
 

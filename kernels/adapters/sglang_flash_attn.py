@@ -56,6 +56,7 @@ class OfSglang(Adapter):
 
     name: str = "flash_attn_3_sglang"
     query_lengths: QueryLengths = "varlen"
+    takes_num_splits: bool = True
     max_seq_len: EngineMaximum = "passed"
     takes_empty: bool = True  # an H100 was right with padded requests without a token, of which SGLang makes none here
     distributions: tuple[str, ...] = ("sglang-kernel",)
@@ -80,12 +81,13 @@ class FlashAttn3OfSglang(OfSglang):
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         p, out = inputs.problem, inputs.empty_output()
-        metadata = _metadata(inputs)
-        attend = _over_pages(inputs, out, metadata) if p.paged else _ragged(inputs, out)
+        parts = self.num_splits or (HEURISTIC if p.paged else ONE_SPLIT)
+        metadata = _metadata(inputs, parts)
+        attend = _over_pages(inputs, out, metadata, parts) if p.paged else _ragged(inputs, out, parts)
         # With a log-sum-exp it also returns the partial results of splits.
         splits = splits_of(attend(return_softmax_lse=True))
         config = f"num_splits={splits} {MADE_IN_CALL if metadata is None else GIVEN}"
-        known: dict[str, Any] = {"kernel_config": config, "plan_step": planned_again(metadata, lambda: _metadata(inputs))}
+        known: dict[str, Any] = {"kernel_config": config, "plan_step": planned_again(metadata, lambda: _metadata(inputs, parts))}
         launch: Callable[[], object] = attend
         if p.return_lse:
             launch, known["lse"] = with_last_lse(lambda: attend(return_softmax_lse=True))
@@ -119,7 +121,7 @@ class FlashAttn3MlaOfSglang(OfSglang):
             "max_seqlen_q": p.s_qo,
             "softmax_scale": inputs.sm_scale,
             "causal": p.mask == "causal",
-            "num_splits": HEURISTIC,
+            "num_splits": self.num_splits or HEURISTIC,
             "out": out,
         }
 
@@ -146,7 +148,7 @@ def _shared(inputs: Inputs, out: Tensor) -> dict[str, Any]:
     }
 
 
-def _over_pages(inputs: Inputs, out: Tensor, metadata: Tensor | None) -> Callable[..., Any]:
+def _over_pages(inputs: Inputs, out: Tensor, metadata: Tensor | None, num_splits: int) -> Callable[..., Any]:
     """The longest request is as long as the page table is wide."""
     from sgl_kernel.flash_attn import flash_attn_with_kvcache
 
@@ -157,23 +159,23 @@ def _over_pages(inputs: Inputs, out: Tensor, metadata: Tensor | None) -> Callabl
         "v_cache": of.v,
         "page_table": of.page_table,
         "cache_seqlens": of.kv_lens,
-        "num_splits": HEURISTIC,
+        "num_splits": num_splits,
         "scheduler_metadata": metadata,
     }
 
     return partial(flash_attn_with_kvcache, inputs.q, **given)
 
 
-def _ragged(inputs: Inputs, out: Tensor) -> Callable[..., Any]:
+def _ragged(inputs: Inputs, out: Tensor, num_splits: int) -> Callable[..., Any]:
     from sgl_kernel.flash_attn import flash_attn_varlen_func
 
     of = all_keys(inputs)
-    given = {**_shared(inputs, out), "cu_seqlens_k": of.kv_indptr, "max_seqlen_k": of.s_kv, "num_splits": ONE_SPLIT}
+    given = {**_shared(inputs, out), "cu_seqlens_k": of.kv_indptr, "max_seqlen_k": of.s_kv, "num_splits": num_splits}
 
     return partial(flash_attn_varlen_func, inputs.q, of.k, of.v, **given)
 
 
-def _metadata(inputs: Inputs) -> Tensor | None:
+def _metadata(inputs: Inputs, num_splits: int) -> Tensor | None:
     """The plan of a model step, which all layers share; None where SGLang makes none."""
     from sgl_kernel.flash_attn import get_scheduler_metadata
 
@@ -181,7 +183,7 @@ def _metadata(inputs: Inputs) -> Tensor | None:
     if not p.paged or p.s_qo > 1 or p.window is not None:
         return None
     heads = {"num_heads": p.num_qo_heads, "num_heads_k": p.num_kv_heads}
-    metadata: Tensor = get_scheduler_metadata(**heads, **metadata_arguments(inputs, of), num_splits=HEURISTIC)
+    metadata: Tensor = get_scheduler_metadata(**heads, **metadata_arguments(inputs, of), num_splits=num_splits)
     return metadata
 
 

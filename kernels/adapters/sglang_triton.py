@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kernels.problem import Problem
     from kernels.problem.features import Feature
 
-MAX_SPLITS = 8  # `triton_attention_num_kv_splits`, SGLang's default
+DEFAULT_SPLITS = 8  # `triton_attention_num_kv_splits`, SGLang's default
 MIN_SCHEDULED = 256  # requests that SGLang's kernel of splits is compiled for, at least
 
 
@@ -39,6 +39,7 @@ class SglangTriton(Adapter):
     query_lengths: QueryLengths = "single"
     takes_sinks: bool = True
     takes_soft_cap: bool = True
+    takes_num_splits: bool = True  # at most so many: `--triton-attention-num-kv-splits`
     max_seq_len: EngineMaximum = "unread"  # it reads tokens by request
     takes_pdl: bool = True
     distributions: tuple[str, ...] = ("sglang",)
@@ -72,7 +73,7 @@ class SglangTriton(Adapter):
 
     def workspace_bytes(self, problem: Problem) -> int:
         p = problem
-        return 4 * p.batch_size * p.num_qo_heads * MAX_SPLITS * (p.head_dim_vo + 1) + 8 * p.num_kv_tokens
+        return 4 * p.batch_size * p.num_qo_heads * (self.num_splits or DEFAULT_SPLITS) * (p.head_dim_vo + 1) + 8 * p.num_kv_tokens
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         import torch
@@ -82,14 +83,15 @@ class SglangTriton(Adapter):
         p, out = inputs.problem, inputs.empty_output()
         (k, step), (v, _) = (rows_of(p, cache) for cache in inputs.kv)  # [rows, K, D], with any stride between rows
         starts, rows = token_rows(inputs, step, torch.zeros_like(inputs.kv_lens), inputs.kv_lens)
-        logits = torch.empty(p.batch_size, p.num_qo_heads, MAX_SPLITS, p.head_dim_vo, device=inputs.device)
-        lse = torch.empty(p.batch_size, p.num_qo_heads, MAX_SPLITS, device=inputs.device)
-        splits = _splits(inputs)
+        most = self.num_splits or DEFAULT_SPLITS
+        logits = torch.empty(p.batch_size, p.num_qo_heads, most, p.head_dim_vo, device=inputs.device)
+        lse = torch.empty(p.batch_size, p.num_qo_heads, most, device=inputs.device)
+        splits = _splits(inputs, most)
         overlaps = is_arch_support_pdl() if p.enable_pdl is None else p.enable_pdl
 
         def launch() -> None:
             decode_attention_fwd(
-                inputs.q, k, v, out, starts, rows, logits, lse, splits, MAX_SPLITS,
+                inputs.q, k, v, out, starts, rows, logits, lse, splits, most,
                 inputs.sm_scale, inputs.k_scale, inputs.v_scale, logit_cap=p.soft_cap or 0.0,
                 sinks=inputs.sinks, use_pdl=overlaps, page_size=1,
             )  # fmt: skip
@@ -100,7 +102,7 @@ class SglangTriton(Adapter):
         return Runner(launch, out, *kernel, kernel_config=f"num_kv_splits={int(splits.max())}")
 
 
-def _splits(inputs: Inputs) -> Tensor:
+def _splits(inputs: Inputs, most_splits: int) -> Tensor:
     """SGLang's choice for each request, int32 [B]; it makes it once a step."""
     import torch
     from sglang.kernels.ops.attention.metadata import get_num_kv_splits_triton
@@ -110,7 +112,7 @@ def _splits(inputs: Inputs) -> Tensor:
     processors = torch.cuda.get_device_properties(inputs.device).multi_processor_count if inputs.device.type == "cuda" else 1
     most = max(MIN_SCHEDULED, 1 << (p.batch_size - 1).bit_length())
     shape = (p.batch_size, 1, p.num_qo_heads, p.num_kv_heads)
-    get_num_kv_splits_triton[(1,)](found, inputs.kv_lens, *shape, MAX_SPLITS, processors, MAX_NUM_SEQ=most, uneven_batch_ptr=None)
+    get_num_kv_splits_triton[(1,)](found, inputs.kv_lens, *shape, most_splits, processors, MAX_NUM_SEQ=most, uneven_batch_ptr=None)
     return found
 
 

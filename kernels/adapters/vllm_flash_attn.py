@@ -70,7 +70,7 @@ class FlashAttn3OfVllm(Adapter):
     rules_hold_for: tuple[str, ...] = VLLM_READ
     imports: str = "vllm"
     passes: frozenset[Feature] | None = ALL_BUT_BLOCKS - {"a tree of drafts"}
-    num_splits: int = HEURISTIC
+    takes_num_splits: bool = True
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p = problem
@@ -85,7 +85,7 @@ class FlashAttn3OfVllm(Adapter):
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         metadata = self._metadata(inputs)
-        given = {"scheduler_metadata": metadata, "s_aux": sinks_in_bf16(inputs), "num_splits": self.num_splits}
+        given = {"scheduler_metadata": metadata, "s_aux": sinks_in_bf16(inputs), "num_splits": self.num_splits or HEURISTIC}
         if is_scaled(inputs.problem):
             scales = descales(inputs, len(inputs.qo_indptr) - 1)
             given |= dict(zip(("q_descale", "k_descale", "v_descale"), scales, strict=True))
@@ -101,7 +101,7 @@ class FlashAttn3OfVllm(Adapter):
         if of.page_table is None:
             return None
         heads = {"num_heads_q": p.num_qo_heads, "num_heads_kv": p.num_kv_heads}
-        more = {"window_size": window(p), "num_splits": self.num_splits}
+        more = {"window_size": window(p), "num_splits": self.num_splits or HEURISTIC}
         metadata: Tensor = get_scheduler_metadata(**heads, **metadata_arguments(inputs, of), **more)
         return metadata
 

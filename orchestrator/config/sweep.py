@@ -65,7 +65,7 @@ class Sweep(Frozen):
 
 
 # Not a model, which is a group of conf/ (model=llama_3_1_8b, or -m model=a,b), and not a tree, which `mask` names.
-SWEEP_KEYS = (frozenset(Problem.model_fields) | {"backend", "env"}) - {"model", "tree"}
+SWEEP_KEYS = (frozenset(Problem.model_fields) | {"backend", "env", "num_splits"}) - {"model", "tree"}
 
 
 def keys_of(axis: str, value: AxisValue) -> dict[str, Scalar | None]:

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from kernels import registry
 from kernels.adapter import Adapter
+from kernels.contract import splits
 from kernels.problem import PLAIN_MASKS, Problem
 from kernels.problem.trees import TreeTooSmall
 from orchestrator import gc_pause
@@ -35,7 +36,7 @@ LENT = (
 )  # what a model has beside its heads: nothing to other heads that a sweep sets
 # Heads that every sweep can have: what is wrong with a problem of these is wrong with the sweep, and not with its model.
 ANY_MODEL = {"num_qo_heads": 64, "num_kv_heads": 8, "head_dim_qk": 128, "head_dim_vo": 128, "head_dim_ckv": 512, "head_dim_kpe": 64}
-OF_POINTS = ("backend", "env", "out_dtype")  # beside the keys of a problem: known before a point has run
+OF_POINTS = ("backend", "env", "num_splits", "out_dtype")  # beside the keys of a problem: known before a point has run
 
 
 def expand(settings: Settings) -> list[Point]:
@@ -58,7 +59,7 @@ def _expanded(settings: Settings) -> list[Point]:
     for keys, exclude in _combinations(settings):
         if any(_matches(rule, keys.get) for rule in exclude):
             continue
-        backend, env = keys.pop("backend", None), keys.pop("env", None)
+        backend, env = _backend_of(keys), keys.pop("env", None)
         problem, refused = problem_of(keys)
         if any(_matches(rule, _value_of(problem, backend, env)) for rule in exclude):  # keys that the model or a default has set
             continue
@@ -233,8 +234,18 @@ def _matches(rule: Rule, value_of: Callable[[str], object]) -> bool:
 
 def _value_of(problem: Problem, backend: object, env: object) -> Callable[[str], object]:
     """The keys of a point: those of `OF_POINTS`, and of its problem."""
-    special = {"backend": backend, "env": env, "out_dtype": problem.output_dtype}
+    special = {"backend": backend, "env": env, "num_splits": splits.splits_in(str(backend)), "out_dtype": problem.output_dtype}
     return lambda key: special[key] if key in special else getattr(problem, key)
+
+
+def _backend_of(keys: dict[str, Scalar]) -> Scalar | None:
+    """The backend that the keys name, which are taken out of them: `num_splits` is part of its name. Raises UserError."""
+    backend, count = keys.pop("backend", None), keys.pop("num_splits", None)
+    if count is None:
+        return backend
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= splits.MAX_SPLITS:
+        raise UserError(f"sweep.num_splits={count!r}: allowed: 1 to {splits.MAX_SPLITS}, or null for the library's choice")
+    return splits.named(str(backend), count)
 
 
 def _origin_of(routine: str, backend: object, plugins: tuple[str, ...]) -> tuple[Adapter, str]:

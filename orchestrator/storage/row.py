@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast, get_args
 
+from kernels.contract.splits import splits_in
 from orchestrator import libraries
 from orchestrator.code_version import with_plugin
 from orchestrator.point import Point
@@ -63,6 +64,7 @@ def describe(point: Point) -> Row:
         "group_id": point.group_id,
         "backend": point.backend,
         "env": point.env,
+        "num_splits": splits_in(point.backend),
         "twin": point.twin,
         "tree": None if p.tree is None else list(p.tree),
         "out_dtype": p.output_dtype,

@@ -27,6 +27,13 @@ class ProblemColumns(TypedDict, total=False):
     routine: Annotated[str, About("paged_decode, paged_prefill, ragged_prefill, mla, cascade or merge_states.")]
     backend: Annotated[str, About("The backend that was asked for.")]
     env: Annotated[str | None, About("The Python environment that the backend ran in. Null: the one that ran the command.")]
+    num_splits: Annotated[
+        int | None,
+        About(
+            "Parts of the keys that the call asked for, or at most, as in the backend's name. Null: the library's choice.",
+            "parts",
+        ),
+    ]
     resolved_backend: Annotated[str | None, About("The kernel that ran, if the library tells. Null if it was not prepared.")]
     kernel_config: Annotated[
         str | None,
