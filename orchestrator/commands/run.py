@@ -43,7 +43,7 @@ def execute(invocation: Running) -> int:
         before = []
         if isinstance(settings, ReplaySettings):
             before = before_after.rows_of(access.read(before_after.source_of(settings)), settings.point)
-        store = access.open_writer(settings.written_path)
+        store = access.open_writer(settings.written_path, background=settings.cluster.kind != "inline")
         try:
             with Progress(invocation.console) as progress, reach(progress.stage) as pool:
                 job = Run(settings, invocation.overrides, store, pool, progress)

@@ -29,8 +29,8 @@ class DatasetWriter(Protocol):
         """Merges every row into the Parquet file and releases the dataset. Raises CannotStore."""
 
 
-def open_writer(path: str) -> DatasetWriter:
-    """Opens a dataset for writing; creates it if there is none.
+def open_writer(path: str, *, background: bool = False) -> DatasetWriter:
+    """Opens a dataset for writing; creates it if there is none. With `background` a large folder is merged in a thread.
 
     Raises UserError if it cannot be written, is a file, or another process writes to it; DamagedDataset if a file is not ours.
     """
@@ -42,7 +42,7 @@ def open_writer(path: str) -> DatasetWriter:
         raise UserError(
             f"results.path={path!r} is the file {file}, which can only be read; type another results.path=DIR to write to"
         )
-    return folder.FolderStore(path)
+    return folder.FolderStore(path, background=background)
 
 
 def read(path: str) -> pa.Table:

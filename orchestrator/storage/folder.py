@@ -3,7 +3,8 @@
 `results.path/rows.parquet` is the dataset. `_journal.jsonl` beside it has the rows that came since, one on each line, synced to
 disk when `add` returns. Parquet readers ignore names that begin with an underscore.
 Sealing merges both into a new file and renames it into place: a reader finds the old rows or the new ones, and a crash at any
-moment neither loses nor duplicates a row.
+moment neither loses nor duplicates a row. A large dataset is merged in a thread while rows are added: these stay in the journal,
+which is replaced by one of them alone once the new file is in place. Until then rows are in both, and a reader takes each once.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import os
 import platform
 import time
 from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
@@ -23,7 +26,7 @@ from orchestrator.errors import CannotStore, DamagedDataset, DatasetGone, NotPla
 from orchestrator.notes import note_once
 from orchestrator.storage import checksum, parquet
 from orchestrator.storage.journal import storable
-from orchestrator.storage.parquet import DATA, JOURNAL, foreign_names, look, merge
+from orchestrator.storage.parquet import DATA, JOURNAL, SMALL_ROWS, foreign_names, look, merge
 from orchestrator.storage.row import Row, to_json
 from orchestrator.untrusted.files import open_to_read, open_to_write, require_plain
 from orchestrator.untrusted.text import for_line
@@ -31,27 +34,39 @@ from orchestrator.untrusted.text import for_line
 if TYPE_CHECKING:
     import pyarrow as pa
 
-FRESH = f"_{DATA}.new"
+FRESH, FRESH_JOURNAL = f"_{DATA}.new", f"{JOURNAL}.new"
 BLOCK_BYTES = 4096
 LOCK, SET_ASIDE = "_lock", "_set_aside.jsonl"
 NO_LOCKS_ON_FOLDERS = frozenset({errno.EBADF, errno.EINVAL, errno.EISDIR, errno.ENOLCK, errno.ENOTSUP})  # such as NFS
 
 
+@dataclass(frozen=True)
+class Merging:
+    """A merge that runs in a thread: of the first `rows` rows of the journal. It gives the table that it has written."""
+
+    table: Future[pa.Table]
+    rows: int
+
+
 class FolderStore:
     """An open dataset in a folder, which this process alone writes to.
+
+    With `background` a large dataset is merged in a thread: not where this process also measures, which a thread would disturb.
 
     Raises UserError if the folder cannot be written or another process writes to it, DamagedDataset if a file in it is damaged or
     not this project's.
     """
 
-    def __init__(self, path: str) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str, *, background: bool = False) -> None:
+        self.path, self._background = Path(path), background
+        self._merging: Merging | None = None
         self._lock = FolderLock(self.path)
         try:
             self._journaled: list[Row] = []
             self._sealed_at = time.monotonic()
             _require_ours(self.path)
-            require_plain(self.path / FRESH)  # found now, not at the first seal
+            for name in (FRESH, FRESH_JOURNAL):
+                require_plain(self.path / name)  # found now, not at the first seal
             self.table, wrong = look(path)
             if require_plain(self.path / DATA, follow=True):
                 with open_to_read(self.path / DATA) as file:
@@ -89,11 +104,57 @@ class FolderStore:
                 raise self._cannot(error) from error
             raise
         self._journaled += new
-        if parquet.should_seal(len(self._journaled), self.table.num_rows, self._sealed_at):
-            self.seal()
+        if self._merging is not None:
+            if self._merging.table.done():
+                self._take_merged(self._merging)
+        elif parquet.should_seal(len(self._journaled), self.table.num_rows, self._sealed_at):
+            if self._background and self.table.num_rows + len(self._journaled) > SMALL_ROWS:
+                self._merge_in_thread()
+            else:
+                self.seal()
+
+    def _merge_in_thread(self) -> None:
+        """Begins to merge the journal of now into the Parquet file; `add` and `seal` take the result."""
+        rows, table, thread = list(self._journaled), self.table, ThreadPoolExecutor(1, "merge")
+
+        def merged() -> pa.Table:
+            found = merge(table, rows)
+            self._write_sealed(found)
+            return found
+
+        self._merging = Merging(thread.submit(merged), len(rows))
+        thread.shutdown(wait=False)
+
+    def _take_merged(self, merging: Merging) -> None:
+        """Waits for a merge in a thread, and leaves in the journal the rows that came since it began. Raises CannotStore."""
+        try:
+            table = merging.table.result()  # an interrupt here leaves it running, and the next call waits again
+            self._merging = None
+            self._require_still_there()
+            self._keep_journaled(self._journaled[merging.rows :])
+        except OSError as error:
+            self._merging = None
+            raise self._cannot(error) from error
+        self.table = table
+        self._sealed_at = time.monotonic()
+
+    def _keep_journaled(self, rows: list[Row]) -> None:
+        """Replaces the journal by one of these rows alone, as a whole. Raises OSError."""
+        fresh = open_to_write(self.path / FRESH_JOURNAL, new=True)
+        try:
+            _write_all(fresh, "".join(f"{to_json(row)}\n" for row in rows).encode())
+            os.fsync(fresh.fileno())
+            (self.path / FRESH_JOURNAL).replace(self.path / JOURNAL)
+        finally:  # an interrupt too: rows must go to the file that has the name
+            if is_same(fresh, self.path / JOURNAL):
+                self._journal, fresh, self._journaled = fresh, self._journal, rows
+            fresh.close()
+        _sync_folder(self.path)
 
     def seal(self) -> None:
         """Merges the journal into the Parquet file. Raises CannotStore."""
+        if self._merging is not None:
+            self._take_merged(self._merging)
         self._require_still_there()
         if self._journaled:
             merged = merge(self.table, self._journaled)
@@ -115,6 +176,8 @@ class FolderStore:
         except OSError as error:
             raise self._cannot(error) from error
         finally:
+            if self._merging is not None:  # after an interrupt: whoever has the lock next must find it ended
+                wait([self._merging.table])
             self._journal.close()
             self._lock.close()
 
@@ -163,9 +226,14 @@ class FolderStore:
             with suppress(OSError):
                 fresh.unlink(missing_ok=True)  # half a file is useless, and may fill the disk
             raise
-        folder = os.open(self.path, os.O_RDONLY)
-        os.fsync(folder)
-        os.close(folder)
+        _sync_folder(self.path)
+
+
+def _sync_folder(path: Path) -> None:
+    """Writes to disk which files are in a folder."""
+    folder = os.open(path, os.O_RDONLY)
+    os.fsync(folder)
+    os.close(folder)
 
 
 def _require_room(journal: IO[bytes]) -> None:

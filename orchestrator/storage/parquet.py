@@ -26,6 +26,7 @@ DATA, JOURNAL = "rows.parquet", "_journal.jsonl"
 DEVICE, LIBRARIES = KEY.index("device_name"), KEY.index("libraries")
 SEAL_SECONDS = 10.0  # at most between two merges of the journal, while the dataset is small
 SMALL_ROWS = 10_000  # which are written again in a moment
+AT_ONCE = 500  # rows that become a table without a pause: pyarrow lets no other thread run meanwhile
 NEEDED = frozenset({*KEY, "run_id", "status", "finished_at"}) - LATER  # a file without these is not ours
 SHOWN = 3  # names of columns, in an error
 
@@ -223,7 +224,9 @@ def merge(table: pa.Table, rows: list[Row]) -> pa.Table:
     keys = zip(*(table.column(name).to_pylist() for name in KEY), strict=True)
     stale = [key in latest or (ANY_OF in (key[DEVICE] or "") and _of_point(key) in anywhere) for key in keys]
     kept = table.filter(pa.array([not is_stale for is_stale in stale], type=pa.bool_())) if table.num_rows else table
-    return pa.concat_tables([kept.select(list(COLUMNS)), to_table(latest.values())])
+    new = list(latest.values())
+    parts = [to_table(new[i : i + AT_ONCE]) for i in range(0, max(len(new), 1), AT_ONCE)]
+    return pa.concat_tables([kept.select(list(COLUMNS)), *parts])
 
 
 def _of_point(key: Key) -> Key:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from pathlib import Path
+from threading import Event
 
 import pandas as pd
 import pyarrow as pa
@@ -115,6 +116,66 @@ def test_a_writer_killed_at_any_moment_loses_and_duplicates_nothing(tmp_path: Pa
     assert set(seen_by_readers) >= {"p1", "p2"}
     assert ids(tmp_path) == ["p1", "p2", "p3"]
     assert set(pd.read_parquet(tmp_path)["status"]) == {"ok"}
+
+
+@pytest.fixture
+def _merges_in_a_thread(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(parquet, "SEAL_SECONDS", 0.0)
+    monkeypatch.setattr(stores, "SMALL_ROWS", 0)
+
+
+@pytest.mark.usefixtures("_merges_in_a_thread")
+def test_rows_are_added_while_a_large_dataset_is_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    go_on, merge = Event(), stores.merge
+    monkeypatch.setattr(stores, "merge", lambda *given: go_on.wait(60) and merge(*given))
+    store = FolderStore(str(tmp_path), background=True)
+    for number in range(4):  # the first begins a merge, which does not end
+        store.add([made(f"p{number}"), made("p0", "failed")])
+    while_it_lasts = sorted(read(tmp_path).column("point_id").to_pylist())
+    go_on.set()
+    assert store._merging is not None
+    store._merging.table.result()
+    assert ids(tmp_path) == ["p0"] and len((tmp_path / JOURNAL).read_text().splitlines()) == 8
+    store.add([made("p4")])  # takes what was merged
+    assert len((tmp_path / JOURNAL).read_text().splitlines()) == 7
+    store.add([made("p0")])
+    store.close()
+
+    assert while_it_lasts == ["p0", "p1", "p2", "p3"]
+    assert ids(tmp_path) == ["p0", "p1", "p2", "p3", "p4"] and set(pd.read_parquet(tmp_path)["status"]) == {"ok"}
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "import pyarrow.parquet as pq; pq.write_table = die",
+        "type(store.path).replace = die",
+        "store.add([made('p2')]); store._merging.table.result(); type(store.path).replace = die",
+        "store.add([made('p2')]); store._merging.table.result(); stores._sync_folder = die",
+    ],
+)
+def test_a_writer_killed_while_it_merges_in_a_thread_loses_and_duplicates_nothing(tmp_path: Path, moment: str):
+    code = f"""
+import os, signal, sys, time
+from tests.helpers.stored_rows import made
+from orchestrator.storage import folder as stores, parquet
+def die(*_args, **_keys):
+    os.kill(os.getpid(), signal.SIGKILL)
+parquet.SEAL_SECONDS, stores.SMALL_ROWS = 0.0, 0
+store = stores.FolderStore(sys.argv[1], background=True)
+{moment}
+for number in range(3, 99):
+    store.add([made(f"p{{number}}")])
+    print(number, flush=True)
+    time.sleep(0.1)
+"""
+    death = run_code(code, str(tmp_path))
+    reported = [f"p{number}" for number in death.stdout.split()] + (["p2"] if "p2" in moment else [])
+    FolderStore(str(tmp_path)).close()
+    found = ids(tmp_path)
+
+    assert death.returncode == -9, death.stderr
+    assert set(reported) <= set(found) and len(found) == len(set(found)) <= len(reported) + 1
 
 
 def test_a_growing_journal_reaches_readers_while_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
