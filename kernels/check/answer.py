@@ -31,6 +31,7 @@ class Answer:
     lse: Tensor  # fp32 [T, H]: natural logarithm of the sum over keys (and sink) of exp(logit)
     peak: Tensor  # fp32 [T, H]: the largest logit
     condition: Tensor  # fp32 [T, H]
+    shift: Tensor | float = 0.0  # fp32 [T, H]: by how much all logits of a row are moved (`kernels/inputs/shifted_logits.py`)
     error: Tensor | float = 0.0  # fp32 [T, H]: by how much of its length a row of `out` itself may be off, if not by far less
 
     def kept(self, key: Hashable, make: Callable[[], Made]) -> Made:

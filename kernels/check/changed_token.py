@@ -185,7 +185,8 @@ class After:
         self.seen = (sees(p, own, token[..., None], targets) & (targets >= 0))[:, :, None, None]  # [n, Q, 1, 1, m]
         self.places = request, places.clamp_min(0)
         self.before = self._by_head(answer.out[self.rows])
-        of_softmax = answer.kept("of softmax", lambda: torch.stack((answer.lse, answer.peak, answer.condition)).double())
+        each = answer.lse, answer.peak, answer.condition, torch.as_tensor(answer.shift).expand_as(answer.lse)
+        of_softmax = answer.kept("of softmax", lambda: torch.stack(each).double())
         self.of_softmax = self._by_head(of_softmax[:, self.rows, :, None])
 
     def _by_head(self, t: Tensor) -> Tensor:
@@ -218,7 +219,7 @@ class After:
         not MLA's. Which rows see a copy follows from its target's position. The weights come from a logit and a log-sum-exp in
         fp32, whose roundings are relative errors of w and w'. In fp32 these matter.
         """
-        before, (lse, peak, condition), seen = self.before.double(), self.of_softmax, self.seen
+        before, (lse, peak, condition, shift), seen = self.before.double(), self.of_softmax, self.seen
         logits, values = self._logits_and_values()  # of the source and of the targets
         v, old = values[:, :1], values[:, 1:]
         new = v if self.inputs.problem.latent else -v
@@ -230,14 +231,14 @@ class After:
         out = (before - _sums(weights, old) + came * _sums(torch.ones_like(each), new)) / left
         size, size_before = _lengths(out).clamp_min(TINY), _lengths(before)
         lengths, sizes_of_logits = values.norm(dim=-1).transpose(1, 2)[:, None, :, None], logits.abs()  # [n, 1, K, 1, 1 + m]
-        rounded = relative_error_of_logit(self.inputs.problem, "fp32") * (sizes_of_logits + peak.abs())
+        rounded = relative_error_of_logit(self.inputs.problem, "fp32") * (sizes_of_logits + peak.abs() + shift.abs())
         rounded += 2 * UNIT_ROUNDOFF["fp32"] * (sizes_of_logits + lse.abs())
         errors = rounded * torch.cat((came, weights), -1) / left * (lengths + size) / size
         # The source is there too, and equal keys are rounded alike: if they add up, they are one key of weight (1 + copies) w.
         squares = (condition * size_before).square() + ((1 + copies).square() - 1) * (each * lengths[..., :1]).square()
         logits_lost = torch.where(seen, logits[..., 1:], -torch.inf).amax(-1, keepdim=True)
         of_softmax = _lse_and_peak(lse, peak, left, logits_lost, torch.where(copies > 0, logits[..., :1], -torch.inf))
-        found = (*of_softmax, squares.sqrt() / (size * left), errors.sum(-1, keepdim=True))
+        found = (*of_softmax, squares.sqrt() / (size * left), shift, errors.sum(-1, keepdim=True))
         after = Answer(out.float().flatten(2, 3), *(t.float().flatten(2) for t in found))
         kept = size * left / size_before.clamp_min(TINY)
         return after, left.minimum(kept).flatten(1).amin(1)

@@ -17,6 +17,7 @@ from torch import Tensor
 from kernels.check.answer import Answer
 from kernels.inputs import Inputs
 from kernels.inputs.sentinel_logit import PLANTED, parts_of
+from kernels.inputs.shifted_logits import without_shift
 from kernels.inputs.tensors import bits, capped
 from kernels.problem import Problem
 from kernels.problem.dtypes import UNIT_ROUNDOFF
@@ -66,7 +67,7 @@ class RightRows:
     requests: tuple[int, ...]
     tokens: range
     part: Tensor  # int64 [N, Q]: where they lie in an output
-    q: Tensor  # [M, R, D_qk]
+    q: Tensor  # [M, R, D_qk], without what shifts their logits, and so is `lse`: products in bf16 would round it
     out: Tensor  # [M, R, D]: the right output
     size: Tensor  # [M, R, 1]: |out|^2
     lse: Tensor  # [M, R, 1]
@@ -123,9 +124,11 @@ def _right_rows(errors: OutputErrors, requests: tuple[int, ...], tokens: range) 
     inputs, answer = errors.inputs, errors.answer
     part = inputs.query_rows(requests, tokens)
     q, out, lse = (_by_head(inputs.problem, t, part) for t in (inputs.q, answer.out, answer.lse))
+    shift = _by_head(inputs.problem, torch.as_tensor(answer.shift).expand(answer.lse.shape), part)
     size = out.square().sum(-1, keepdim=True)
     floor = (2 * UNIT_ROUNDOFF["fp32"] * lse.abs()).clamp_min(errors.floor)
     least = None if errors.least is None else _by_head(inputs.problem, errors.least, part)
+    q, lse = without_shift(inputs.problem, q), lse - shift
     return RightRows(requests, tokens, part, q, out, size, lse, least, size * floor**2)
 
 

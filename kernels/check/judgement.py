@@ -58,7 +58,7 @@ def output_errors(out: Tensor, inputs: Inputs, answer: Answer, how: Arithmetic) 
     A row whose logits are so large that rounding them moves weights by more than the limit of an estimate says nothing of keys.
     """
     problem = inputs.problem
-    unsure = answer.kept(("unsure", how), lambda: excess_of_logits(inputs, answer.peak, how) > bias(problem, how))
+    unsure = answer.kept(("unsure", how), lambda: excess_of_logits(inputs, answer, how) > bias(problem, how))
     least = answer.kept(("least", how), lambda: smallest_weights(inputs, answer, how))
     error, in_8_bits = off_by(out, answer.out, how), how.compute_dtype in FP8
     return OutputErrors(inputs, answer, error, noise_floor(problem), least, unsure, how, in_8_bits)

@@ -33,7 +33,7 @@ def judge_with_lse(verdict: Verdict, lse: Tensor | None, answer: Answer, problem
     if lse.shape != answer.lse.shape or lse.dtype != torch.float32:
         wanted = f"fp32 {tuple(answer.lse.shape)}"
         return _failed(verdict, f"the log-sum-exp is {str(lse.dtype).removeprefix('torch.')} {tuple(lse.shape)}, not {wanted}")
-    limits = lse_tolerance(problem, answer.lse, answer.peak, how)
+    limits = lse_tolerance(problem, answer, how)
     if bad := int((~lse.isfinite()).sum()):
         verdict = replace(verdict, lse_err=math.inf, lse_tolerance=float(limits.min()))
         return _failed(verdict, f"{bad} of {lse.numel()} log-sum-exps are NaN, infinite or unwritten")

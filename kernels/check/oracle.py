@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from kernels.check.answer import Answer
 from kernels.check.tolerance import tolerance
 from kernels.inputs.masks import hidden
+from kernels.inputs.shifted_logits import shifts
 from kernels.inputs.tensors import bits, capped
 from kernels.problem.dtypes import torch_dtype
 
@@ -107,7 +108,7 @@ def answer(inputs: Inputs) -> Answer:
                 into = inputs.query_rows(requests, rows)
                 q = bits(inputs.q)[into].view(inputs.q.dtype)
                 out[into], lse[into], peak[into], condition[into] = _attend(inputs, q, requests, rows)
-    return Answer(out, lse, peak, condition)
+    return Answer(out, lse, peak, condition, shifts(inputs))
 
 
 def _of_equal_lengths(p: Problem) -> Iterator[tuple[int, ...]]:

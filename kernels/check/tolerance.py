@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kernels.inputs.draft_keys import draft_plants
 from kernels.inputs.sentinel_logit import planted_logit
+from kernels.inputs.shifted_logits import drawn_elements
 from kernels.inputs.tensors import K_SCALE, is_scaled, usual_scale
 from kernels.problem.dtypes import FP8, UNIT_ROUNDOFF
 
@@ -64,7 +65,7 @@ def row_tolerances(inputs: Inputs, answer: Answer, how: Arithmetic) -> Tensor:
     Splits are merged by their log-sum-exps: that of a split and that of all are rounded to fp32 at their size.
     """
     problem, lse, condition = inputs.problem, answer.lse, answer.condition.clamp_min(1.0)
-    logits = moved_by_logits(1 - (answer.peak - lse).exp(), excess_of_logits(inputs, answer.peak, how))
+    logits = moved_by_logits(1 - (answer.peak - lse).exp(), excess_of_logits(inputs, answer, how))
     merged = 2 * UNIT_ROUNDOFF["fp32"] * lse.abs()
     widened = (condition - 1) * _error_of_parts(problem, how)
     return tolerance(problem, how) + widened + condition * logits + merged + answer.error
@@ -83,15 +84,31 @@ def moved_by_logits(shared: Tensor, error: Tensor) -> Tensor:
     return ((2 * shared).clamp_max(1.0) * error).maximum(math.sqrt(2) * (grown - shared))
 
 
-def excess_of_logits(inputs: Inputs, peak: Tensor, how: Arithmetic) -> Tensor:
+def excess_of_logits(inputs: Inputs, answer: Answer, how: Arithmetic) -> Tensor:
     """[T, H]: by how much the error of a row's largest logit exceeds that of a planted one, which `tolerance` holds.
 
     A sink is given and not computed, so 0 if the largest logit is the sink's.
     """
     error = logit_error(inputs.problem, how.compute_dtype) + _error_within_logit(inputs.problem, how.accumulator_dtype)
-    excess = error * (_size(inputs.problem, peak) / _logit(inputs.problem) - 1).clamp_min(0.0)
-    excess += _error_of_tanh(inputs.problem) * peak.abs()
-    return excess if inputs.sinks is None else excess * (peak > inputs.sinks)
+    excess = error * (_in_planted_logits(inputs.problem, answer) - 1) + _error_of_shift(inputs.problem, answer, how)
+    excess += _error_of_tanh(inputs.problem) * answer.peak.abs()
+    return excess if inputs.sinks is None else excess * (answer.peak > inputs.sinks)
+
+
+def _in_planted_logits(problem: Problem, answer: Answer) -> Tensor:
+    """[T, H]: the size of a row's largest logit without its shift, in planted logits, and at least 1."""
+    return (_size(problem, answer.peak - answer.shift) / _logit(problem)).clamp_min(1.0)
+
+
+def _error_of_shift(problem: Problem, answer: Answer, how: Arithmetic) -> Tensor:
+    """[T, H]: no dtype rounds the elements that shift a row's logits, but a sum that holds them is rounded at their size.
+
+    That is the last rounding of a tensor core, which multiplies these elements last. Others may begin with them.
+    """
+    import torch
+
+    roundings = 1 if how.accumulator_dtype == "fp16" else problem.key_dim
+    return SIGMAS * ROUNDING_RMS * UNIT_ROUNDOFF[how.accumulator_dtype] * math.sqrt(roundings) * torch.as_tensor(answer.shift).abs()
 
 
 def _size(problem: Problem, logit: Tensor) -> Tensor:
@@ -169,7 +186,7 @@ def _at_once(accumulator_dtype: str) -> int:
     return SUMMED_AT_ONCE if accumulator_dtype == "fp16" else 1
 
 
-def lse_tolerance(problem: Problem, lse: Tensor, peak: Tensor, how: Arithmetic) -> Tensor:
+def lse_tolerance(problem: Problem, answer: Answer, how: Arithmetic) -> Tensor:
     """[T, H]: the largest absolute error of a row's natural log-sum-exp that rounding may cause.
 
     A weight that is off by a relative error of r moves the logarithm of the sum by at most r. Some kernels add up probabilities
@@ -179,9 +196,9 @@ def lse_tolerance(problem: Problem, lse: Tensor, peak: Tensor, how: Arithmetic) 
     the GPU's exp2 and log2 are approximations.
     """
     logit = logit_error(problem, how.compute_dtype) + sums_error(problem, how.accumulator_dtype)
-    larger = (_size(problem, peak) / _logit(problem)).clamp_min(1.0)
-    of_logit = logit * larger + _error_of_tanh(problem) * peak.abs()
-    stored = LSE_ROUNDINGS * UNIT_ROUNDOFF["fp32"] * peak.abs().maximum(lse.abs())
+    of_logit = logit * _in_planted_logits(problem, answer) + _error_of_shift(problem, answer, how)
+    of_logit += _error_of_tanh(problem) * answer.peak.abs()
+    stored = LSE_ROUNDINGS * UNIT_ROUNDOFF["fp32"] * answer.peak.abs().maximum(answer.lse.abs())
     return UNIT_ROUNDOFF[how.compute_dtype] + of_logit + stored + 2 * APPROXIMATE
 
 
@@ -189,10 +206,11 @@ def _logit_gain(problem: Problem) -> float:
     """Standard deviation of a planted key's logit when each element of q (or k) is off by a relative error of 1.
 
     The logit is c * sum(q_i k_i) with k = g + b q, g and q of N(0, 1) and b such that the logit is t: the variance of
-    c * sum(e_i q_i k_i) is c^2 * D * (1 + 3 b^2), where c * b * D = t. Each further query that a draft key is planted to adds b^2.
+    c * sum(e_i q_i k_i) is c^2 * D * (1 + 3 b^2), where c * b * D = t. Each further query that a draft key is planted to adds b^2,
+    and so does the row of the request before to which a first key is planted.
     """
-    further = 2 * draft_plants(problem)
-    return math.sqrt(_scale(problem) ** 2 * problem.key_dim + (3 + further) * _logit(problem) ** 2 / problem.key_dim)
+    further, elements = max(2 * draft_plants(problem), int(problem.batch_size > 1)), drawn_elements(problem)
+    return math.sqrt(_scale(problem) ** 2 * elements + (3 + further) * _logit(problem) ** 2 / elements)
 
 
 def _logit(problem: Problem) -> float:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from kernels.inputs.sentinel_logit import PLANTED, keys_at, narrowest, target_products
+from kernels.inputs.sentinel_logit import PLANTED, keys_at, narrowest, queries_at, target_products
 from kernels.inputs.tensors import slots, write
 from kernels.problem.dtypes import SIZE_BITS
 
@@ -50,7 +50,7 @@ def _plant_some(inputs: Inputs, request: Tensor, own: Tensor) -> None:
     neighbours = (own, own - 1, _next_blind(inputs, own))
     for other in (*(query[:, None].expand(turn.shape) for query in neighbours), *_others(inputs, request, own)):
         there = (other >= 0) & (other < inputs.q_lens.long()[request][:, None])
-        q = inputs.q[(first_row[:, None] + other).clamp(0, p.num_q_tokens - 1), turn].float()  # [n, K, D]
+        q = queries_at(inputs, (first_row[:, None] + other).clamp(0, p.num_q_tokens - 1), turn)  # [n, K, D]
         short = logit[:, None] - (moved * q).sum(-1)
         moved += torch.where(there, short / q.square().sum(-1), 0.0)[..., None] * q
     write(inputs, 0, at, moved)

@@ -23,6 +23,7 @@ from kernels.inputs.masks import visibility
 from kernels.inputs.nvfp4 import BLOCK, quantize
 from kernels.inputs.sentinel_keys import plant
 from kernels.inputs.sentinel_logit import sink_logit
+from kernels.inputs.shifted_logits import shifts_of_sinks
 from kernels.inputs.tensors import K_SCALE, V_SCALE, is_scaled, query_size, usual_scale, write
 from kernels.problem import Problem
 from kernels.problem.dtypes import torch_dtype
@@ -85,6 +86,7 @@ def redraw(inputs: Inputs) -> None:
     _fill_cache(inputs, generator)
     if inputs.sinks is not None:
         inputs.sinks.normal_(sink_logit(p, usual_scale(p) * inputs.k_scale), 1.0, generator=generator)
+        inputs.sinks.add_(shifts_of_sinks(inputs))
         inputs.sinks.copy_(inputs.sinks.bfloat16())  # as models hold them: FlashAttention-3 takes them in 16 bits, others in 32
     if p.tree is not None:
         inputs.visible.copy_(visibility(p, inputs.device))

@@ -4,7 +4,8 @@ A planted key keeps its random value and is moved along one query until its logi
 there about as much as the spread of the whole output. A kernel that misses it, or sees it where it must not, is wrong by as
 much as the answer holds. Shapes and bytes stay what they were, and so does what is timed.
 
-One row of each request has logits above 100, as real models have: a softmax that does not subtract the maximum overflows there.
+One row of each request has logits that differ by 100: a softmax that subtracts the maximum of some keys alone overflows there.
+Besides, the logits of each row are moved alike (`shifted_logits.py`), which these keys do not touch.
 
 Keys are planted at the edges of pages first, since kernels split and tile there, and then inside of pages.
 """
@@ -16,7 +17,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from kernels.inputs.draft_keys import plant_drafts
-from kernels.inputs.sentinel_logit import PLANTED, before_cap, keys_at, narrowest, planted_logit, target_products
+from kernels.inputs.sentinel_logit import PLANTED, before_cap, keys_at, narrowest, planted_logit, queries_at, target_products
+from kernels.inputs.shifted_logits import drawn_elements, shift_logits
 from kernels.inputs.tensors import slots, usual_scale, write
 from kernels.problem.dtypes import SIZE_BITS
 
@@ -41,7 +43,8 @@ GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples fall evenly between 0 and 1
 
 
 def plant(inputs: Inputs) -> None:
-    """Plants the keys of the draft and of the context, in place."""
+    """Shifts the logits of all rows, and plants the keys of the draft and of the context, in place."""
+    shift_logits(inputs)
     plant_drafts(inputs)
     _plant_key_of_next_request(inputs)  # before the context, whose first keys keep the logits that they get there
     _plant_context(inputs)
@@ -186,13 +189,13 @@ def _size_of_second(problem: Problem) -> list[float]:
 def heavy_behind(problem: Problem, request: int) -> list[tuple[int, int]]:
     """KV head, and head of its group, of the rows of a request's last query to which the next request's first key is planted.
 
-    Where pages are full, that key is what a kernel reads that reads on: no unused slot lies between. No row if some kernel may
-    round queries, since a longer key has a larger error of its logit, and none if the key is a draft token or of a shared prefix.
+    Where pages are full, that key is what a kernel reads that reads on: no unused slot lies between. No row if the key is a draft
+    token or of a shared prefix.
     """
     p, after = problem, request + 1
     if after >= p.batch_size or p.shared_prefix is not None or p.kv_lens[request] % p.slots_per_page:
         return []
-    if SIZE_BITS[p.q_dtype] > SIZE_BITS[narrowest(p)] or p.kv_lens[after] <= tail(p, p.q_lens[after]):
+    if p.kv_lens[after] <= tail(p, p.q_lens[after]):
         return []
     rows = [(kv_head, (request + kv_head) % p.group_size) for kv_head in range(p.stored_kv_heads)]
     return [row for row in rows if row != large_row(p, request)]
@@ -209,7 +212,7 @@ def _plant_key_of_next_request(inputs: Inputs) -> None:
     request, kv_head, head = torch.tensor(found, device=device).T
     at = (*slots(inputs, request + 1, torch.zeros_like(request)), kv_head)
     row = inputs.qo_indptr[1:].long()[request] - 1
-    _move(inputs, at, inputs.q[row, kv_head * p.group_size + head].float(), target_products(inputs)[request])
+    _move(inputs, at, queries_at(inputs, row, kv_head * p.group_size + head), target_products(inputs)[request])
 
 
 def _move(inputs: Inputs, at: tuple[Tensor, ...], q: Tensor, products: Tensor) -> None:
@@ -238,7 +241,7 @@ def _plant_context(inputs: Inputs) -> None:
     for start in range(0, request.numel(), PLANTS_AT_ONCE):
         part = slice(start, start + PLANTS_AT_ONCE)
         at = (*slots(inputs, request[part], position[part]), kv_head[part])
-        q = inputs.q[row[part], kv_head[part] * p.group_size + head[part]].float()  # [n, D]
+        q = queries_at(inputs, row[part], kv_head[part] * p.group_size + head[part])  # [n, D]
         _move(inputs, at, q, target[request[part]] * size[part])
 
 
@@ -261,7 +264,7 @@ def _enlarge_logits(inputs: Inputs) -> None:
     for request in range(p.batch_size):
         if place := large_row(p, request):
             kv_head, head = place
-            row = inputs.queries(request).stop - 1, kv_head * p.group_size + head
+            row = inputs.queries(request).stop - 1, kv_head * p.group_size + head, slice(drawn_elements(p))
             factor = LARGE_LOGIT / before_cap(p, planted_logit(p, p.kv_lens[request], usual_scale(p) * inputs.k_scale))
             q = inputs.q[row].float()
             inputs.q[row] = (q * (LARGEST_QUERY / q.abs().amax()).clamp_max(factor)).to(inputs.q.dtype)

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from kernels.inputs.nvfp4 import dequantize
+from kernels.inputs.shifted_logits import drawn_elements, without_shift
 from kernels.inputs.tensors import bits, token_major, usual_scale
 from kernels.problem.dtypes import SIZE_BITS
 
@@ -35,11 +36,11 @@ def narrowest(problem: Problem) -> str:
 def planted_logit(problem: Problem, kv_len: int, scale: float) -> float:
     """The logit at which one key weighs as much as the whole output over L random keys; `scale` makes a logit of q.k.
 
-    Logits are N(0, s^2): the weights exp(x) sum to L * exp(s^2/2) and their squares to L * exp(2 s^2), so an output over
-    values of its own has the size exp(s^2/2) / sqrt(L), in lengths of a value. Values that are the keys, as in MLA, also lean
-    towards the query by c * q, where x = c * q.k. A key of logit t weighs exp(t - s^2/2) / L. A window shortens L.
+    Logits, without their shift, are N(0, s^2): the weights exp(x) sum to L * exp(s^2/2) and their squares to L * exp(2 s^2). So an
+    output over values of its own has the size exp(s^2/2) / sqrt(L), in lengths of a value. Values that are the keys, as in MLA,
+    also lean towards the query by c * q, where x = c * q.k. A key of logit t weighs exp(t - s^2/2) / L. A window shortens L.
     """
-    variance = problem.key_dim * scale**2
+    variance = drawn_elements(problem) * scale**2
     length = kv_len if problem.window is None else min(kv_len, problem.window)
     size = math.sqrt(math.exp(variance) / length + (scale**2 if problem.latent else 0.0))
     return variance / 2 + math.log(length * size)
@@ -57,7 +58,7 @@ def sink_logit(problem: Problem, scale: float) -> float:
     Beside a request that is more than `SINK_SPREAD` times shorter it would leave an output below fp16's normal numbers.
     """
     length = min(max(problem.kv_lens), SINK_SPREAD * min(problem.kv_lens), problem.window or problem.s_kv)
-    return problem.key_dim * scale**2 / 2 + math.log(length)
+    return drawn_elements(problem) * scale**2 / 2 + math.log(length)
 
 
 def keys_at(inputs: Inputs, at: tuple[Tensor, ...]) -> Tensor:
@@ -70,8 +71,13 @@ def keys_at(inputs: Inputs, at: tuple[Tensor, ...]) -> Tensor:
     return dequantize(key[at], bits(token_major(inputs.problem, inputs.kv_scales[0]))[at].view(torch.float8_e4m3fn))
 
 
+def queries_at(inputs: Inputs, rows: Tensor, heads: Tensor) -> Tensor:
+    """Queries along which keys are planted, fp32 [..., D]: without what shifts all logits of a row."""
+    return without_shift(inputs.problem, inputs.q[rows, heads])
+
+
 def target_products(inputs: Inputs) -> Tensor:
-    """[B]: q.k of a planted key as stored, which the scales turn into its logit."""
+    """[B]: q.k of a planted key as stored, which the scales turn into its logit, the shift of its row apart."""
     import torch
 
     p = inputs.problem

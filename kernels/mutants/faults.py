@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -144,6 +145,29 @@ def row_copied(case: ReferenceCase) -> Tensor:
     if case.tokens.stop == case.problem.q_lens[case.request]:
         out[-1] = out[-2]
     return out
+
+
+def zero_keys(case: ReferenceCase, count: int) -> Tensor:
+    """So many slots behind the end are loaded as zeros and not masked: keys of logit 0 whose values are 0."""
+    scores = case.scores()
+    return _softmax(case, scores, scores.amax(-1, keepdim=True), zero_keys=count)
+
+
+def maximum_replaced(case: ReferenceCase, replaced: Callable[[Tensor], Tensor]) -> Tensor:
+    """Another number than the largest logit of each row is subtracted from its logits."""
+    scores = case.scores()
+    return _softmax(case, scores, replaced(scores.amax(-1, keepdim=True)))
+
+
+def bf16_logits(case: ReferenceCase) -> Tensor:
+    """Logits are rounded before the softmax, as if they had been written to memory in 16 bits."""
+    scores = case.scores().bfloat16().float()
+    return _softmax(case, scores, scores.amax(-1, keepdim=True))
+
+
+def _softmax(case: ReferenceCase, scores: Tensor, subtracted: Tensor, zero_keys: int = 0) -> Tensor:
+    weights = (scores - subtracted).exp_()
+    return case.merge(weights, case.total(weights, subtracted) + zero_keys * (-subtracted).exp())
 
 
 def bf16_sums(case: ReferenceCase) -> Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from kernels.inputs.sentinel_keys import LARGE_LOGIT, context_positions, large_row
 from kernels.inputs.sentinel_logit import PLANTED, narrowest
+from kernels.inputs.shifted_logits import constant_elements
 from kernels.inputs.tensors import is_scaled, softmax_scale, usual_scale
 from kernels.mutants.faults import donor, victim
 from kernels.problem import Problem
@@ -60,13 +61,20 @@ def ranges(count: int, p: Problem) -> Needs:
     return context(p) | {f"rows enough to plant a key on either side of {count} splits": planted >= 2 * count}
 
 
+def in_16_bits(p: Problem) -> Needs:
+    return {"queries, keys and values of 16 bits": not {p.q_dtype, p.kv_dtype} & {*FP8, "nvfp4"}}
+
+
 def fine_parts(count: int, p: Problem) -> Needs:
     """Where so little can show: kernels that multiply in 8 bits round too coarsely."""
     q_len, kv_len = _lens(p)
-    return context(p) | {
-        "queries, keys and values of 16 bits": not {p.q_dtype, p.kv_dtype} & {*FP8, "nvfp4"},
-        f"two query tokens or more, and a context of {4 * count}": q_len > 1 and kv_len - q_len >= 4 * count,
-    }
+    return (
+        context(p)
+        | in_16_bits(p)
+        | {
+            f"two query tokens or more, and a context of {4 * count}": q_len > 1 and kv_len - q_len >= 4 * count,
+        }
+    )
 
 
 def pages(p: Problem) -> Needs:
@@ -110,6 +118,20 @@ def capped(p: Problem) -> Needs:
 
 def scaled(p: Problem) -> Needs:
     return {"8-bit keys and values": is_scaled(p)}
+
+
+def shifted(p: Problem) -> Needs:
+    return {"logits that can be shifted: no soft cap, and more elements than an nvfp4 block has": constant_elements(p) > 0}
+
+
+def below_0(p: Problem) -> Needs:
+    """Of the last rows of a request one has logits above 100, so another is needed."""
+    rows = p.num_qo_heads if p.sinks else p.num_qo_heads * min(_lens(p)[0], 2)
+    return shifted(p) | {"a victim of several rows": rows > (2 if p.sinks else 1)}
+
+
+def far_below_0(p: Problem) -> Needs:
+    return below_0(p) | {"no sinks, which would leave nothing of such a row": not p.sinks}
 
 
 def long_context(p: Problem) -> Needs:

