@@ -87,12 +87,13 @@ def moved_by_logits(shared: Tensor, error: Tensor) -> Tensor:
 def excess_of_logits(inputs: Inputs, answer: Answer, how: Arithmetic) -> Tensor:
     """[T, H]: by how much the error of a row's largest logit exceeds that of a planted one, which `tolerance` holds.
 
-    A sink is given and not computed, so 0 if the largest logit is the sink's.
+    A sink is given and not computed, so 0 if the largest logit is the sink's, but for the shift of those of all keys beside it.
     """
     error = logit_error(inputs.problem, how.compute_dtype) + _error_within_logit(inputs.problem, how.accumulator_dtype)
-    excess = error * (_in_planted_logits(inputs.problem, answer) - 1) + _error_of_shift(inputs.problem, answer, how)
-    excess += _error_of_tanh(inputs.problem) * answer.peak.abs()
-    return excess if inputs.sinks is None else excess * (answer.peak > inputs.sinks)
+    excess = error * (_in_planted_logits(inputs.problem, answer) - 1) + _error_of_tanh(inputs.problem) * answer.peak.abs()
+    if inputs.sinks is not None:
+        excess *= answer.peak > inputs.sinks
+    return excess + _error_of_shift(inputs.problem, answer, how)
 
 
 def _in_planted_logits(problem: Problem, answer: Answer) -> Tensor:

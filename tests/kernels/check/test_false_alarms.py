@@ -63,7 +63,7 @@ def test_a_sink_is_given_and_not_computed_so_it_widens_no_tolerance():
     as_if_all_were_alike = tolerance(p, Arithmetic("fp8_e4m3")) * answer.condition[0].clamp_min(1.0) * 1.001
 
     assert int(sink_is_largest.sum()) >= p.num_qo_heads - 1  # one row has large logits
-    assert (excess_of_logits(x, answer, Arithmetic("fp8_e4m3"))[0][sink_is_largest] == 0).all()
+    assert (excess_of_logits(x, answer, Arithmetic("fp8_e4m3"))[0][sink_is_largest] < 2e-4).all()  # of sums in fp32
     assert (allowed <= as_if_all_were_alike)[sink_is_largest].all()
     head = int(sink_is_largest.int().argmax())
     wrong = answer.out.clone()

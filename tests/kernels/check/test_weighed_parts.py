@@ -25,7 +25,6 @@ PROMPT = Problem.model_validate(
         "batch_size": 1,
         "s_qo": 1000,
         "s_kv": 1024,
-        "seed": 1,
     }
 )
 

@@ -64,6 +64,16 @@ def test_a_shift_is_the_same_for_all_keys_and_queries_in_8_bits_hold_it(keys: di
         assert torch.equal(k, k.to(torch.float8_e5m2).float())
 
 
+@pytest.mark.parametrize(
+    "keys", [{"soft_cap": 30.0}, MLA | {"head_dim_kpe": 0}, {"kv_dtype": "nvfp4", "head_dim_qk": 16, "head_dim_vo": 16}]
+)
+def test_where_logits_cannot_be_shifted_they_are_not(keys: dict[str, object]):
+    p = problem(**keys)
+
+    assert constant_elements(p) == 0
+    assert not shifts(draw(p, "cpu")).any()
+
+
 def test_sinks_move_with_the_logits_of_their_heads_and_stay_when_values_are_drawn_again():
     x = draw(problem(sinks=True), "cpu")
     assert x.sinks is not None
