@@ -66,9 +66,8 @@ def _keys(kind: str, args: object) -> Rule:
     if unknown := sorted(map(str, args.keys() - NEEDED[kind] - OPTIONS)):
         raise ValueError(f"args.{unknown[0]} has no counterpart here")
     q_len, kv_len = args["seq_len_q"], args["seq_len_kv"]
-    for key in NEEDED[kind]:
-        if type(args[key]) is not int:
-            raise ValueError(f"args.{key}={args[key]!r:.80}: allowed: a whole number")
+    if wrong := sorted(key for key in NEEDED[kind] if type(args[key]) is not int):
+        raise ValueError(f"args.{wrong[0]}={args[wrong[0]]!r:.80}: allowed: a whole number")
     is_prompt = q_len == kv_len and q_len != 1
     keys = {
         "batch_size": args["batch_size"],

@@ -5,10 +5,10 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from decimal import Decimal, InvalidOperation
-from typing import Any
+from typing import Any, TypeVar
 
 from kernels.device import Device
 from kernels.problem import Problem
@@ -30,6 +30,8 @@ from orchestrator.point import Point, fingerprint
 from orchestrator.remainder import Remainder
 from orchestrator.storage.row import Row, describe, finish
 from orchestrator.untrusted.files import read_text
+
+T = TypeVar("T")
 
 ORIGIN = "flashinfer_benchmark"  # `orchestrator_version` of an imported row: this project did not measure it
 
@@ -172,31 +174,27 @@ def _with_lengths(case: BenchmarkCase, cells: Mapping[str, str]) -> tuple[Benchm
 
 
 def _yes(cells: Mapping[str, str], key: str) -> bool:
-    if (word := cells.get(key) or "False") not in ("True", "False"):
-        raise ValueError(f"{key}={word!r}: allowed: True or False")
-    return word == "True"
+    return _cell({key: cells.get(key) or "False"}, key, {"True": True, "False": False}.__getitem__, "True or False")
 
 
 def _number(cells: Mapping[str, str], key: str) -> float | None:
-    try:
-        return float(cells[key]) if cells.get(key) else None
-    except ValueError:
-        raise ValueError(f"{key}={cells[key]!r}: allowed: a number") from None
+    return _cell(cells, key, float, "a number") if cells.get(key) else None
 
 
 def _whole(cells: Mapping[str, str], key: str) -> int:
+    return _cell(cells, key, int, "a whole number")
+
+
+def _cell(cells: Mapping[str, str], key: str, read: Callable[[str], T], allowed: str) -> T:
     try:
-        return int(cells[key])
-    except ValueError:
-        raise ValueError(f"{key}={cells[key]!r:.80}: allowed: a whole number") from None
+        return read(cells[key])
+    except (ValueError, KeyError, InvalidOperation):
+        raise ValueError(f"{key}={cells[key]!r:.80}: allowed: {allowed}") from None
 
 
 def _us(cells: Mapping[str, str], key: str) -> float:
     """Milliseconds in a cell, as microseconds. The decimal point is moved in the text, so that no digit changes."""
-    try:
-        us = float(Decimal(cells[key]).scaleb(3))
-    except InvalidOperation:
-        raise ValueError(f"{key}={cells[key]!r}: allowed: a number of milliseconds") from None
+    us = _cell(cells, key, lambda text: float(Decimal(text).scaleb(3)), "a number of milliseconds")
     if not 0 <= us < float("inf"):
         raise ValueError(f"{key}={cells[key]!r}: allowed: a number of milliseconds from 0")
     return us

@@ -95,18 +95,20 @@ class _Reader:
     def __init__(self) -> None:
         self.decode: list[TrafficPoint] = []
         self.prompts: list[TrafficPoint] = []
-        self.seen: set[str] = set()
+        self.seen: set[int | str] = set()
         self.blocks = 0
         self.has_percentiles = False
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Adds the requests of a record, or its decode step. Raises ValueError if it has neither."""
         if "s_kv" in record:
+            if not (weight := _number("weight", record.get("weight", 1), 0, MAX_COUNT, whole=False)):
+                raise ValueError("weight=0: allowed: a number above 0")
             batch = None if record.get("batch_size") in (None, "") else int(_number("batch_size", record["batch_size"], 1))
-            self.decode.append(TrafficPoint(batch, int(_number("s_kv", record["s_kv"], 1)), _weight(record)))
+            self.decode.append(TrafficPoint(batch, int(_number("s_kv", record["s_kv"], 1)), weight))
             return
         given = record.get("hash_ids")
-        hashes = [str(block) for block in given] if isinstance(given, list) else []
+        hashes = [block for block in given if isinstance(block, int | str)] if isinstance(given, list) else []
         for prompts, outputs in _lengths(record):
             self.has_percentiles |= len(prompts) * len(outputs) > 1
             self.prompts += [TrafficPoint(None, prompt, weight) for prompt, weight in prompts]
@@ -127,29 +129,29 @@ class _Reader:
 
 
 def _lengths(record: Mapping[str, Any]) -> list[tuple[Shares, Shares]]:
-    """Prompt and output tokens of each request of a record. Raises ValueError if it has none."""
-    for mapping in _mappings(record, MAX_DEPTH):
-        names = {_plain(key): key for key in mapping}
-        found = [next((names[name] for name in known if name in names), None) for known in (PROMPTS, OUTPUTS)]
-        if None in found or None in (values := [mapping[key] for key in found if key is not None]):
-            continue
-        if "batch_size" in record:
-            raise ValueError("batch_size goes with s_kv, and not with input_length, since a request is decoded in many batches")
-        prompts, outputs = (value if isinstance(value, list) else [value] for value in values)
-        if len(prompts) != len(outputs):
-            raise ValueError(f"{found[0]} has {len(prompts)} lengths and {found[1]} has {len(outputs)}; allowed: as many of both")
-        pairs = zip(prompts, outputs, strict=True)
-        return [(_shares(str(found[0]), prompt, 1), _shares(str(found[1]), output, 0)) for prompt, output in pairs]
+    """Prompt and output tokens of each request of a record, the outermost that it has. Raises ValueError if it has none."""
+    level = [record]
+    for _ in range(MAX_DEPTH):
+        if found := [pair for mapping in level for pair in _pairs(mapping)]:
+            if "batch_size" in record:
+                raise ValueError("batch_size goes with s_kv, and not with input_length, since a request is decoded in many batches")
+            return found
+        values = (value for mapping in level for value in mapping.values())
+        level = [one for value in values for one in (value if isinstance(value, list) else [value]) if isinstance(one, dict)]
     hint = "; vllm bench serve writes lengths with --save-detailed" if "total_input_tokens" in record else ""
     raise ValueError(f"neither s_kv nor input_length with output_length, nor other names of them{hint}")
 
 
-def _mappings(found: Mapping[str, Any], depth: int) -> Iterator[Mapping[str, Any]]:
-    """A mapping and those in it, the outer ones first."""
-    level = [found]
-    for _ in range(depth):
-        yield from level
-        level = [value for mapping in level for value in mapping.values() if isinstance(value, dict)]
+def _pairs(mapping: Mapping[str, Any]) -> list[tuple[Shares, Shares]]:
+    """Those of the requests that stand in this very mapping: one, or lists of them."""
+    names = {_plain(key): key for key in mapping if mapping[key] is not None}
+    prompt, output = (next((names[name] for name in known if name in names), None) for known in (PROMPTS, OUTPUTS))
+    if prompt is None or output is None:
+        return []
+    prompts, outputs = (value if isinstance(value, list) else [value] for value in (mapping[prompt], mapping[output]))
+    if len(prompts) != len(outputs):
+        raise ValueError(f"{prompt} has {len(prompts)} lengths and {output} has {len(outputs)}; allowed: as many of both")
+    return [(_shares(prompt, p, 1), _shares(output, o, 0)) for p, o in zip(prompts, outputs, strict=True)]
 
 
 def _shares(name: str, value: object, least: int) -> Shares:
@@ -166,18 +168,11 @@ def _shares(name: str, value: object, least: int) -> Shares:
     return [((a + b) / 2, upto - start) for (start, a), (upto, b) in pairwise(edges)]
 
 
-def _number(name: str, value: object, least: int, *, whole: bool = True) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= MAX_TOKENS
+def _number(name: str, value: object, least: int, most: float = MAX_TOKENS, *, whole: bool = True) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
     if not is_number or (whole and int(value) != value):  # type: ignore[call-overload]
-        raise ValueError(f"{name}={value!r:.80}: allowed: a {'whole ' if whole else ''}number from {least} to {MAX_TOKENS:,}")
+        raise ValueError(f"{name}={value!r:.80}: allowed: a {'whole ' if whole else ''}number from {least} to {most:,.0f}")
     return value  # type: ignore[return-value]
-
-
-def _weight(record: Mapping[str, Any]) -> float:
-    value = record.get("weight", 1)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= MAX_COUNT:
-        raise ValueError(f"weight={value!r}: allowed: a number above 0, up to {MAX_COUNT:g}")
-    return float(value)
 
 
 @lru_cache(maxsize=1000)  # a record has the names of all others

@@ -105,6 +105,7 @@ SAMPLES = [
     ("a log of OpenAI's answers", {"response": {"body": {"usage": {"prompt_tokens": 1024, "completion_tokens": 128}}}}),
     ("Azure's traces", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,1024,128\n"),
     ("BurstGPT", "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,1024,128,1152,API log\n"),
+    ("GuideLLM", {"benchmarks": [{"requests": {"successful": [{"prompt_tokens": 1024, "output_tokens": 128}], "errored": []}}]}),
     ("numbers of pandas", '{"prompt_len": 1024.0, "output_len": 128.0}'),
 ]
 
@@ -206,7 +207,8 @@ def test_traffic_without_batches_is_spread_over_those_that_were_measured():
         ('{"s_kv": true}\n', "s_kv=True: allowed: a whole number"),
         ('{"s_kv": 1e400}\n', "s_kv=inf"),
         ('{"s_kv": 5, "weight": NaN}\n', "weight=nan"),
-        ('{"s_kv": 5, "weight": 1e308}\n', "weight=1e+308: allowed: a number above 0, up to 1e+15"),
+        ('{"s_kv": 5, "weight": 1e308}\n', "weight=1e+308: allowed: a number from 0 to 1,000,000,000,000,000"),
+        ('{"s_kv": 5, "weight": 0}\n', "weight=0: allowed: a number above 0"),
         (METRICS.replace("40.0", "1e308"), "1e308: allowed: a number from 0 to 1e+15"),
         (METRICS.replace('le="1000.0"', 'le="1e300"'), "1e300: allowed: a number from 0 to 1e+15"),
         ('{"s_kv": 5, "batch_size": 0}\n', "batch_size=0"),
