@@ -28,8 +28,8 @@ class Model(Frozen):
     the layers without a window unless it sets `window` or there are none. `softmax_scale` is None for 1/sqrt(head_dim_qk).
     `max_positions` is the longest request in tokens, which limits a sweep if a person `typed` the model. `index_topk` is to how
     many keys each query token attends if attention is sparse. `layer` has the sizes of its matrix products, which
-    timing.context=step needs. With head shapes other than those of its file a model is called `custom`: its name would say that
-    the rows are of a model that they are not of.
+    timing.context=step needs. With heads or sparsity other than those of its file a model is called `custom`: its name would say
+    that the rows are of a model that they are not of.
     """
 
     name: str
@@ -59,7 +59,8 @@ class Model(Frozen):
         if not isinstance(given, Mapping):
             return given
         of_file = _file_of(str(given.get("name")))
-        return {**given, "name": CUSTOM} if any(given.get(key) != of_file.get(key) for key in HEADS if of_file) else given
+        differs = any(given.get(key) != of_file.get(key) for key in (*HEADS, "index_topk") if of_file)
+        return {**given, "name": CUSTOM} if differs else given
 
     @property
     def window_of_all(self) -> int | None:
@@ -106,12 +107,10 @@ class Model(Frozen):
         return shape if self.window_of_all is None else {**shape, "window": self.window_of_all}
 
 
-@cache
 def shipped() -> Mapping[str, Mapping[str, Any]]:
     """What the files of conf/model hold, by their names."""
-    entries = files(conf).joinpath("model").iterdir()
-    found = {entry.name.removesuffix(".yaml"): entry for entry in entries if entry.name.endswith(".yaml")}
-    return {name: yaml.safe_load(found[name].read_text(encoding="utf-8")) for name in sorted(found)}
+    names = (entry.name for entry in files(conf).joinpath("model").iterdir())
+    return {name.removesuffix(".yaml"): _file_of(name.removesuffix(".yaml")) for name in sorted(names) if name.endswith(".yaml")}
 
 
 def layers_of(name: str) -> int | None:
@@ -128,9 +127,11 @@ def layers_that_keep_all(name: str) -> int | None:
     return None if _file_of(name).get("sliding_window") else layers_of(name)
 
 
+@cache
 def _file_of(name: str) -> Mapping[str, Any]:
     """What the file of a model that comes with the project holds; nothing for another one.
 
     A name may come from a row of any dataset. It is compared with the names of the files, and never used as a path.
     """
-    return shipped().get(name, {})
+    found = next((file for file in files(conf).joinpath("model").iterdir() if file.name == f"{name}.yaml"), None)
+    return yaml.safe_load(found.read_text(encoding="utf-8")) if found else {}

@@ -57,7 +57,6 @@ def test_other_heads_get_nothing_of_a_model(invoke: Invoke):
         (["+sweep=smoke", "model=glm_5"], "model glm_5 attends sparsely"),
         (["+sweep=smoke", "model=kimi_k2_5", "sweep.routine=mla", "sweep.backend=[fa3]", "sweep.tp=[2,4]"], "split over 1, 8, 16"),
         (["+sweep=specdec_long_ctx", "model=phi_3_mini_4k"], "has 4,096 positions"),
-        (["+sweep=merge_states", "model=gpt_oss_120b"], "return_lse=true: allowed without sinks"),
     ],
 )
 def test_a_sweep_that_is_not_the_models_is_refused_in_words(words: list[str], said: str, invoke: Invoke):
@@ -70,7 +69,6 @@ def test_a_sweep_that_is_not_the_models_is_refused_in_words(words: list[str], sa
 @pytest.mark.parametrize(
     ("words", "refused", "total", "reason"),
     [
-        (["+sweep=cascade", "model=gpt_oss_120b"], 36, 756, "return_lse=true"),
         (["+sweep=mla_mtp", "model=kimi_k2"], 864, 3528, "sweep.tp=4"),
         (["+sweep=specdec_long_ctx", "model=mistral_7b_v0_3"], 960, 1920, "32,768 positions"),
         (["+sweep=auto_routing", "model=qwen3_8b"], 216, 702, "has no latent"),
@@ -113,3 +111,10 @@ def test_a_plan_of_a_cpu_that_runs_nothing_says_what_to_type(sweep: str, typed: 
 
     assert "no point runs on cpu: unsupported, " in done.stdout
     assert f"a CPU runs torch's backends: type {typed}" in done.stdout
+
+
+def test_dense_attention_with_the_heads_of_a_sparse_model_is_not_that_model(invoke: Invoke):
+    heads, verdicts, _ = planned(invoke, "+sweep=mla_mtp", "model=deepseek_v3_2", "model.index_topk=null")
+
+    assert {row[0] for row in heads} == {"custom"}
+    assert verdicts["run"]
