@@ -13,11 +13,10 @@ The inputs (`kernels.inputs.Inputs` has every shape):
 
 - While `prepare` runs, and while the timer warms up and captures, the tensors have their final addresses, shapes and strides, but
   other values: queries, keys and values are different ones. A backend that keeps an answer, or a copy of these, is found out.
-  If it must copy the cache, as a reference does that cannot read pages, it declares `copies_cache` and does so in `Runner.gather`.
-  If its call takes keys and values of the query tokens in tensors of their own, as an engine's QKV product leaves them, it declares
-  `copies_new_tokens` and copies these alone there.
-  A backend that reads queries in another order than the problem's (`kernels/split`) copies these there; it says with `Runner.rows`
-  where its answer lies, and declares `reorders`.
+  What it may read in another layout, the project copies, untimed (`kernels/inputs/copies.py`): it names the copies in
+  `Runner.copies` and declares them. `copies_cache`: the whole cache, as a reference does that cannot read pages.
+  `copies_new_tokens`: keys and values of the query tokens in tensors of their own, as an engine's QKV product leaves them.
+  `reorders`: queries in another order than the problem's (`kernels/split`); `Runner.rows` says where its answer lies.
 - Several backends share the inputs. Never write to them; clone what a library wants to change. Whoever does is named.
 - A page table is int32 [B, pages of the longest request], or as wide as `problem.max_seq_len` asks. Entries that a request does not
   use hold 2147480000, far outside the cache: a kernel that follows one crashes. A call that has an argument for the longest
@@ -33,8 +32,7 @@ The inputs (`kernels.inputs.Inputs` has every shape):
 - `Inputs.empty_lse()` allocates the log-sum-exp, fp32 [query tokens, H], if `problem.return_lse` asks for it, else it is None.
   It is the logarithm of the sum of exp(logit) over the keys of a row, with the softmax scale, in the base that `Runner.lse_base`
   states. The check judges it beside the output. A backend that declares no `gives_lse` is not asked for it.
-- In the routine `merge_states` the states to merge are no input: a backend makes them from the inputs in `Runner.gather`, since
-  the merge alone is timed (`kernels/adapters/merge_states.py`).
+- In the routine `merge_states` the project makes the states to merge (`States`), since the merge alone is timed.
 - In the routine `cascade` the page tables of all requests begin with the same `problem.prefix_pages` pages.
 - With `graph_batch` the last requests are padding (`kernels/inputs/generate.py`), without a token if `graph_fill` is 0. They have
   rows in queries and output all the same, and what is written into these is not looked at.
@@ -61,6 +59,7 @@ if TYPE_CHECKING:
 
     from kernels.device import Device
     from kernels.inputs import Inputs
+    from kernels.inputs.copies import InputCopy
     from kernels.problem import Problem
     from kernels.problem.features import Feature
 
@@ -159,10 +158,12 @@ class Adapter(ABC):
         """
         return self.skips_unused
 
-    def gathers(self, problem: Problem, request: int, token: int) -> bool:
-        """Whether `Runner.gather` may read this token of the cache: it copies it, or makes the states of `merge_states` from it."""
-        is_new = token >= problem.kv_lens[request] - problem.q_lens[request]
-        return self.copies_cache or self.routine == "merge_states" or (self.copies_new_tokens and is_new)
+    def reads_copy(self, copy: InputCopy, problem: Problem) -> bool:
+        """Whether it declares that its call reads such a copy of inputs. One of another class is nobody's."""
+        from kernels.inputs.copies import CopiedCache, NewTokens, OrderedQueries, States
+
+        declared = {CopiedCache: self.copies_cache, NewTokens: self.copies_new_tokens, OrderedQueries: self.reorders(problem)}
+        return {**declared, States: self.routine == "merge_states"}.get(type(copy), False)
 
     def passed_on(self, device: Device) -> frozenset[Feature]:
         """The features of a problem (`kernels.problem.features`) that `prepare` hands to its kernel on this device.
@@ -223,10 +224,18 @@ class Adapter(ABC):
         """
 
     def prepared(self, inputs: Inputs, device: Device) -> Runner:
-        """The call on these inputs, among the padded requests of its graph if there are any. What a worker calls."""
-        if inputs.padded is None or not self.gets_padding:
-            return self.prepare(inputs, device)
-        return without_padding(self.prepare(inputs.padded, device), inputs)
+        """The call on these inputs, among the padded requests of its graph if there are any. What a worker calls.
+
+        Raises TypeError for a call that reads copies, or leaves its rows in an order, that the adapter does not declare.
+        """
+        given = inputs if inputs.padded is None or not self.gets_padding else inputs.padded
+        runner = self.prepare(given, device)
+        for copy in runner.copies:
+            if not self.reads_copy(copy, given.problem):
+                raise TypeError(f"{self.name} reads a copy of inputs that it does not declare: {_in_words(copy)}")
+        if runner.rows is not None and not self.reorders(given.problem):
+            raise TypeError(f"{self.name} sets Runner.rows and does not declare `reorders`: its rows must lie as in the queries")
+        return runner if given is inputs else without_padding(runner, inputs)
 
     def config_of(self, runner: Runner, problem: Problem) -> str:
         """What the library chose beside the kernel, and `max_seq_len=unread` if the problem has one and the kernel reads none."""
@@ -304,6 +313,15 @@ class Adapter(ABC):
 
     def _hardware_of_choices(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         return (Need("SM90 or later for enable_pdl=true", not problem.enable_pdl or device.major >= 9),)
+
+
+def _in_words(copy: InputCopy) -> str:
+    """How to declare a copy."""
+    from kernels.inputs import copies
+
+    own = type(copy).__module__ == copies.__name__
+    name = type(copy).__name__
+    return f"{name} needs {copy.declared}" if own else f"{name} is no class of {copies.__name__}, and the project makes all copies"
 
 
 class Need(NamedTuple):

@@ -103,7 +103,7 @@ class LocalOutputs(Outputs):
 
     def are_intact(self) -> bool:
         runner = self.timer.runner
-        given = (runner.out, *(() if runner.lse is None or callable(runner.lse) else (runner.lse,)))
+        given = (runner.out, *(() if runner.lse is None or isinstance(runner.lse, str) else (runner.lse,)))
         return all(bool(guards_are_intact(output)) for output in given)
 
     def in_kernel_order(self) -> tuple[Tensor, Tensor | None]:

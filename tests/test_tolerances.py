@@ -15,7 +15,7 @@ from kernels.check.judgement import judge_rows
 from kernels.check.tolerance import SUMMED_AT_ONCE
 from kernels.inputs import Inputs
 from kernels.inputs.generate import draw
-from kernels.libraries.merging import State, attend, merged
+from kernels.inputs.states import State, attend, merged
 from kernels.mutants.reference_case import case_of
 from kernels.problem import Problem
 from kernels.problem.arithmetic import Arithmetic

@@ -32,9 +32,9 @@ from kernels.libraries.flash_attn_3_common import (
     operand_needs,
     partial_bytes,
     planned_again,
+    returning_lse,
     splits_of,
     window,
-    with_last_lse,
 )
 from kernels.libraries.flash_attn_common import Keys, all_keys, context, drafts, merged, tree_needs
 from kernels.libraries.flashinfer_common import FLASHINFER, RELEASES
@@ -141,9 +141,8 @@ class FlashAttn3(Adapter):
         config += f" scheduler_metadata={'given' if self.is_planned else 'made in the call'}"
         if not p.return_lse:
             return Runner(launch, out, "flash_attn_3", p.q_dtype, kernel_config=config, plan_step=plan_step)
-        with_lse, last_lse = with_last_lse(whole)
-        more: dict[str, Any] = {"kernel_config": config, "plan_step": plan_step}
-        return Runner(with_lse, out, "flash_attn_3", p.q_dtype, lse=last_lse, **more)
+        more: dict[str, Any] = {"kernel_config": config, "plan_step": plan_step, "lse": "returned"}
+        return Runner(returning_lse(whole), out, "flash_attn_3", p.q_dtype, **more)
 
     def _planned(self, inputs: Inputs, of: Keys) -> Tensor | None:
         return _metadata(inputs, of, self.num_splits or HEURISTIC) if self.is_planned else None

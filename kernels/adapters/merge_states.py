@@ -1,7 +1,7 @@
 """The merge of partial answers alone: `num_states` outputs and log-sum-exps of each query token become one.
 
 The states are given, so what is timed is the last step of a composition (`flashinfer_cascade.py`, `flashinfer_chunks.py`).
-`kernels/libraries/merging.py` makes them: each request's keys are cut into ranges, and a state is attention over one of them. The
+`kernels/inputs/states.py` makes them: each request's keys are cut into ranges, and a state is attention over one of them. The
 merged answer must be attention over all keys, so the oracle is that of `paged_decode`. A query that sees no key of a range has a
 log-sum-exp of minus infinity there, as in chunks behind the end of a short context.
 
@@ -12,13 +12,13 @@ Rules read from flashinfer-python 0.7.2.post1, `cascade.py` and `data/include/fl
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING
 
-from kernels.adapter import Adapter, EngineMaximum, LseBase, Module, Need, QueryLengths, Runner, Since
+from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner, Since
+from kernels.inputs.states import State, merged
 from kernels.libraries.flashinfer_common import (
     FLASHINFER,
     MAX_THREADS,
@@ -29,8 +29,7 @@ from kernels.libraries.flashinfer_common import (
     needs_sm80,
 )
 from kernels.libraries.flashinfer_modules import MERGE_MODULE
-from kernels.libraries.merging import State, attend, merged, ranges
-from kernels.problem.dtypes import size_bytes, torch_dtype
+from kernels.problem.dtypes import size_bytes
 from kernels.problem.features import FEATURES, Feature
 
 if TYPE_CHECKING:
@@ -39,40 +38,6 @@ if TYPE_CHECKING:
     from kernels.device import Device
     from kernels.inputs import Inputs
     from kernels.problem import Problem
-
-NATURAL: dict[LseBase, float] = {"e": 1.0, "2": math.log(2)}  # the natural logarithm of each base
-
-
-@dataclass(frozen=True)
-class StatesToMerge:
-    """States in memory that a call merges, and the function that makes them again from the inputs."""
-
-    out: Tensor  # [n, T, H, D_vo], or [T, n, H, D_vo]
-    lse: Tensor  # fp32, [n, T, H] or [T, n, H]
-    states: tuple[State, ...]  # views of each, [T, H, D_vo] and [T, H]
-    make: Callable[[], None]
-
-
-def given(inputs: Inputs, *, token_first: bool, base: LseBase) -> StatesToMerge:
-    """The states of a problem, with log-sum-exps of this base. `token_first`: all states of a token lie beside each other."""
-    import torch
-
-    p = inputs.problem
-    n, tokens, heads = p.num_states or 1, p.num_q_tokens, p.num_qo_heads
-    shape = (tokens, n, heads) if token_first else (n, tokens, heads)
-    dtype = torch_dtype(p.state_dtype)
-    out = torch.empty(*shape, p.value_dim, dtype=dtype, device=inputs.device)
-    lse = torch.empty(shape, dtype=torch.float32, device=inputs.device)
-    states = tuple(State(*pair) for pair in zip(out.unbind(int(token_first)), lse.unbind(int(token_first)), strict=True))
-
-    def make() -> None:
-        for i, state in enumerate(states):
-            over_range = attend(inputs, ranges(p, i), dtype)
-            state.out.copy_(over_range.out)
-            state.lse.copy_(over_range.lse / NATURAL[base])
-
-    make()
-    return StatesToMerge(out, lse, states, make)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,22 +78,23 @@ class TorchMerge(Merge):
         )
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        from kernels.inputs.copies import States
+
         out, lse, scale = inputs.empty_output(), inputs.empty_lse(), fp8_output_scale(inputs.problem)
-        states, make = self.given_states(inputs)
+        given = States(inputs, token_first=False, base="e")
 
         def launch() -> None:
-            state = reduce(self.merge, states)
+            state = reduce(self.merge, self.merged_ones(given.states))
             out.copy_(state.out / scale)
             if lse is not None:
                 lse.copy_(state.lse)
 
         name = f"{self.name}_{inputs.device.type}"
-        return Runner(launch, out, name, "fp32", caller_scale=scale, lse=lse, gather=make)
+        return Runner(launch, out, name, "fp32", caller_scale=scale, lse=lse, copies=(given,))
 
-    def given_states(self, inputs: Inputs) -> tuple[tuple[State, ...], Callable[[], None]]:
-        """The states that the call merges, and the function that makes them again."""
-        memory = given(inputs, token_first=False, base="e")
-        return memory.states, memory.make
+    def merged_ones(self, given: tuple[State, ...]) -> tuple[State, ...]:
+        """The states that are merged: those that are given."""
+        return given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,14 +146,16 @@ class MergeStates(FlashInferMerge):
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         from flashinfer.cascade import get_cascade_module
 
+        from kernels.inputs.copies import States
+
         p, (out, lse), module = inputs.problem, _with_lse(inputs), get_cascade_module()
-        memory = given(inputs, token_first=True, base="2")
+        memory = States(inputs, token_first=True, base="2")
 
         def launch() -> None:
             module.merge_states(memory.out, memory.lse, out, lse)
 
         name = "MergeStatesLargeNumIndexSets" if _with_block_per_head(p) else "MergeStates"
-        return Runner(launch, out, name, "fp32", lse=lse if p.return_lse else None, lse_base="2", gather=memory.make)
+        return Runner(launch, out, name, "fp32", lse=lse if p.return_lse else None, lse_base="2", copies=(memory,))
 
 
 def _with_block_per_head(problem: Problem) -> bool:
@@ -214,8 +182,10 @@ class MergeStateChain(FlashInferMerge):
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         from flashinfer.cascade import get_cascade_module
 
+        from kernels.inputs.copies import States
+
         p, (out, lse), module = inputs.problem, _with_lse(inputs), get_cascade_module()
-        memory = given(inputs, token_first=False, base="2")
+        memory = States(inputs, token_first=False, base="2")
         first, second, *others = memory.states
 
         def launch() -> None:
@@ -225,7 +195,7 @@ class MergeStateChain(FlashInferMerge):
 
         name = "MergeState" if not others else f"MergeState + {len(others)} MergeStateInPlace"
         given_lse = lse if p.return_lse else None
-        return Runner(launch, out, name, "fp32", lse=given_lse, lse_base="2", gather=memory.make, rounded_merges=len(others))
+        return Runner(launch, out, name, "fp32", lse=given_lse, lse_base="2", copies=(memory,), rounded_merges=len(others))
 
 
 ADAPTERS = (MergeStates(), MergeStateChain(), TorchMerge())

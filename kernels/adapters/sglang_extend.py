@@ -3,7 +3,7 @@
 Rules and the call read from SGLang 0.5.23: `sglang/kernels/ops/attention/extend_attention.py`, and `forward_extend` in
 `sglang/srt/layers/attention/triton_backend.py`, which runs it for prompts and on CUDA devices for every target verify (the kernels
 of `verify_splitkv.py` and `verify_mla.py` are for gfx95). It reads the context from the cache, and the keys and values of the query
-tokens from tensors of their own. An engine has these as the output of its QKV product; here `Runner.gather` copies them from the
+tokens from tensors of their own. An engine has these as the output of its QKV product; here `NewTokens` copies them from the
 cache, outside of what is timed.
 `extend_attention_fwd_unified` reads all keys from the cache, and SGLang calls it with `--enable-deterministic-inference` alone.
 
@@ -32,7 +32,6 @@ from kernels.device import Device
 from kernels.inputs import Inputs
 from kernels.inputs.masks import flat_custom
 from kernels.inputs.rows import rows_of, token_rows
-from kernels.inputs.tensors import bits
 from kernels.libraries.flashinfer_common import window_left
 from kernels.libraries.triton_common import needs_of_triton
 from kernels.problem import Problem
@@ -91,6 +90,8 @@ class SglangExtend(Adapter):
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         from sglang.kernels.ops.attention.extend_attention import extend_attention_fwd
 
+        from kernels.inputs.copies import NewTokens
+
         p, out, lse = inputs.problem, inputs.empty_output(), inputs.empty_lse()
         new = NewTokens(inputs)
         given: dict[str, Any] = {
@@ -110,43 +111,16 @@ class SglangExtend(Adapter):
             "lse_extend": lse,
             "page_size": 1,
         }
-        new.gather()
         launch = partial(extend_attention_fwd, **given)
         launch()  # compiles
         # Operands of the context have the cache's dtype. New tokens, of which a prompt from its start consists, have the query's.
         compute_dtype = p.kv_dtype if p.num_kv_tokens > p.num_q_tokens else p.q_dtype
-        return Runner(launch, out, "triton_extend", compute_dtype, lse=lse, gather=new.gather)
+        return Runner(launch, out, "triton_extend", compute_dtype, lse=lse, copies=(new,))
 
 
 def _depends_on_triton(p: Problem) -> bool:
     """Whether keys are multiplied in two parts of 8 bits, and values in a tile of up to 128."""
     return p.kv_dtype in FP8 and p.head_dim_qk == 192 and p.head_dim_vo <= 128
-
-
-class NewTokens:
-    """Keys and values of the query tokens beside the cache, as the QKV product leaves them: [T, K, D] each, times their scale.
-
-    Rows behind the last token, if padded requests have none, are 0.
-    """
-
-    def __init__(self, inputs: Inputs) -> None:
-        import torch
-
-        p, like = inputs.problem, inputs.q
-        self.k, self.v = (
-            torch.zeros(p.num_q_tokens, p.num_kv_heads, dim, dtype=like.dtype, device=like.device)
-            for dim in (p.head_dim_qk, p.head_dim_vo)
-        )
-        self._scales = (inputs.k_scale, inputs.v_scale)
-        views = [rows_of(p, cache) for cache in inputs.kv]
-        self._stored = [view for view, _ in views]
-        _, self._rows = token_rows(inputs, views[0][1], inputs.kv_lens - inputs.q_lens, inputs.kv_lens)
-
-    def gather(self) -> None:
-        """Copies them from the cache, which they have been written to."""
-        for copy, stored, scale in zip((self.k, self.v), self._stored, self._scales, strict=True):
-            picked = bits(stored)[self._rows].view(stored.dtype)
-            copy[: len(picked)].copy_(picked if scale == 1 else picked.float().mul_(scale))
 
 
 def _context(inputs: Inputs) -> dict[str, Any]:

@@ -29,10 +29,10 @@ from kernels.libraries.flash_attn_3_common import (
     needs_of_engines,
     partial_bytes,
     planned_again,
+    returning_lse,
     sinks_in_bf16,
     splits_of,
     window,
-    with_last_lse,
 )
 from kernels.libraries.flash_attn_common import all_keys
 from kernels.libraries.latent_common import TOLD_TO_FLASH_ATTN_3, needs_of_flash_attn_3
@@ -90,7 +90,7 @@ class FlashAttn3OfSglang(OfSglang):
         known: dict[str, Any] = {"kernel_config": config, "plan_step": planned_again(metadata, lambda: _metadata(inputs, parts))}
         launch: Callable[[], object] = attend
         if p.return_lse:
-            launch, known["lse"] = with_last_lse(lambda: attend(return_softmax_lse=True))
+            launch, known["lse"] = returning_lse(lambda: attend(return_softmax_lse=True)), "returned"
         return Runner(launch, out, "flash_attn_3", p.q_dtype, **known)
 
 

@@ -57,8 +57,10 @@ class TorchSdpa(Adapter):
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         from torch.nn.functional import scaled_dot_product_attention
 
+        from kernels.inputs.copies import CopiedCache
+
         p, out = inputs.problem, inputs.empty_output()
-        k, v = copies = _empty_copies(inputs)
+        copied = CopiedCache(inputs)
         by_group = (p.batch_size, p.s_qo, p.stored_kv_heads, p.group_size, -1)
         q = inputs.q.view(by_group).permute(0, 2, 3, 1, 4)
         as_rows = (p.batch_size, p.stored_kv_heads, p.group_size * p.s_qo, -1)  # [B, K, G*Q, D]
@@ -66,26 +68,10 @@ class TorchSdpa(Adapter):
         out_rows = out.view(by_group).permute(0, 2, 3, 1, 4)
 
         def launch() -> None:
-            result = scaled_dot_product_attention(q.reshape(as_rows), k, v, attn_mask=bias, scale=inputs.sm_scale)
+            result = scaled_dot_product_attention(q.reshape(as_rows), copied.k, copied.v, attn_mask=bias, scale=inputs.sm_scale)
             out_rows.copy_(result.view(out_rows.shape))
 
-        def gather() -> None:
-            for request in range(p.batch_size):
-                for copy, tokens in zip(copies, inputs.tokens_by_head((request,), 0, p.s_kv), strict=True):
-                    copy[request] = tokens
-
-        gather()
-        return Runner(launch, out, f"torch_sdpa_{inputs.device.type}", p.q_dtype, gather=gather)
-
-
-def _empty_copies(inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """Memory for keys and values without pages, [B, K, S, D] each."""
-    import torch
-
-    p = inputs.problem
-    shape, like = (p.batch_size, p.stored_kv_heads, p.s_kv), inputs.kv[0]
-    k, v = (torch.empty(*shape, dim, dtype=like.dtype, device=like.device) for dim in (p.key_dim, p.value_dim))
-    return k, v
+        return Runner(launch, out, f"torch_sdpa_{inputs.device.type}", p.q_dtype, copies=(copied,))
 
 
 def _sees_all(p: Problem) -> bool:

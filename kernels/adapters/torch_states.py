@@ -15,8 +15,8 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
+from kernels.inputs.states import State, attend, attend_together, merged
 from kernels.libraries.flashinfer_common import fp8_output_scale
-from kernels.libraries.merging import State, attend, attend_together, merged
 from kernels.problem.dtypes import FP8, torch_dtype
 from kernels.problem.features import FEATURES, Feature
 

@@ -32,9 +32,9 @@ from kernels.libraries.flash_attn_3_common import (
     needs_of_engines,
     partial_bytes,
     planned_again,
+    returning_lse,
     sinks_in_bf16,
     window,
-    with_last_lse,
 )
 from kernels.libraries.flash_attn_common import all_keys
 from kernels.problem.dtypes import HALF
@@ -178,7 +178,7 @@ def _runner(inputs: Inputs, version: int, given: dict[str, Any], plan_step: Plan
     known: dict[str, Any] = {"kernel_config": config, "plan_step": plan_step}
     launch: Callable[[], object] = attend
     if p.return_lse:
-        launch, known["lse"] = with_last_lse(attend)
+        launch, known["lse"] = returning_lse(attend), "returned"
     return Runner(launch, out, f"flash_attn_{version}", p.q_dtype, **known)
 
 

@@ -74,8 +74,8 @@ def tile_sums(inputs: Inputs, rows: Rows, keys: range) -> TileSums:
         single, levels, whole, _blocks_of_keys(inputs.device), inputs.sm_scale * inputs.k_scale, inputs.v_scale,
         p.soft_cap or 0.0, keys.start, min(keys.stop, length), length - q_len, right.tokens.start, len(right.tokens), count,
         p.window or 0, p.s_qo, inputs.page_table.stride(0), *k.stride()[:3], *v.stride()[:3],
-        KV_HEADS=heads, PAGE=p.slots_per_page, KEY_DIM=p.key_dim, KEY_WIDTH=_power_of_two(p.key_dim),
-        VALUE_DIM=p.value_dim, VALUE_WIDTH=_power_of_two(p.value_dim), TILE=TILE, ROWS=ROWS, BLOCKS=BLOCKS,
+        KV_HEADS=heads, PAGE=p.slots_per_page, KEY_DIM=p.key_dim, KEY_WIDTH=power_of_two(p.key_dim),
+        VALUE_DIM=p.value_dim, VALUE_WIDTH=power_of_two(p.value_dim), TILE=TILE, ROWS=ROWS, BLOCKS=BLOCKS,
         TREE=p.tree is not None, CAUSAL=p.tree is None and p.mask == "causal", WINDOW=p.window is not None,
         CAPPED=p.soft_cap is not None, MAX_WEIGHT=MAX_BLOCK,
         num_warps=8 if max(p.key_dim, p.value_dim) > 128 else 4,
@@ -95,5 +95,5 @@ def _blocks_of_keys(device: torch.device) -> Tensor:
     return of_blocks
 
 
-def _power_of_two(n: int) -> int:
+def power_of_two(n: int) -> int:
     return max(16, 1 << (n - 1).bit_length())

@@ -70,7 +70,7 @@ def weigh_tile(  # type: ignore[no-untyped-def]
         least = tl.load(by_row + at * 5 + 4, mask=real, other=0.0)
 
         query = first_token + row % tokens
-        seen = _seen(key, query, visible, draft_start, s_qo, window, real[:, None] & present[None, :], TREE, CAUSAL, WINDOW)
+        seen = seen_keys(key, query, visible, draft_start, s_qo, window, real[:, None] & present[None, :], TREE, CAUSAL, WINDOW)
         logit = tl.dot(q, k, input_precision="ieee") * logit_scale
         if CAPPED:
             logit = soft_cap * (2 * tl.sigmoid(2 * logit / soft_cap) - 1)  # cap * tanh(logit / cap)
@@ -100,7 +100,7 @@ def weigh_tile(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _seen(  # type: ignore[no-untyped-def]
+def seen_keys(  # type: ignore[no-untyped-def]
     key, query, visible, draft_start, s_qo, window, seen, TREE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr
 ):
     """Which queries see which keys, [rows, keys]."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kernels.check.tolerance import lse_tolerance
+from kernels.inputs.copies import NATURAL
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from kernels.check.oracle import Verdict
     from kernels.problem import Problem
     from kernels.problem.arithmetic import Arithmetic
-
-NATURAL = {"e": 1.0, "2": math.log(2)}  # what makes a natural logarithm of one in this base
 
 
 def judge_with_lse(verdict: Verdict, lse: Tensor | None, answer: Answer, problem: Problem, how: Arithmetic) -> Verdict:

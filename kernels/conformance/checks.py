@@ -171,8 +171,6 @@ def runner_fields(adapter: Adapter, device: Device, problem: Problem) -> CheckFi
     for field in ("compute_dtype", "accumulator_dtype"):
         if (dtype := getattr(runner, field)) not in UNIT_ROUNDOFF:
             return failed(f"{field}={dtype!r}: allowed: {', '.join(UNIT_ROUNDOFF)}")
-    if runner.rows is not None and not adapter.reorders(problem):
-        return failed("it sets Runner.rows and does not declare `reorders`, so that a step would be planned with it")
     narrowest = max((problem.q_dtype, problem.kv_dtype), key=UNIT_ROUNDOFF.__getitem__)
     if UNIT_ROUNDOFF[runner.compute_dtype] > UNIT_ROUNDOFF[narrowest]:
         return failed(f"compute_dtype={runner.compute_dtype} is narrower than {narrowest}, the narrowest dtype of the problem")

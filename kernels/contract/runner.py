@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from kernels.problem.arithmetic import Arithmetic
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kernels.inputs import Inputs
+    from kernels.inputs.copies import InputCopy
     from kernels.inputs.step_lengths import HostLengths
 
 LseBase = Literal["e", "2"]  # of the logarithm
@@ -58,16 +59,14 @@ class Runner:
     # How often the output so far is rounded and read again, in a chain of merges of partial answers: those between the first merge
     # and the last. Each widens the tolerance.
     rounded_merges: int = 0
-    # The log-sum-exp, fp32 [query tokens, H], if the problem asks for it. A function, if the library makes a new tensor in each
-    # call: it gives that of the last one.
-    lse: Tensor | Callable[[], Tensor] | None = None
+    # The log-sum-exp, fp32 [query tokens, H], if the problem asks for it. "returned", if the library makes a new tensor in each
+    # call: `launch` returns it.
+    lse: Tensor | Literal["returned"] | None = None
     lse_base: LseBase = "e"
     kernel_config: str = ""  # what the library chose beside the kernel, such as "num_splits=12", as far as it says
-    # Copies inputs into memory of the backend's own. It is not timed, so it may do only what an engine does before the call: bring
-    # queries into another order, or have keys and values of the query tokens in tensors of their own. A reference such as
-    # torch_sdpa copies the whole cache. In `merge_states` it makes the states that the call merges. Called when the inputs have
-    # changed.
-    gather: Callable[[], object] | None = None
+    # What the call reads in the place of inputs: copies in another layout, or the states that `merge_states` merges. The project
+    # makes them, untimed, whenever the inputs have changed.
+    copies: tuple[InputCopy, ...] = ()
     # Where each row of the problem lies in `out`, [query tokens]; a slice, if all that differs is that padded requests lie behind
     # them. None: where it lies in the queries.
     rows: Tensor | slice | None = None
@@ -80,9 +79,27 @@ class Runner:
     plan_step: PlanStep | None = None
     # What `launch` calls (`kernels/libraries/same_call.py`). None: not stated.
     call_key: CallKey | None = None
+    gather: None = None  # of old plugins
+    _returned: list[object] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.gather is not None:
+            raise TypeError(
+                "Runner.gather is no more, since nobody times it: name copies of kernels.inputs.copies in Runner.copies"
+            )
+        if callable(self.lse):
+            raise TypeError(
+                "Runner.lse is a function, which would compute when it is looked at; give the tensor that the launch writes, "
+                "or lse='returned' and return the log-sum-exp from launch"
+            )
+        _require_plain("Runner.out", self.out)
+        if self.lse is not None and not isinstance(self.lse, str):
+            _require_plain("Runner.lse", self.lse)
 
     def __call__(self) -> None:
-        self.launch()
+        found = self.launch()
+        if isinstance(self.lse, str):
+            self._returned[:] = [found]
 
     @property
     def call(self) -> Hashable | None:
@@ -95,13 +112,15 @@ class Runner:
         return Arithmetic(self.compute_dtype, self.caller_scale, self.accumulator_dtype, self.lse_base, self.rounded_merges)
 
     def written_lse(self) -> Tensor | None:
-        """The log-sum-exp that the last call wrote; None if the backend gives none."""
-        return self.lse() if callable(self.lse) else self.lse
+        """The log-sum-exp that the last call wrote; None if the backend gives none, or returns it and was not called yet."""
+        if not isinstance(self.lse, str):
+            return self.lse
+        return _require_plain("what launch returns as the log-sum-exp", self._returned[0]) if self._returned else None
 
     def refresh(self) -> None:
-        """Brings copies of the inputs up to date, if the backend has any."""
-        if self.gather is not None:
-            self.gather()
+        """Brings copies of the inputs up to date, if the call reads any."""
+        for copy in self.copies:
+            copy.refresh()
 
     def as_asked(self, out: Tensor) -> Tensor:
         """An output of this backend with its rows in the problem's order."""
@@ -110,6 +129,15 @@ class Runner:
     def without_padding(self, written: Tensor) -> Tensor:
         """An output or log-sum-exp of this backend without the rows of padded requests, in the same memory and order."""
         return written[self.rows] if isinstance(self.rows, slice) else written
+
+
+def _require_plain(name: str, found: Any) -> Tensor:
+    """The tensor. Raises TypeError if it is another object, or of a subclass: that may compute when somebody reads it."""
+    import torch
+
+    if type(found) is not torch.Tensor:
+        raise TypeError(f"{name} is {type(found).__module__}.{type(found).__name__}; it must be a plain torch.Tensor")
+    return found
 
 
 def without_padding(runner: Runner, inputs: Inputs) -> Runner:

@@ -101,7 +101,7 @@ class DrawnProblem:
             "runner": {name: getattr(runner, name) for name in of_runner},
             "timer": {name: getattr(timer, name) for name in of_timer},
             "kernel_config": adapter.config_of(runner, problem),
-            "gathers": runner.gather is not None,
+            "copies": bool(runner.copies),
             "peak_mem_bytes": None if before is None else (self._memory() or 0) - before,
         }
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kernels.contract.runner import Runner
 from kernels.environment.process import Process
 from kernels.environment.wire import from_bytes
+from kernels.inputs.copies import InputCopy
 from kernels.timed_call import Changed, LaunchComparison, OutAndLse, Outputs
 from kernels.timing.host_time import HostCost, HostTime
 from kernels.timing.nvml import DeviceMonitor, Telemetry
@@ -40,6 +41,16 @@ class Call:
         return self.process.ask(do, self.seconds, on_event, call=self.number, **keys)
 
 
+@dataclass(frozen=True)
+class _RemoteCopies(InputCopy):
+    """The copies of inputs that a call in another process reads."""
+
+    call: Call
+
+    def refresh(self) -> None:
+        self.call.ask("refresh")
+
+
 class RemoteTimer(Timer):
     """The timer of a call in another process, which times there. Clocks and power are read here, meanwhile."""
 
@@ -49,9 +60,9 @@ class RemoteTimer(Timer):
         about = prepared["timer"]
         self.call, self.name, self.cuda_graph = call, about["name"], about["cuda_graph"]
         self.l2, self.icache, self.host_us = about["l2"], about["icache"], about["host_us"]
-        gather = (lambda: call.ask("refresh")) if prepared["gathers"] else None
+        copies = (_RemoteCopies(call),) if prepared["copies"] else ()
         nothing = torch.empty(0)  # the output lies in the other process
-        super().__init__(Runner(self.replay, nothing, **prepared["runner"], kernel_config=prepared["kernel_config"], gather=gather))
+        super().__init__(Runner(self.replay, nothing, **prepared["runner"], kernel_config=prepared["kernel_config"], copies=copies))
 
     def replay(self) -> None:
         self.call.ask("launch")

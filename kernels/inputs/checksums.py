@@ -96,7 +96,7 @@ def _sum(tensor: Tensor, of_vectors: bool) -> Tensor:
     for start in range(0, len(words), step):
         part = words[start : start + step]
         part = (part.sum(-1, dtype=torch.int64) if of_vectors else part.long()).flatten()
-        totals.append((part * _weights(start * numbers, part)).sum())
+        totals.append((part * place_weights(start * numbers, len(part), part.device)).sum())
     return totals[0] if len(totals) == 1 else torch.stack(totals).sum()
 
 
@@ -107,9 +107,9 @@ def _words(tensor: Tensor) -> Tensor:
     return tensor.view(torch.int64 if whole else {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size])
 
 
-def _weights(first: int, like: Tensor) -> Tensor:
-    """Odd numbers that look random, [n], for the places from `first` on: an odd weight hides no change of its word."""
-    mixed = torch.arange(first + 1, first + 1 + len(like), device=like.device)
+def place_weights(first: int, count: int, device: torch.device) -> Tensor:
+    """Odd numbers that look random, [count], for the places from `first` on: an odd weight hides no change of its word."""
+    mixed = torch.arange(first + 1, first + 1 + count, device=device)
     for multiplier in MULTIPLIERS:
         mixed = mixed * multiplier
         mixed ^= mixed >> 31

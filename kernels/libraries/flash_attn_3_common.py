@@ -99,18 +99,9 @@ def splits_of(found: tuple[Tensor, ...]) -> int:
     return partial.shape[0] if partial is not None and partial.numel() else 1
 
 
-def with_last_lse(call: Callable[[], tuple[Tensor, ...]]) -> tuple[Callable[[], None], Callable[[], Tensor]]:
-    """A launch that keeps the log-sum-exp of its last call, which is made here, and what gives it, fp32 [T, H], natural.
-
-    The library makes a new one, [H, T], in each call.
-    """
-    last: list[Tensor] = []
-
-    def launch() -> None:
-        last[:] = call()[1:2]
-
-    launch()
-    return launch, lambda: last[0].T
+def returning_lse(call: Callable[[], tuple[Tensor, ...]]) -> Callable[[], Tensor]:
+    """A launch that returns the log-sum-exp, fp32 [T, H], natural. The library makes a new one, [H, T], in each call."""
+    return lambda: call()[1].T
 
 
 def metadata_arguments(inputs: Inputs, of: Keys) -> dict[str, Any]:

@@ -27,7 +27,7 @@ NOT_STATE = {*ASKED_FOR, *WRAPPED_BY, HANDS_OVER_TO, PLANNED_BY}
 
 def with_key(runner: Runner, wrapper: Any) -> Runner:
     """A runner whose call is that of one of FlashInfer's planned wrappers, with the key of the call."""
-    outputs = (runner.out, None if callable(runner.lse) else runner.lse)
+    outputs = (runner.out, None if isinstance(runner.lse, str) else runner.lse)
     key = planned_call(wrapper, runner.resolved_backend, runner.launch, outputs)
     return runner if key is None else replace(runner, call_key=CallKey(runner.launch, key))
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kernels.adapter import LseBase, Runner
-from kernels.check.log_sum_exp import NATURAL
+from kernels.inputs.copies import NATURAL
 from kernels.inputs.sentinel_keys import context_positions
 from kernels.mutants import victims
 from kernels.mutants.faults import victim

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kernels.contract.releases import Versions
     from kernels.device import Device
     from kernels.inputs import Inputs
+    from kernels.inputs.copies import InputCopy
     from kernels.problem import Problem
 
 Wrong = Callable[[ReferenceCase], "Tensor"]
@@ -51,9 +52,9 @@ class Mutant(Adapter):
     gets_padding: bool = False  # the backend that it is made of gets it
     distributions: tuple[str, ...] = ("torch",)
 
-    def gathers(self, problem: Problem, request: int, token: int) -> bool:
-        """As what it wraps. What that is depends on the problem if none is named; a runner without `gather` has none to call."""
-        return self.wraps is None or self.wraps.gathers(problem, request, token)
+    def reads_copy(self, copy: InputCopy, problem: Problem) -> bool:
+        """As what it wraps, which was asked if none is named: that depends on the problem."""
+        return self.wraps is None or self.wraps.reads_copy(copy, problem)
 
     @property
     def all_distributions(self) -> tuple[str, ...]:
@@ -129,7 +130,12 @@ class Mutant(Adapter):
         if self.wraps is not None:
             compute, sums = right.compute_dtype, right.accumulator_dtype
         name = f"mutant of {right.resolved_backend}"
-        own = replace(right, launch=launch, resolved_backend=name, compute_dtype=compute, accumulator_dtype=sums)
+
+        def call() -> Tensor | None:
+            launch()
+            return right.written_lse()
+
+        own = replace(right, launch=call, resolved_backend=name, compute_dtype=compute, accumulator_dtype=sums)
         return replace(own, kernel_config="", plan_again=None)
 
 
@@ -153,7 +159,7 @@ class ReturnsPreparedAnswer(Mutant):
                 right()  # for its log-sum-exp
             right.out.copy_(kept)
 
-        return self._runner(launch, replace(right, gather=None), inputs.problem)
+        return self._runner(launch, right, inputs.problem)
 
 
 def _of_oracle(inputs: Inputs) -> Runner:

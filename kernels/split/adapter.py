@@ -2,8 +2,8 @@
 
 Engines order a batch before they compute its queries, so that the requests of the decode call come first, and each call gets
 consecutive rows of queries and output. What that costs them is a few copies on the host at the steps where requests change
-places. So the order is no part of the timed call here: if a problem lists its requests in another order, `Runner.gather` copies
-the queries into the engine's order, and `Runner.rows` says where the rows of the answer lie.
+places. So the order is no part of the timed call here: if a problem lists its requests in another order, `OrderedQueries` has
+the queries in the engine's order, and `Runner.rows` says where the rows of the answer lie.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner
 from kernels.inputs import Inputs
-from kernels.inputs.tensors import bits
 from kernels.problem.dtypes import FP8, UNIT_ROUNDOFF
 from kernels.split.batch import Halves, halves_of
 
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 
     from kernels.contract.releases import Versions
     from kernels.device import Device
+    from kernels.inputs.copies import OrderedQueries
     from kernels.problem import Problem
     from kernels.problem.features import Feature
 
@@ -49,30 +49,23 @@ class PartInputs(Inputs):
 class Ordered:
     """The queries and the output of a batch as an engine lays them out: the requests of the decode call first.
 
-    `source` [T] says which row of the problem each row holds; None if the problem has that order already, and `q` is then its own.
+    An engine orders requests before it computes their queries. `copy` is None if the problem has that order already.
     """
 
     q: Tensor  # [T, H, D_qk]
     out: Tensor  # [T, H, D_vo]
-    source: Tensor | None
-
-    def bring_queries(self, inputs: Inputs) -> None:
-        """Copies the problem's queries into this order. An engine orders requests before it computes their queries."""
-        if self.source is not None:
-            bits(self.q).copy_(bits(inputs.q)[self.source])
+    copy: OrderedQueries | None
 
 
 def ordered(inputs: Inputs, order: Sequence[int]) -> Ordered:
     """Memory for the batch in this order of its requests, with the queries in it."""
-    import torch
+    from kernels.inputs.copies import OrderedQueries
 
-    out, queries = inputs.empty_output(), (inputs.queries(request) for request in order)
-    source = torch.tensor([row for rows in queries for row in range(rows.start, rows.stop)], device=inputs.device)
+    out = inputs.empty_output()
     if list(order) == sorted(order):
         return Ordered(inputs.q, out, None)
-    batch = Ordered(torch.empty_like(inputs.q), out, source)
-    batch.bring_queries(inputs)
-    return batch
+    copy = OrderedQueries(inputs, order)
+    return Ordered(copy.q, out, copy)
 
 
 def part_of(inputs: Inputs, problem: Problem, requests: Sequence[int], batch: Ordered, first_row: int) -> PartInputs:
@@ -246,12 +239,6 @@ class Split(Adapter):
                 if runner.caller_scale != scale:  # one call leaves a scale to the caller and the other does not
                     runner.out.mul_(runner.caller_scale)
 
-        def gather() -> None:
-            batch.bring_queries(inputs)
-            decode.refresh()
-            prefill.refresh()
-
-        copies = batch.source is not None or decode.gather is not None or prefill.gather is not None
         return Runner(
             launch,
             batch.out,
@@ -261,8 +248,8 @@ class Split(Adapter):
             accumulator_dtype=_coarser(decode.accumulator_dtype, prefill.accumulator_dtype),
             rounded_merges=max(decode.rounded_merges, prefill.rounded_merges),
             kernel_config=self._config(halves, decode, prefill),
-            gather=gather if copies else None,
-            rows=None if batch.source is None else batch.source.argsort(),
+            copies=(*(() if batch.copy is None else (batch.copy,)), *decode.copies, *prefill.copies),
+            rows=None if batch.copy is None else batch.copy.source.argsort(),
         )
 
     def parts(self, inputs: Inputs, halves: Halves, batch: Ordered) -> tuple[PartInputs, PartInputs]:

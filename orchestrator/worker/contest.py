@@ -97,7 +97,7 @@ def credit(prepared: Sequence[PreparedBackend]) -> None:
 def _call_of(one: PreparedBackend) -> Hashable | None:
     """All that two backends must share to be one call; None for one that is to be measured itself."""
     runner, timer, point = one.runner, one.series.timer, one.task.point
-    if runner.call is None or runner.gather is not None or point.env is not None or one.task.forced_rule:
+    if runner.call is None or runner.copies or point.env is not None or one.task.forced_rule:
         return None
     where = (one.row.get("kernel_config"), one.row.get("libraries"), point.plugin_code)
     return (runner.call, runner.resolved_backend, runner.arithmetic, timer.name, timer.l2, timer.icache, *where)

@@ -31,7 +31,6 @@ MIN_LAUNCHES = 4  # however long they take, those that timed blocks have left am
 MIN_LAUNCHES_AT_END = 2  # after the last block: one on an output full of NaN, and one on an answer
 WROTE_OUTSIDE = "it wrote outside its output"
 AFTER_CHANGE = "wrong after tokens of the cache had changed between two launches"
-NOT_GATHERED = "Runner.gather was not called in between: an adapter whose gather copies the cache declares copies_cache=True"
 
 
 @dataclass(frozen=True)
@@ -163,23 +162,19 @@ class OutputCheck:
         from kernels.inputs.tensors import bits
 
         call, shared, runner = self.call, self.call.shared, self.call.timer.runner
-        # Otherwise only queries are copied before the call, and these have not changed: what the call reads, it must read itself.
-        gathers = all(call.adapter.gathers(shared.inputs.problem, one.request, one.target) for one in changed.copied)
-        refresh = runner.refresh if gathers else lambda: None
         try:
             with shared.copied_tokens(changed.copied):
-                refresh()
+                runner.refresh()
                 call.outputs.launch()
                 out, _ = call.outputs.now()
         finally:
-            refresh()
+            runner.refresh()
         assert out is not None  # there is always one
         shared.restore_small()
         found = judge_rows(bits(out)[changed.rows].view(out.dtype), shared.inputs, changed.answer, call.arithmetic)
         if found.passed:
             return verdict
-        not_called = f"; {NOT_GATHERED}" if runner.gather is not None and not gathers else ""
-        reason = f"{AFTER_CHANGE}: {found.reason}{not_called}"
+        reason = f"{AFTER_CHANGE}: {found.reason}"
         return replace(verdict, passed=False, rel_err=found.rel_err, max_abs_err=found.max_abs_err, reason=reason)
 
     def is_batch_invariant(self, device: Device) -> bool | None:

@@ -131,7 +131,7 @@ def judge_step(step: PreparedStep, answer: Answer, outs: Sequence[Tensor], lses:
     step.shared.restore_small()
     verdict = _judge_layers(step, answer, outs, lses)
     wrote = [f"in the step, {words}"] if (words := step.shared.restore_if_changed()) else []
-    given = [runner.lse for runner in step.runners if runner.lse is not None and not callable(runner.lse)]
+    given = [runner.lse for runner in step.runners if runner.lse is not None and not isinstance(runner.lse, str)]
     if not all(bool(guards_are_intact(output)) for output in (*step.outs(), *given)):
         wrote.append(f"in the step, {WROTE_OUTSIDE}")
     return replace(verdict, passed=False, reason="; ".join(wrote)) if wrote else verdict

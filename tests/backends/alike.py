@@ -38,7 +38,7 @@ class Alike(Adapter):
             right.out.mul_(3.0 if self.spoils and len(calls) > CALLS_BEFORE_IT_SPOILS else self.factor)
 
         key = None if self.key is None else CallKey(launch, self.key)
-        return replace(right, launch=launch, gather=None, resolved_backend=self.kernel, call_key=key)
+        return replace(right, launch=launch, copies=(), resolved_backend=self.kernel, call_key=key)
 
 
 ADAPTERS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,6 +14,7 @@ from kernels.adapters.torch_sdpa import TorchSdpa
 from kernels.check import oracle
 from kernels.device import Device
 from kernels.inputs import Inputs
+from kernels.inputs.copies import InputCopy
 from kernels.inputs.tensors import write
 from kernels.problem import Problem
 from orchestrator.machines import cpu
@@ -42,7 +43,7 @@ class Cheating(Adapter):
             right.refresh()
             right()
 
-        return self.cheat(inputs, replace(right, launch=launch, gather=None))
+        return self.cheat(inputs, replace(right, launch=launch, copies=()))
 
 
 def honest(inputs: Inputs, right: Runner) -> Runner:
@@ -76,19 +77,72 @@ def races(inputs: Inputs, right: Runner) -> Runner:
 def copies_cache(inputs: Inputs, right: Runner) -> Runner:
     """Reads a copy of the cache that was made in its preparation."""
     kept = replace(inputs, kv=(inputs.kv[0].clone(), inputs.kv[1].clone()))
-    return replace(TorchSdpa(routine="paged_decode").prepare(kept, cpu()), gather=None)
+    return replace(TorchSdpa(routine="paged_decode").prepare(kept, cpu()), copies=())
+
+
+class Answers(InputCopy):
+    """A copy of inputs that holds their answer."""
+
+    def __init__(self, right: Runner) -> None:
+        self.right, self.out = right, right.out.clone()
+
+    def refresh(self) -> None:
+        self.right()
+        self.out.copy_(self.right.out)
 
 
 def answers_untimed(inputs: Inputs, right: Runner) -> Runner:
-    """Computes in `Runner.gather`, which is not timed, and copies the answer in its call."""
-    kept = right.out.clone()
+    """Computes where copies of inputs are made, which is not timed, and copies the answer in its call."""
+    kept = Answers(right)
+    return replace(right, launch=lambda: right.out.copy_(kept.out), copies=(kept,))
 
-    def gather() -> None:
+
+def gathers(inputs: Inputs, right: Runner) -> Runner:
+    """Is written for a contract in which a function of its own made the copies."""
+    return replace(right, gather=right)
+
+
+def reads_reordered(inputs: Inputs, right: Runner) -> Runner:
+    """Says where its rows lie, and does not declare that they lie in another order."""
+    import torch
+
+    return replace(right, rows=torch.arange(len(right.out)))
+
+
+def lazy_lse(inputs: Inputs, right: Runner) -> Runner:
+    """Computes all of it when somebody asks for the log-sum-exp: its launch is empty."""
+    lse = inputs.empty_lse()
+
+    def work() -> Tensor | None:
         right()
-        kept.copy_(right.out)
+        return lse
 
-    gather()
-    return replace(right, launch=lambda: right.out.copy_(kept), gather=gather)
+    return replace(right, launch=lambda: None, lse=work)
+
+
+def lazy_tensor(inputs: Inputs, right: Runner) -> Runner:
+    """Computes when its output is read."""
+    out = right.out.as_subclass(computing_when_read(right))
+    return replace(right, launch=lambda: None, out=out)
+
+
+def lazy_lse_tensor(inputs: Inputs, right: Runner) -> Runner:
+    """Returns a log-sum-exp that computes when it is read."""
+    lse = inputs.q[..., 0].float().as_subclass(computing_when_read(right))
+    return replace(right, launch=lambda: lse, lse="returned")
+
+
+def computing_when_read(work: Callable[[], object]) -> Any:
+    import torch
+
+    class Lazy(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            with torch._C.DisableTorchFunctionSubclass():
+                work()
+                return func(*args, **(kwargs or {}))
+
+    return Lazy
 
 
 def copies_more_than_new_tokens(inputs: Inputs, right: Runner) -> Runner:
@@ -204,6 +258,20 @@ def corrupts(inputs: Inputs, right: Runner) -> Runner:
     return replace(right, launch=launch)
 
 
+def damages_reference(inputs: Inputs, right: Runner) -> Runner:
+    """Gives a wrong answer, and writes it over the right one."""
+    import gc
+
+    def launch() -> None:
+        right()
+        right.out.mul_(1.05)
+        for one in gc.get_objects():
+            if type(one).__name__ == "SharedInputs" and one.answer is not None and one.inputs is inputs:
+                one.answer.out.copy_(right.out)
+
+    return replace(right, launch=launch)
+
+
 def writes_unused(inputs: Inputs, right: Runner) -> Runner:
     """Answers right, and then writes to slots of the cache that hold no token, which other backends may read."""
     import torch
@@ -281,6 +349,11 @@ CHEATS: tuple[Cheat, ...] = (
     races,
     copies_cache,
     answers_untimed,
+    gathers,
+    reads_reordered,
+    lazy_lse,
+    lazy_lse_tensor,
+    lazy_tensor,
     copies_more_than_new_tokens,
     remembers_queries,
     keeps_output,
@@ -290,6 +363,7 @@ CHEATS: tuple[Cheat, ...] = (
     overruns,
     states_8_bits,
     corrupts,
+    damages_reference,
     writes_unused,
     writes_unused_later,
     corrupts_later,
@@ -321,6 +395,14 @@ class Lazy8(Adapter):
 
 
 ADAPTERS = (
-    *(Cheating(name=cheat.__name__, cheat=cheat, copies_new_tokens=cheat is copies_more_than_new_tokens) for cheat in CHEATS),
+    *(
+        Cheating(
+            name=cheat.__name__,
+            cheat=cheat,
+            copies_new_tokens=cheat is copies_more_than_new_tokens,
+            gives_lse=cheat in (lazy_lse, lazy_lse_tensor),
+        )
+        for cheat in CHEATS
+    ),
     Lazy8(),
 )

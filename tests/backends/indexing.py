@@ -60,7 +60,7 @@ class Following(Adapter):
         if self.place == "prepare":
             damage(inputs, self.small, self.wrong)
         plan = (lambda _lengths: damage(inputs, self.small, self.wrong)) if self.place == "planned" else None
-        return replace(right, launch=launch, gather=None, plan_step=plan)
+        return replace(right, launch=launch, copies=(), plan_step=plan)
 
 
 def damage(inputs: Inputs, small: str, wrong: int) -> None:

@@ -71,7 +71,7 @@ def prepare_once(prepare: Callable[[Adapter, Inputs, Device], Runner]) -> Callab
                 answers[_key(x)] = right.out.clone()
             out.copy_(answers[_key(x)])
 
-        return replace(right, launch=launch, out=out, gather=None)
+        return replace(right, launch=launch, out=out, copies=())
 
     return once
 

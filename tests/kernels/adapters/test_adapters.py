@@ -294,12 +294,12 @@ def test_a_call_fits_flashinfer_s_signature(
 
 
 def test_who_copies_the_cache_says_so():
-    """On a CPU: `Runner.gather` of a backend that is no split brings a copy of the cache up to date."""
+    """On a CPU: what a backend that is no split reads a copy of is the cache."""
     inputs = draw(Problem(**SMALL), "cpu")
     cpu = known_devices()["cpu"]
     able = [a for (routine, _), a in registry.adapters().items() if routine == "paged_decode" and not a.unmet(inputs.problem, cpu)]
 
-    found = {adapter.name for adapter in able if adapter.prepare(inputs, cpu).gather is not None}
+    found = {adapter.name for adapter in able if adapter.prepare(inputs, cpu).copies}
 
     assert found == {adapter.name for adapter in able if adapter.copies_cache}
     assert len(able) > len(found)

@@ -229,7 +229,7 @@ class RaisingRule(Changed):
         (IgnoresMask, "follows its mask", "failed", "mask=causal"),
         (Narrow, "what the Runner says", "failed", "compute_dtype=fp8_e4m3 is narrower than bf16"),
         (NoName, "what the Runner says", "failed", "resolved_backend is empty"),
-        (Reordered, "what the Runner says", "failed", "it sets Runner.rows and does not declare `reorders`"),
+        (Reordered, "what the Runner says", "failed", "sets Runner.rows and does not declare `reorders`"),
         (Reallocates, "every call writes the same output", "failed", "moved the output to other memory"),
         (ListOfModules, "modules() is data", "failed", "return a tuple of Module"),
         (NewModules, "modules() is data", "failed", "differs after pickling"),

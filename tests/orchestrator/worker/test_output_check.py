@@ -23,8 +23,6 @@ CULPRITS = {
     "lazy": "off by more than",
     "races": "off by more than",
     "copies_cache": "off by more than",
-    "answers_untimed": "an adapter whose gather copies the cache declares copies_cache=True",
-    "copies_more_than_new_tokens": "an adapter whose gather copies the cache declares copies_cache=True",
     "remembers_queries": "off by more than",
     "keeps_output": "wrong after tokens of the cache had changed",
     "samples_cache": "wrong after tokens of the cache had changed",
@@ -33,10 +31,22 @@ CULPRITS = {
     "overruns": "it wrote outside its output",
     "states_8_bits": "states that it multiplies in fp8_e4m3, but no operand is coarser than bf16",
     "corrupts": "it wrote to the inputs, which it may only read",
+    "damages_reference": "it wrote to the reference, by which every backend is judged",
     "writes_unused": "it wrote to slots of the cache that hold no token",
     "writes_unused_later": "it wrote to slots of the cache that hold no token",
     "corrupts_later": "it wrote to the inputs, which it may only read",
     "reorders_queries": "it wrote to the inputs, which it may only read",
+}
+
+
+REFUSED = {
+    "answers_untimed": "Answers is no class of kernels.inputs.copies, and the project makes all copies",
+    "copies_more_than_new_tokens": "a copy of inputs that it does not declare: CopiedCache needs copies_cache=True",
+    "gathers": "Runner.gather is no more, since nobody times it",
+    "reads_reordered": "sets Runner.rows and does not declare `reorders`",
+    "lazy_lse": "Runner.lse is a function, which would compute when it is looked at",
+    "lazy_lse_tensor": "what launch returns as the log-sum-exp is tests.backends.cheating.Lazy; it must be a plain torch.Tensor",
+    "lazy_tensor": "Runner.out is tests.backends.cheating.Lazy; it must be a plain torch.Tensor",
 }
 
 
@@ -75,6 +85,14 @@ def test_a_row_says_whether_launches_and_batches_give_the_same_bits(batch: int, 
     assert told[0] == ("ok", True, True if several else None) and told[2] == ("ok", True, False if several else None)
     assert told[1][:2] == ("ok", False)
     assert rows_of(problem(batch_size=2), ["honest"])["honest"]["batch_invariant"] is None
+
+
+@pytest.mark.parametrize(("backend", "words"), REFUSED.items())
+def test_what_could_compute_untimed_is_refused(backend: str, words: str, problem: Callable[..., Problem]):
+    row = rows_of(problem(s_kv=64, return_lse="lse" in backend), [backend])[backend]
+
+    assert row["status"] == "failed"
+    assert words in row["reason"]
 
 
 @pytest.mark.parametrize("seed", range(4))

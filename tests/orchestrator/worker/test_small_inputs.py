@@ -53,7 +53,7 @@ def test_what_is_compared_after_a_block_costs_little(problem: Callable[..., Prob
 
     rows_of(problem(page_size=16), ["follows"])
 
-    assert len(looks) <= len(blocks) + 12
+    assert len(looks) <= len(blocks) + 14
 
 
 @pytest.mark.parametrize("keys", [{}, PAIR, {"graph_batch": 4}, {"sinks": True}])

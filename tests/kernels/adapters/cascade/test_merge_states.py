@@ -18,8 +18,8 @@ from kernels.check.judgement import judge_whole
 from kernels.check.oracle import Verdict
 from kernels.device import Device
 from kernels.inputs.generate import draw
+from kernels.inputs.states import ranges
 from kernels.inputs.tensors import decoy
-from kernels.libraries.merging import ranges
 from kernels.problem import Problem
 from kernels.problem.arithmetic import Arithmetic
 from kernels.step import size
@@ -239,7 +239,7 @@ def test_states_that_are_not_made_anew_are_found():
     x = draw(make(), "cpu")
     with decoy(x):
         runner = TorchMerge().prepare(x, cpu())
-    stale = replace(runner, gather=None)
+    stale = replace(runner, copies=())
     stale.refresh()
     stale()
 
@@ -251,6 +251,13 @@ def row_of(p: Problem, backend: str) -> Row:
     worker = PointRunner.create(config, cpu())
     (row,) = worker.prepare(Task(Point(p, backend, "how"), "replay")).rows or worker.measure().rows
     return row
+
+
+def test_states_that_are_merged_where_they_are_made_are_refused():
+    row = row_of(make(), "merges_untimed")
+
+    assert row["status"] == "failed"
+    assert "MergedStates is no class of kernels.inputs.copies, and the project makes all copies" in row["reason"]
 
 
 def test_a_row_has_the_bytes_of_the_merge_and_a_wrong_one_no_time():
