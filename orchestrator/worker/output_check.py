@@ -93,6 +93,7 @@ class OutputCheck:
     first: Verdict
     launches: LaunchComparison
     _coin: random.Random
+    _seed: float  # of the tokens that change: these do not depend on how many blocks were timed
     inputs: int = 1  # how many were judged
     stale_covered: float | None = None  # the share of requests in which an answer of before would have been found, once it is known
     same_bits: bool | None = None  # whether all launches left the same output, once that is known
@@ -103,7 +104,7 @@ class OutputCheck:
         """Runs once exactly what is timed, on an output full of NaN, and judges it. `coin` decides what is poisoned later."""
         call.launch(poisoned=True)
         first = call.judge(*call.outputs.now())
-        return cls(call, first, call.outputs.compare_launches(), coin)
+        return cls(call, first, call.outputs.compare_launches(), coin, coin.random())
 
     def after_block(self) -> None:
         """Compares what the last timed launch left with the first output, then poisons the output before every other block."""
@@ -151,7 +152,7 @@ class OutputCheck:
         from kernels.check.changed_token import change_tokens
 
         inputs = self.call.shared.inputs
-        changes = change_tokens(inputs, self.call.answer, self.call.arithmetic, self._coin)
+        changes = change_tokens(inputs, self.call.answer, self.call.arithmetic, random.Random(self._seed))
         self.stale_covered = sum(one.requests for one in changes) / inputs.problem.batch_size
         for changed in changes:
             verdict = self._judge_changed(verdict, changed) if verdict.passed else verdict

@@ -12,10 +12,9 @@ from pydantic import ValidationError
 from kernels import registry
 from kernels.check import oracle
 from kernels.check.judgement import judge_whole
-from kernels.inputs import Inputs
+from kernels.inputs import Inputs, states
 from kernels.inputs.generate import draw
 from kernels.inputs.masks import hidden
-from kernels.libraries import merging
 from kernels.mutants import catalogue
 from kernels.problem import Problem
 from orchestrator.config.settings import load
@@ -121,7 +120,7 @@ def test_a_right_kernel_may_take_the_fast_tanh_of_a_gpu(keys: dict[str, Any], se
         error = 2**-11 * (2 * torch.rand(scores.shape, generator=noise) - 1)
         return scores.div_(p.soft_cap).tanh_().mul_(1 + error).mul_(p.soft_cap)
 
-    monkeypatch.setattr(merging, "capped", roughly)
+    monkeypatch.setattr(states, "capped", roughly)
     x = draw(problem(seed=seed, **keys), "cpu")
     runner = registry.get("paged_decode", "torch_chunks").prepare(x, cpu())
     runner()
