@@ -233,7 +233,7 @@ class Adapter(ABC):
         for copy in runner.copies:
             if not self.reads_copy(copy, given.problem):
                 raise TypeError(f"{self.name} reads a copy of inputs that it does not declare: {_in_words(copy)}")
-        if runner.rows is not None and not self.reorders(given.problem):
+        if not (runner.rows is None or isinstance(runner.rows, slice) or self.reorders(given.problem)):
             raise TypeError(f"{self.name} sets Runner.rows and does not declare `reorders`: its rows must lie as in the queries")
         return runner if given is inputs else without_padding(runner, inputs)
 

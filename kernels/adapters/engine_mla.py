@@ -18,7 +18,7 @@ from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
 from kernels.device import Device
 from kernels.inputs import Inputs
 from kernels.libraries.engine_releases import VLLM_READ
-from kernels.libraries.flash_attn_3_common import HEURISTIC, partial_bytes, with_last_lse
+from kernels.libraries.flash_attn_3_common import HEURISTIC, partial_bytes, returning_lse
 from kernels.libraries.latent_common import (
     MAX_PROCESSORS,
     TOLD_TO_FLASH_ATTN_3,
@@ -87,8 +87,8 @@ class FlashAttn3Mla(Adapter):
             )
 
         config = f"scheduler_metadata={'given' if self.is_planned else 'made in the call'}"
-        launch, lse = with_last_lse(attend) if p.return_lse else (attend, None)
-        return Runner(launch, out, "flash_attn_3", p.q_dtype, lse=lse, kernel_config=config)
+        known: dict[str, Any] = {"kernel_config": config, "lse": "returned" if p.return_lse else None}
+        return Runner(returning_lse(attend) if p.return_lse else attend, out, "flash_attn_3", p.q_dtype, **known)
 
     def _plan(self, inputs: Inputs, lengths: dict[str, Any]) -> Any:
         from vllm.vllm_flash_attn import get_scheduler_metadata

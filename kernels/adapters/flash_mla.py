@@ -133,15 +133,13 @@ def _copied(inputs: Inputs, attend: Callable[[], tuple[Tensor, ...]], kernel: st
     p, out = inputs.problem, inputs.empty_output()
     by_request = out.view(p.batch_size, p.s_qo, p.num_qo_heads, p.value_dim)
 
-    last: list[Tensor] = []
-
-    def launch() -> None:
-        found, last[:] = (both := attend())[0], both[1:2]
+    def launch() -> Tensor | None:
+        found, lse, *_ = attend()
         by_request.copy_(found)
+        return lse.transpose(1, 2) if p.return_lse else None
 
     launch()
-    lse = (lambda: last[0].transpose(1, 2).flatten(0, 1)) if p.return_lse else None
-    return Runner(launch, out, kernel, p.q_dtype, lse=lse, kernel_config=CONFIG)
+    return Runner(launch, out, kernel, p.q_dtype, lse="returned" if p.return_lse else None, kernel_config=CONFIG)
 
 
 def _of_16_bits(inputs: Inputs, plan: object) -> dict[str, Any]:

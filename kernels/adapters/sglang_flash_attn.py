@@ -126,8 +126,9 @@ class FlashAttn3MlaOfSglang(OfSglang):
         }
 
         attend = partial(flash_attn_with_kvcache, **given, return_softmax_lse=p.return_lse)
-        launch, lse = with_last_lse(attend) if p.return_lse else (attend, None)
-        return Runner(launch, out, "flash_attn_3", p.q_dtype, lse=lse, kernel_config=MADE_IN_CALL, plan_step=nothing_to_plan)
+        known: dict[str, Any] = {"kernel_config": MADE_IN_CALL, "lse": "returned" if p.return_lse else None}
+        launch = returning_lse(attend) if p.return_lse else attend
+        return Runner(launch, out, "flash_attn_3", p.q_dtype, **known, plan_step=nothing_to_plan)
 
 
 def _shared(inputs: Inputs, out: Tensor) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class Runner:
     # and the last. Each widens the tolerance.
     rounded_merges: int = 0
     # The log-sum-exp, fp32 [query tokens, H], if the problem asks for it. "returned", if the library makes a new tensor in each
-    # call: `launch` returns it.
+    # call: `launch` returns it, also as [requests, query tokens of each, H].
     lse: Tensor | Literal["returned"] | None = None
     lse_base: LseBase = "e"
     kernel_config: str = ""  # what the library chose beside the kernel, such as "num_splits=12", as far as it says
@@ -127,7 +127,9 @@ class Runner:
         return out if self.rows is None else out[self.rows]
 
     def without_padding(self, written: Tensor) -> Tensor:
-        """An output or log-sum-exp of this backend without the rows of padded requests, in the same memory and order."""
+        """An output or log-sum-exp of this backend without the rows of padded requests, in the same order."""
+        if written is not self.out and written.dim() == 3:
+            written = written.flatten(0, 1)
         return written[self.rows] if isinstance(self.rows, slice) else written
 
 
