@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from orchestrator.untrusted.text import for_line, for_markdown, for_markdown_cell, for_terminal
+from orchestrator.untrusted.text import for_csv, for_json, for_line, for_markdown, for_markdown_cell, for_terminal
 
 SVG_COLUMNS = 150
 
@@ -46,15 +46,15 @@ def csv_text(grids: Iterable[Grid]) -> str:
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     for i, grid in enumerate(grid for grid in grids if grid.cells):
-        file.write("\n" * (i > 0) + f"# {grid.title}\n")
-        writer.writerows([grid.header, *grid.cells])
+        file.write("\n" * (i > 0) + f"# {for_line(grid.title)}\n")
+        writer.writerows([list(map(for_csv, line)) for line in (grid.header, *grid.cells)])
     return file.getvalue()
 
 
 def json_text(grids: Iterable[Grid]) -> str:
     """The tables as a JSON list, each with its title, the names of its columns and its rows. Tables without rows are left out."""
     found = [{"title": grid.title, "columns": grid.header, "rows": grid.cells} for grid in grids if grid.cells]
-    return json.dumps(found, ensure_ascii=False, indent=1)
+    return for_json(json.dumps(found, ensure_ascii=False, indent=1))
 
 
 def svg(grids: Iterable[Grid], title: str) -> str:

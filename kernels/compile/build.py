@@ -17,7 +17,7 @@ from pathlib import Path
 
 from kernels.adapter import Module
 from kernels.compile import records
-from kernels.compile.module_cache import Library, kept
+from kernels.compile.module_cache import Library, cache_folder, kept
 from kernels.compile.nvcc import TOOLKIT, find_nvcc
 from kernels.contract.toolchain import Toolchain
 
@@ -134,8 +134,8 @@ def _has_driver() -> bool:
 
 def _stub_driver() -> str:
     """A folder with an empty libcuda.so that has the driver's soname. Made once per machine."""
-    folder = Path(tempfile.gettempdir()) / f"attention-orchestrator-stub-{os.getuid()}"
-    folder.mkdir(exist_ok=True)
+    folder = cache_folder(f"attention-orchestrator/stub-{platform.machine()}")
+    folder.mkdir(parents=True, exist_ok=True)
     library = folder / "libcuda.so"
     if not library.exists():
         fresh = folder / f"libcuda.so.{os.getpid()}"

@@ -38,11 +38,15 @@ class Library:
         return found.group(1).decode() if found else None
 
 
+def cache_folder(name: str) -> Path:
+    """A folder in the user's cache, where no other user can lay a file or a link."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / name
+
+
 def folder_of(arch: str, toolchain: Toolchain = PLAIN) -> Path:
     """A library's folder for an architecture such as `9.0a`, its version here, and this machine's instruction set and CUDA."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     cuda = f"cu{_major(of_torch)}" if (of_torch := cuda_of_torch()) else "cpu"
-    return home / FOLDER / "-".join([*_named(toolchain.library), platform.machine(), cuda]) / arch
+    return cache_folder(FOLDER) / "-".join([*_named(toolchain.library), platform.machine(), cuda]) / arch
 
 
 @cache

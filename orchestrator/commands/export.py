@@ -30,9 +30,9 @@ def execute(invocation: Invocation[ExportSettings]) -> int:
         if path is None:
             print(text, end="")
         else:
-            from orchestrator.formats import results_csv_writer
+            from orchestrator.storage.exported import save_file
 
-            results_csv_writer.save(text, path)
+            save_file(path, text.encode())
     for reason, count in left_out.items():
         print(for_terminal(f"left out: {count} rows: {reason}"), file=sys.stderr)
     for note in notes:

@@ -26,6 +26,7 @@ from typing import Any
 
 from filelock import FileLock
 
+from kernels.compile.module_cache import cache_folder
 from kernels.environment import describe
 from orchestrator.config.environment import Environment
 from orchestrator.environments import shared
@@ -101,7 +102,6 @@ def _made(environment: Environment, place: Path, say: Say) -> EnvironmentInfo:
 
 def _place(environment: Environment) -> Path:
     """The folder of an environment, by all that decides what is in it."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     packages = shared.packages_for(environment)
     parts = [
         RECIPE,
@@ -112,7 +112,7 @@ def _place(environment: Environment) -> Path:
         [f"{name} {one.version} {one.locate_file('')}" for name, one in sorted(packages.items())],
     ]
     digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
-    return home / FOLDER / f"{re.sub('[^A-Za-z0-9_.-]', '_', environment.name)}-{digest}"
+    return cache_folder(FOLDER) / f"{re.sub('[^A-Za-z0-9_.-]', '_', environment.name)}-{digest}"
 
 
 def _wheels_in(environment: Environment) -> list[str]:

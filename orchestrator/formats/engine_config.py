@@ -29,6 +29,7 @@ from orchestrator.analysis.step_rest import PRESET, step_us
 from orchestrator.config.draft_cost import Draft
 from orchestrator.config.engine import Engine
 from orchestrator.errors import UserError
+from orchestrator.untrusted.text import for_line
 
 FLAGS_OF_CACHE = {"fp8_e4m3": "--kv-cache-dtype fp8_e4m3", "fp8_e5m2": "--kv-cache-dtype fp8_e5m2"}  # 16 bits are the default
 OF_ONE_STEP = ("batch_size", "s_qo")  # what steps of one table differ in
@@ -44,7 +45,7 @@ def config_text(data: Dataset, engine: Engine, draft: Draft, path: str) -> str:
     sections: dict[tuple[Any, ...], list[Part]] = defaultdict(list)
     for part in found:
         sections[part.place].append(part)
-    texts = ["\n".join(_section(data, engine, section, draft, path)) for section in sections.values()]
+    texts = ["\n".join(map(for_line, _section(data, engine, section, draft, path))) for section in sections.values()]
     nothing = _nothing_to_type(found)
     return "\n\n".join([*([nothing] if nothing else []), *texts]) + "\n"
 
@@ -71,7 +72,8 @@ def _section(data: Dataset, engine: Engine, section: Sequence[Part], draft: Draf
         if choice is not None and not choice.is_default:
             typed.append(part)
     if typed and (flag := FLAGS_OF_CACHE.get(section[0].choices[0].record["kv_dtype"])):
-        yield f"# all of this was measured over such a cache\n{flag}"
+        yield "# all of this was measured over such a cache"
+        yield flag
     if engine.has_draft_table:
         yield from draft_lines(data, section, draft)
 

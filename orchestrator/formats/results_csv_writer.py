@@ -8,17 +8,14 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernels.problem import Problem
 from orchestrator.analysis.dataset import from_table
 from orchestrator.analysis.rough import counted, how_known
 from orchestrator.analysis.sql import text_of
-from orchestrator.errors import UserError
 from orchestrator.formats.flashinfer import COLUMNS, MLA_NOPE, MLA_VALUES, ROUTINES, TORCH_DTYPES, their_backend, uncounted_flops
-from orchestrator.storage.parquet import DATA
-from orchestrator.untrusted.files import write_whole
+from orchestrator.untrusted.text import for_csv
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,23 +38,13 @@ def to_csv(table: pd.DataFrame) -> tuple[str, Counter[str]]:
         if reason := _inexpressible(row):
             left_out[reason] += 1
         else:
-            writer.writerow(_cells(row))
+            writer.writerow({name: for_csv(cell) for name, cell in _cells(row).items()})
     return out.getvalue(), left_out
 
 
 def notes_on(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """How many of the times that it writes are rough, and how many were measured as another backend's."""
     return counted(row for row in rows if not _inexpressible(row))
-
-
-def save(text: str, path: str) -> None:
-    """Writes the whole file or nothing. Raises UserError if it cannot be written, or if it is that of a dataset."""
-    if Path(path).name == DATA:
-        raise UserError(f"export={path!r}: {DATA} is the name of a dataset's file; give another name")
-    try:
-        write_whole(path, text.encode())
-    except OSError as error:
-        raise UserError(f"export={path!r}: cannot be written ({error.strerror}); give another path") from None
 
 
 def _inexpressible(row: Mapping[str, Any]) -> str:

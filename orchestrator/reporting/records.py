@@ -20,6 +20,7 @@ from orchestrator.reporting import quality
 from orchestrator.reporting.opened import mix_of, opened
 from orchestrator.reporting.report import NEEDS, no_question_to_quality
 from orchestrator.tables import Grid
+from orchestrator.untrusted.text import for_csv, for_json
 
 POINT_ID = "point_id"
 # What a short table says of a column that its name does not explain: on a slide nobody looks it up.
@@ -44,10 +45,10 @@ def write(settings: AskSettings, file: TextIO) -> None:
     """Writes the rows of `question` as CSV or JSON. Raises UserError as `_answer` does."""
     _, columns, rows = _answer(settings)
     if settings.format == "csv":
-        csv.writer(file, lineterminator="\n").writerows([columns, *rows])
+        csv.writer(file, lineterminator="\n").writerows([list(map(for_csv, line)) for line in (columns, *rows)])
     else:
-        json.dump([dict(zip(columns, row, strict=True)) for row in rows], file, ensure_ascii=False, indent=1, default=_plain)
-        file.write("\n")
+        found = [dict(zip(columns, row, strict=True)) for row in rows]
+        file.write(for_json(json.dumps(found, ensure_ascii=False, indent=1, default=_plain)) + "\n")
 
 
 def short_table(settings: AskSettings) -> Grid:

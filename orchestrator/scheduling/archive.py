@@ -17,7 +17,6 @@ import os
 import platform
 import secrets
 import tarfile
-import tempfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -29,7 +28,7 @@ from filelock import FileLock
 
 from kernels.adapter import Module
 from kernels.compile.manifest import LAYOUT, MAX_BYTES, BadManifest, member, parsed, require_valid
-from kernels.compile.module_cache import Library, other_cuda
+from kernels.compile.module_cache import Library, cache_folder, other_cuda
 from kernels.contract.toolchain import Toolchain
 from orchestrator.errors import UserError
 from orchestrator.libraries import LibraryVersions
@@ -296,6 +295,8 @@ def _is_still(path: Path, file: IO[bytes]) -> bool:
 
 
 def _local_lock_of(path: str) -> Path:
-    """A lock file in the temporary folder of this machine."""
-    named = hashlib.sha256(str(Path(path).resolve()).encode()).hexdigest()[:16]
-    return Path(tempfile.gettempdir()) / f"attention-orchestrator-{os.getuid()}-{named}"
+    """A lock file of this machine, in the user's own cache: in a shared temporary folder anybody could lay a link of its name."""
+    named = hashlib.sha256(f"{platform.node()} {Path(path).resolve()}".encode()).hexdigest()[:16]
+    folder = cache_folder("attention-orchestrator/locks")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / named

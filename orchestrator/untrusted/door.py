@@ -14,7 +14,7 @@ from typing import Any
 from orchestrator.errors import OrchestratorError, UserError
 
 MAX_DIGITS = 20  # of a whole number: one beyond fits no column, and takes long to compute with
-MAX_SAID = 300  # characters of what an exception says
+MAX_SAID = 600  # characters of what an exception says
 log = logging.getLogger(__name__)
 
 
@@ -32,7 +32,8 @@ def reading(what: str, advice: str) -> Iterator[None]:
 
 def fault(error: Exception) -> str:
     """An exception of somebody's data in words."""
-    said = str(error)[:MAX_SAID]
+    whole = str(error)
+    said = whole if len(whole) <= MAX_SAID else f"{whole[: MAX_SAID // 2]}…{whole[-MAX_SAID // 2 :]}"
     match error:
         case RecursionError() | MemoryError():
             return "it is nested too deep, or needs more memory than there is"

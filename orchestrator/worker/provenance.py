@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from kernels.compile.module_cache import cache_folder
 from kernels.device import Device
 from kernels.timing.ceilings import Ceilings, measure
 from kernels.timing.nvml import DeviceMonitor, NvmlMonitor
@@ -96,5 +97,4 @@ def calibrate(uuid: str, driver: str, keep: bool = True) -> Ceilings:
 
 
 def _file(uuid: str, driver: str) -> Path:
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return home / FOLDER / f"{uuid}-{driver}-torch{version('torch')}.json"
+    return cache_folder(FOLDER) / f"{uuid}-{driver}-torch{version('torch')}.json"

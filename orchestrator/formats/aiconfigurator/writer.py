@@ -23,7 +23,7 @@ from orchestrator.analysis.sql import text_of
 from orchestrator.config.engine import MAX_DRAFT
 from orchestrator.errors import UserError
 from orchestrator.formats.aiconfigurator.table import DTYPES
-from orchestrator.formats.exported_folder import save_files
+from orchestrator.storage.exported import save_files
 
 FRAMEWORK = "attention-orchestrator"  # no engine ran these calls
 THEIR_DTYPES = {ours: theirs for theirs, ours in DTYPES.items()}

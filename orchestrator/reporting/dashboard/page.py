@@ -19,7 +19,7 @@ from orchestrator.analysis.sources import SIGNS, local_datasets
 from orchestrator.errors import UserError
 from orchestrator.reporting.dashboard import data, packing
 from orchestrator.storage.access import in_objects
-from orchestrator.untrusted.files import write_whole
+from orchestrator.storage.exported import save_file
 
 if TYPE_CHECKING:
     from orchestrator.analysis.sql import Where
@@ -41,9 +41,11 @@ def make(path: str | Path, where: Where, *, served: bool) -> str:
     """
     table, header = data.load(path, where)
     parquet = None if served else _parquet(path)
+    # A page that is passed on names no folder of this machine.
+    places = str(path) if served else ",".join(Path(one).name if one.startswith("/") else one for one in str(path).split(","))
     about = {
         "title": title_of(str(path)),
-        "path": str(path),
+        "path": places,
         **header,
         "parquet": "rows.parquet" if served else None,
         "embedded": parquet is not None,
@@ -64,10 +66,7 @@ def export(path: str | Path, where: Where, target: str) -> int:
     if not target.endswith(".html"):
         raise UserError(f"export={target!r}: mode=dashboard writes a page; type export=NAME.html")
     text = make(path, where, served=False).encode()
-    try:
-        write_whole(target, text)
-    except OSError as error:
-        raise UserError(f"export={target!r}: cannot be written ({error.strerror}); type a file in a folder that is yours") from None
+    save_file(target, text)
     return len(text)
 
 

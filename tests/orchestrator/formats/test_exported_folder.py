@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import UserError
-from orchestrator.formats.exported_folder import save_files
+from orchestrator.storage.exported import save_files
 from orchestrator.storage.parquet import DATA
 from tests.helpers.command_line import Invoke
 

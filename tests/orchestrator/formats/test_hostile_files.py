@@ -12,7 +12,8 @@ import pytest
 
 from orchestrator import machines
 from orchestrator.errors import UserError
-from orchestrator.formats import results_csv, results_csv_writer, testlist, vllm_config
+from orchestrator.formats import results_csv, testlist, vllm_config
+from orchestrator.storage.exported import save_file
 from tests.helpers.yaml_bomb import BOMB
 
 VLLM = "batch_specs: [q1s1k]\nbackends: [FLASHINFER]\n"
@@ -83,19 +84,19 @@ def test_a_hostile_file_is_refused_by_line(tmp_path: Path, read: Callable[[str],
     assert time.process_time() - begun < 3
 
 
-@pytest.mark.parametrize("place", ["a link", "a FIFO", "a folder", "rows.parquet"])
+@pytest.mark.parametrize("place", ["a link", "a FIFO", "a folder", "rows.parquet", "thesis.docx", "beside rows"])
 def test_an_export_replaces_nothing_but_a_plain_file_of_its_own(place: str, tmp_path: Path):
-    target = tmp_path / (place if place == "rows.parquet" else "out.csv")
-    precious = tmp_path / "precious"
+    target = tmp_path / (place if "." in place else "out.csv")
+    precious = tmp_path / ("rows.parquet" if place == "beside rows" else "precious")
     precious.write_text("precious")
     make = {"a link": lambda: target.symlink_to(precious), "a FIFO": lambda: os.mkfifo(target), "a folder": target.mkdir}
-    make.get(place, lambda: target.write_text("a dataset"))()
+    make.get(place, lambda: None if place == "beside rows" else target.write_text("a dataset"))()
 
-    with pytest.raises(UserError, match=r"a plain file is needed|the name of a dataset"):
-        results_csv_writer.save("text", str(target))
+    with pytest.raises(UserError, match=r"a plain file is needed|the name of its file|is there, and is no such file"):
+        save_file(str(target), b"text")
 
     assert precious.read_text() == "precious"
-    assert place != "rows.parquet" or target.read_text() == "a dataset"
+    assert "." not in place or target.read_text() == "a dataset"
     assert not Path(f"{target}.new").exists()
 
 
@@ -105,6 +106,6 @@ def test_a_link_beside_an_export_is_not_written_through(tmp_path: Path):
     (tmp_path / "out.csv.new").symlink_to(precious)
 
     with pytest.raises(UserError, match="a plain file is needed"):
-        results_csv_writer.save("text", str(tmp_path / "out.csv"))
+        save_file(str(tmp_path / "out.csv"), b"text")
 
     assert precious.read_text() == "precious"
