@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
-    """Runs the command and returns its exit code."""
+    """Runs the command and returns its exit code: of several jobs the worst, and 2 for wrong input only if none of them ran."""
     if "--version" in words:  # Hydra would print its own
         print(f"attention-orchestrator {own_version()}")
         return OK
@@ -69,7 +69,8 @@ def _run(words: list[str]) -> int:
         except KeyboardInterrupt:  # no command was there to say it: it was planning, or reading
             print("interrupted", file=sys.stderr)
             codes.append(INTERRUPTED)
-    return max(codes, default=OK)
+    ran = [code for code in codes if code != WRONG_INPUT]
+    return max([*ran, *([BAD_POINTS] if len(ran) < len(codes) else [])]) if ran else max(codes, default=OK)
 
 
 def _run_job(config: dict[str, Any], typed: list[str]) -> int:

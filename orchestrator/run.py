@@ -7,7 +7,7 @@ import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from kernels import registry
 from orchestrator import gc_pause
@@ -15,7 +15,7 @@ from orchestrator.code_version import own_version
 from orchestrator.config.environment import Environment, find
 from orchestrator.config.settings import ReplaySettings, RunSettings, Settings
 from orchestrator.environments.modules import CompileRequest
-from orchestrator.errors import NoWorkers
+from orchestrator.errors import NoWorkers, UserError
 from orchestrator.libraries import LibraryVersions
 from orchestrator.machines import require_same_versions
 from orchestrator.planning.decide import make_plan
@@ -33,6 +33,7 @@ from orchestrator.storage.access import DatasetWriter
 from orchestrator.storage.row import BAD, Row, version_columns
 from orchestrator.worker.messages import Task, WorkerConfig
 
+CLOCKS_DIFFER = timedelta(minutes=10)  # of machines at most
 log = logging.getLogger(__name__)
 
 
@@ -60,6 +61,7 @@ class Run:
             **version_columns(versions),
             "orchestrator_version": own_version(),  # the driver's code runs everywhere, whatever machines have
         }
+        _require_clock(store, settings.written_path)
         self.archs = {device.name: device.arch for device in pool.devices}
         self.written = 0
 
@@ -151,6 +153,16 @@ class Run:
             self.written += len(new)
             log.info("%d rows stored, %d in all", len(new), self.written)
             self.progress.rows(new)
+
+
+def _require_clock(store: DatasetWriter, path: str) -> None:
+    """Raises UserError if the clock was set back: the newest row of a point is the one that counts, and new rows would not be."""
+    newest, now = max(store.table.column("finished_at").to_pylist(), default=None), datetime.now(UTC)
+    if newest is not None and newest > now + CLOCKS_DIFFER:
+        raise UserError(
+            f"results.path={path!r}: its newest row is of {newest:%Y-%m-%d %H:%M} UTC, and the clock here says "
+            f"{now:%Y-%m-%d %H:%M}, so that new rows would count as older ones; set the clock, or type another results.path=..."
+        )
 
 
 @dataclass(frozen=True)

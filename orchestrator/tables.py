@@ -32,7 +32,7 @@ def draw(console: Console, grids: Iterable[Grid]) -> None:
     for grid in grids:
         if not grid.cells:
             continue
-        console.print(f"[bold]{escape(for_terminal(grid.title))}[/]", highlight=False, soft_wrap=True)
+        console.print(f"[bold]{escape(for_line(grid.title))}[/]", highlight=False, soft_wrap=True)
         table = Table(header_style="bold")
         for name in grid.header:
             table.add_column(escape(for_terminal(name)), overflow="fold")

@@ -91,3 +91,7 @@ def _spelled(path: Path) -> set[str]:
 def _module(path: Path) -> str:
     """A test file may name itself, for a process that it starts."""
     return ".".join(path.relative_to(HERE.parent).with_suffix("").parts)
+
+
+def test_nothing_lies_in_a_shared_temporary_folder_by_a_name_that_others_can_guess():
+    assert [path for path in PRODUCT if re.search(r"gettempdir|mktemp\b|\"/tmp|NamedTemporaryFile", path.read_text())] == []

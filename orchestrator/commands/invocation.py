@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from orchestrator import PROGRAM
 from orchestrator.config.read_keys import only_read
 from orchestrator.config.settings import Settings
-from orchestrator.untrusted.text import for_terminal
+from orchestrator.untrusted.text import for_terminal, without_credentials
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -76,4 +76,5 @@ def command_line(overrides: Sequence[str], *changes: str) -> str:
     kept = [override for override in overrides if not override.startswith(changed)]
     typed = [word.removeprefix("mode=") for word in (*kept, *changes) if word.startswith("mode=")]
     kept = only_read(kept, (typed or ["run"])[-1] or "run")
-    return shlex.join(["python", "-m", PROGRAM, *kept, *(change for change in changes if not change.endswith("="))])
+    words = ["python", "-m", PROGRAM, *kept, *(change for change in changes if not change.endswith("="))]
+    return without_credentials(shlex.join(words))

@@ -30,6 +30,7 @@ MAX_JOBS = 1_000  # of one command with -m
 HOME = re.compile(r"(?<==)~[^,\[\]{}]*$|(?<=[\[,])\s*~[^,\[\]{}]*")
 PLAIN_PATH = re.compile(r"[\w./@%+:-]+")  # which Hydra reads without quotes
 RANGE = re.compile(r"^(\+{0,2}sweep\.\w+=)(\{ *(?:from|to) *:.*\})$")  # as the values of an axis
+QUOTED, FLAT_BRACES, LISTS = re.compile(r"'[^']*'|\"[^\"]*\""), re.compile(r"\{([^{}]*)\}"), re.compile(r"\[[^\[\]]*\]")
 HELP = "type python -m orchestrator --help"
 
 
@@ -178,11 +179,22 @@ def _require_braces(overrides: Sequence[Override]) -> None:
             )
 
 
-def _parsed(word: str) -> Override:
+def _require_readable(word: str) -> None:
+    """Raises UserError for what Hydra reads slowly, or reads otherwise than a person: no UTF-8, or a key twice in braces."""
     if len(word) > MAX_CHARACTERS:
         raise UserError(
             f"{word[:40]}...: {len(word):,} characters; allowed: up to {MAX_CHARACTERS:,}; write them into a sweep's file"
         )
+    if any("\ud800" <= sign <= "\udfff" for sign in word):
+        raise UserError(f"{word}: no text in UTF-8; type it as UTF-8")
+    for braces in FLAT_BRACES.findall(QUOTED.sub('""', word)):
+        names = [part.partition(":")[0].strip() for part in LISTS.sub("", braces).split(",")]
+        if twice := [name for name in names if name and names.count(name) > 1]:
+            raise UserError(f"{word}: {twice[0]} stands there twice; type one of them")
+
+
+def _parsed(word: str) -> Override:
+    _require_readable(word)
     if "=" not in word and not word.startswith("~"):
         raise UserError(f"{word}: it gives no key a value; type {_meant_by(word)}")
     try:

@@ -13,7 +13,6 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-import yaml
 from packaging.version import Version
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
@@ -21,6 +20,7 @@ import conf
 from kernels.problem.dtypes import SIZE_BITS
 from orchestrator.config.base import Frozen
 from orchestrator.errors import UserError, did_you_mean, explain
+from orchestrator.untrusted import yaml as untrusted_yaml
 
 Phase = Literal["decode", "verify", "prefill"]
 Layers = Literal["full", "sliding", "mla"]
@@ -185,11 +185,9 @@ def releases(folder: str | None = None) -> dict[str, Engine]:
 
 def _read(file: Traversable) -> Engine:
     try:
-        return Engine.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))
+        return Engine.model_validate(untrusted_yaml.read(str(file), "engine")[1])
     except ValidationError as error:
         raise UserError(f"{file}: {explain(error)}") from None
-    except yaml.YAMLError as error:
-        raise UserError(f"{file}: no YAML: {error}") from None
 
 
 def selected(name: str | None = None, folder: str | None = None) -> list[Engine]:

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Annotated, Any, Literal, Self
 
-import yaml
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
 import conf
 from orchestrator.config import library_version
 from orchestrator.config.base import Frozen
 from orchestrator.errors import UserError, explain
+from orchestrator.untrusted import yaml as untrusted_yaml
+from orchestrator.untrusted.files import expanded
 
 MAX_SHOWN = 40  # characters of a wrong name
 NAME = re.compile(r"[A-Za-z0-9_.:+!-]{1,100}")  # it becomes part of a folder's name, and of names of files that are looked for
@@ -34,8 +35,8 @@ class Environment(Frozen):
 
     name: Annotated[str, Field(pattern=rf"^{NAME.pattern}$")]
     requirements: Annotated[tuple[str, ...], BeforeValidator(_as_texts)] = ()
-    wheels: str | None = None
-    python: str | None = None
+    wheels: Annotated[str, AfterValidator(expanded)] | None = None
+    python: Annotated[str, AfterValidator(expanded)] | None = None
     shares: Literal["torch", "all"] = "torch"
 
     @model_validator(mode="after")
@@ -45,6 +46,8 @@ class Environment(Frozen):
                 f"env.{self.name}: it has neither requirements nor a python; give requirements: ['flashinfer-python==0.6.13'], or "
                 f"python: /path/to/venv/bin/python"
             )
+        if any(sign < " " for one in self.requirements for sign in one):
+            raise ValueError(f"env.{self.name}.requirements={list(self.requirements)!r}: allowed: text without control characters")
         if options := [one for one in self.requirements if one.startswith("-") and not one.startswith("-e ")]:
             raise ValueError(
                 f"env.{self.name}.requirements: {options[0]!r} is an option of pip; allowed: requirements such as "
@@ -79,7 +82,7 @@ def find(name: str, typed: dict[str, Any]) -> Environment:
         known = ", ".join(sorted({*typed, *names()})) or "none yet"
         raise UserError(
             f"sweep.env={name!r}: there is no such environment; conf/env has {known}; type a library with its version, such as "
-            f"flashinfer:0.6.13, add conf/env/{name}.yaml, or type \"+env.{name}={{requirements: ['flashinfer-python==0.6.13']}}\""
+            f"flashinfer:0.6.13, or type \"+env.{name}={{requirements: ['flashinfer-python==0.6.13']}}\""
         )
     try:
         return Environment.model_validate({"name": name, **keys})
@@ -97,7 +100,7 @@ def _of_file(name: str) -> dict[str, Any] | None:
     file = files(conf).joinpath("env", f"{name}.yaml")
     if not file.is_file():
         return None
-    keys = yaml.safe_load(file.read_text(encoding="utf-8"))
+    _, keys = untrusted_yaml.read(str(file), "sweep.env")
     if not isinstance(keys, dict):
         raise UserError(f"conf/env/{name}.yaml: it holds {keys!r}; allowed: keys such as requirements, wheels and python")
     return keys

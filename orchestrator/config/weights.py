@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import product
-from typing import Any
+from math import prod
+from typing import Any, get_args
 
 from kernels.problem import Problem
 from orchestrator.config.base import Scalar
@@ -13,7 +15,7 @@ from orchestrator.errors import unknown
 WeightRules = tuple[Mapping[str, Scalar], ...]  # each has keys of a problem, and its weight
 WEIGHT = "weight"
 OF_A_CHOICE = ("routine", "q_dtype", "out_dtype")  # keys of a problem that come with the choice of a backend
-MAX_WEIGHT = 1e15
+MAX_WEIGHT, MAX_WORKLOADS = 1e15, 10_000
 
 
 def checked_weights(given: Any) -> WeightRules:
@@ -22,6 +24,7 @@ def checked_weights(given: Any) -> WeightRules:
     Raises ValueError, which says what is allowed.
     """
     entries = [] if given is None else given if isinstance(given, list | tuple) else [given]
+    allowed = [name for name in Problem.model_fields if name != "tree"]  # a tree has a name, in `mask`
     for entry in entries:
         weight = entry.get(WEIGHT) if isinstance(entry, Mapping) else None
         if not isinstance(weight, int | float) or isinstance(weight, bool) or not 0 < weight <= MAX_WEIGHT:
@@ -32,11 +35,19 @@ def checked_weights(given: Any) -> WeightRules:
         for key in entry.keys() - {WEIGHT}:
             if key in OF_A_CHOICE:
                 raise ValueError(f"weights={entry!r}: {key} comes with the backend; a workload has one weight, whatever its {key}")
-            if key not in Problem.model_fields:
-                raise ValueError(unknown(f"weights={entry!r}", key, [*Problem.model_fields, WEIGHT]))
-            if not all(isinstance(value, Scalar) for value in _values(entry[key])):
+            if key not in allowed:
+                raise ValueError(unknown(f"weights={entry!r}", key, [*allowed, WEIGHT]))
+            if not _values(entry[key]) or not all(map(partial(_fits, key), _values(entry[key]))):
                 raise ValueError(f"weights={entry!r}: {key}={entry[key]!r}; allowed: a value, or a list of values")
+    if (count := sum(prod(len(_values(value)) for value in entry.values()) for entry in entries)) > MAX_WORKLOADS:
+        raise ValueError(f"weights: its lists make {count:,} workloads; allowed: up to {MAX_WORKLOADS:,}")
     return tuple(dict(zip(entry, values, strict=True)) for entry in entries for values in product(*map(_values, entry.values())))
+
+
+def _fits(key: str, value: object) -> bool:
+    """Whether a value may be one of a problem's key: true and false stand for themselves alone, and for no number."""
+    of = Problem.model_fields[key].annotation
+    return isinstance(value, Scalar) and isinstance(value, bool) <= (bool in (of, *get_args(of)))
 
 
 def _values(given: Any) -> Sequence[Any]:

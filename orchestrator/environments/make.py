@@ -31,6 +31,8 @@ from kernels.environment import describe
 from orchestrator.config.environment import Environment
 from orchestrator.environments import shared
 from orchestrator.errors import UserError
+from orchestrator.untrusted.door import from_json
+from orchestrator.untrusted.text import without_credentials
 
 FOLDER = "attention-orchestrator/environments"
 RECIPE = 1  # goes up if environments are made in another way: then they are made again
@@ -69,7 +71,7 @@ def make(environment: Environment, say: Say = lambda _words: None) -> Environmen
     cannot be had.
     """
     if not environment.requirements:
-        python = str(Path(environment.python or "").expanduser())
+        python = environment.python or ""
         found = _described(environment, python)
         return EnvironmentInfo(environment.name, python, found["packages"], found["cuda"])
     place = _place(environment)
@@ -85,7 +87,7 @@ def make(environment: Environment, say: Say = lambda _words: None) -> Environmen
 def _made(environment: Environment, place: Path, say: Say) -> EnvironmentInfo:
     """Makes the environment in its place if it is not there, and reads what it has."""
     place.parent.mkdir(parents=True, exist_ok=True)
-    if not (place / MADE).is_file():
+    if _known(place) is None:
         lock = FileLock(place.with_name(f"{place.name}.lock"))
         try:
             held = lock.acquire(blocking=False)
@@ -93,11 +95,32 @@ def _made(environment: Environment, place: Path, say: Say) -> EnvironmentInfo:
             say(f"environment {environment.name} is being made by another run; waiting for it")
             held = lock.acquire()
         with held:
-            if not (place / MADE).is_file():
-                say(f"making environment {environment.name} ({', '.join(environment.requirements)}), once on this machine")
+            if _known(place) is None:
+                named = without_credentials(", ".join(environment.requirements))
+                say(f"making environment {environment.name} ({named}), once on this machine")
+                shutil.rmtree(place, ignore_errors=True)  # what a power cut has left
                 _make(environment, place, say)
-    found = json.loads((place / MADE).read_text())
+    found = _known(place)
+    assert found is not None  # it was written and read again
     return EnvironmentInfo(environment.name, str(place / "bin" / "python"), found["packages"], found["cuda"])
+
+
+def _known(place: Path) -> dict[str, Any] | None:
+    """What an environment has; None if there is none, or none that was finished."""
+    try:
+        return _checked((place / MADE).read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def _checked(said: str | bytes) -> dict[str, Any]:
+    """What `describe` says of an interpreter. Raises ValueError for anything else."""
+    found = from_json(said)
+    packages, others = found.get("packages"), [found.get("cuda"), found.get("problem")]
+    texts = [*packages, *packages.values()] if isinstance(packages, dict) else [None]
+    if not all(isinstance(text, str) for text in texts) or not all(isinstance(text, str | None) for text in others):
+        raise ValueError(f"it said {said[:40]!r}")
+    return found
 
 
 def _place(environment: Environment) -> Path:
@@ -119,7 +142,7 @@ def _wheels_in(environment: Environment) -> list[str]:
     """The wheels of a folder with their hashes: a wheel of the same name may be another one. Raises UserError without a folder."""
     if environment.wheels is None:
         return []
-    folder = Path(environment.wheels).expanduser()
+    folder = Path(environment.wheels)
     if not folder.is_dir():
         raise UserError(f"env.{environment.name}.wheels={environment.wheels!r}: there is no such folder; give a folder with wheels")
     return [f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}" for file in sorted(folder.glob("*.whl"))]
@@ -140,7 +163,11 @@ def _make(environment: Environment, place: Path, say: Say) -> None:
             except UserError as error:
                 raise UserError(f"{error}. It needs a torch of its own: {words}") from None
         found = _described(environment, str(fresh / "bin" / "python"))
-        (fresh / MADE).write_text(json.dumps({**found, "requirements": environment.requirements}, indent=1))
+        masked = list(map(without_credentials, environment.requirements))
+        with (fresh / MADE).open("w") as file:
+            file.write(json.dumps({**found, "requirements": masked}, indent=1))
+            file.flush()
+            os.fsync(file.fileno())
         fresh.replace(place)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
@@ -148,7 +175,7 @@ def _make(environment: Environment, place: Path, say: Say) -> None:
 
 def _install(environment: Environment, fresh: Path, shares: Mapping[str, Distribution], say: Say) -> str:
     """Fills a folder. Returns why it cannot share packages, if it was to and cannot; then it must be filled again."""
-    offline = ["--offline", "--no-index", "--find-links", str(Path(environment.wheels).expanduser())] if environment.wheels else []
+    offline = ["--offline", "--no-index", "--find-links", environment.wheels] if environment.wheels else []
     python = environment.python or sys.executable
     _uv(environment, ["venv", "--quiet", "--allow-existing", "--relocatable", "--no-project", "--python", python, str(fresh)], say)
     of_install = ["pip", "install", "--python", str(fresh / "bin" / "python"), "--color", "never", *offline]
@@ -190,7 +217,7 @@ def _uv(environment: Environment, words: Sequence[str], say: Say) -> None:
         assert process.stderr is not None  # a pipe was asked for
         for line in process.stderr:
             said.append(line)
-            say(f"environment {environment.name}: {line.strip()}")
+            say(f"environment {environment.name}: {without_credentials(line.strip())}")
         if process.wait():
             raise UserError(_explain(environment, "".join(said)))
     finally:
@@ -201,13 +228,14 @@ def _uv(environment: Environment, words: Sequence[str], say: Say) -> None:
 
 def _explain(environment: Environment, said: str) -> str:
     """uv's error for a person: what is wrong, and what to change."""
-    words = " ".join(re.sub("[×├─▶╰│]", " ", said).split())[-SAID:]
+    words = without_credentials(" ".join(re.sub("[×├─▶╰│]", " ", said).split())[-SAID:])
+    needed = list(map(without_credentials, environment.requirements))
     where = f"env.{environment.name}"
     if UNREACHABLE.search(said):
         return f"{where}: the package index cannot be reached ({words}); give wheels: a folder with all wheels that it needs"
     if DISABLED in said or environment.wheels is not None:
-        return f"{where}.wheels={environment.wheels!r}: it does not hold what {list(environment.requirements)} need ({words})"
-    return f"{where}: its requirements {list(environment.requirements)} cannot be met ({words}); give others"
+        return f"{where}.wheels={environment.wheels!r}: it does not hold what {needed} need ({words})"
+    return f"{where}: its requirements {needed} cannot be met ({words}); give others"
 
 
 def _described(environment: Environment, python: str) -> dict[str, Any]:
@@ -215,9 +243,7 @@ def _described(environment: Environment, python: str) -> dict[str, Any]:
     where = f"env.{environment.name}: {python}"
     try:
         done = subprocess.run([python, "-I", describe.__file__], capture_output=True, text=True, timeout=60, check=True)
-        found: dict[str, Any] = json.loads(done.stdout)
-        if not isinstance(found, dict) or not {"packages", "cuda", "problem"} <= set(found):
-            raise ValueError(f"it said {done.stdout[:40]!r}")
+        found = _checked(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         said = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else ""
         words = " ".join(said.split())[-SAID // 4 :] or error

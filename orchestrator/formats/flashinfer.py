@@ -146,6 +146,10 @@ def drawn(case: BenchmarkCase) -> list[tuple[int, int]]:
     """
     import numpy as np
 
+    if not 1 <= case.batch_size <= batch_spec.MAX_REQUESTS or case.s_qo < 1 or case.s_kv < 1:
+        raise ValueError(
+            f"batch_size={case.batch_size}: allowed: 1 to {batch_spec.MAX_REQUESTS:,} requests of random lengths from 1 on"
+        )
     raw = np.frombuffer(np.random.RandomState(case.random_seed).bytes(8 * case.batch_size), "<u4").astype(np.int64)
     q = (raw[: case.batch_size] % case.s_qo + 1).tolist()
     if case.s_qo == case.s_kv:

@@ -244,7 +244,7 @@ def _ranged(made: Any) -> list[str]:
     names = [name for name, _, _ in fields]
     names = list(dict.fromkeys(names))
     if set(names) != made.keys() - {"template"}:
-        given = sorted(made.keys() - {"template"})
+        given = sorted(map(str, made.keys() - {"template"}))
         raise ValueError(f"template {made['template']!r}: its names are {sorted(set(names))}, the ranges are of {given}")
     spans = [[given] if isinstance(given := made[name], int | str) else _span(name, given) for name in names]
     if (count := math.prod(map(len, spans))) > MAX_SPECS:

@@ -17,6 +17,7 @@ from orchestrator.errors import UserError
 from orchestrator.planning.expand import chosen, expand
 from orchestrator.point import Point
 from orchestrator.storage import access
+from orchestrator.untrusted.text import without_credentials
 
 READ_FILES = ("import", "model", "traffic", "--config-dir")  # keys of files and folders that points come from
 QUOTES = "'\""
@@ -62,7 +63,7 @@ def _why_not_named(settings: Points, count: int) -> str:
     )
 
 
-def overrides_of(path: str, point_id: str | None, typed: Sequence[str]) -> list[str]:
+def overrides_of(path: str, point_id: str | None, typed: Sequence[str] = ()) -> list[str]:
     """What the command in the newest row of a point says of the point, without the keys that are `typed`.
 
     The rest of it is left out: a dataset may be somebody else's. Raises UserError if the dataset has no such row, if the row has no
@@ -115,7 +116,7 @@ def replay_command(overrides: Sequence[str], mode: str) -> Callable[[Point], str
     """
     kept = [without_folder(o) for o in only_read(overrides, "replay") if not o.startswith(NOT_ON_A_REPLAY) and not OF_HERE.match(o)]
     again = "check_power" if mode == "check_power" else "replay"
-    typed = shlex.join(["python", "-m", PROGRAM, *kept, f"mode={again}"])
+    typed = without_credentials(shlex.join(["python", "-m", PROGRAM, *kept, f"mode={again}"]))
     return lambda point: f"{typed} point={replace(point, twin=0).point_id}"
 
 

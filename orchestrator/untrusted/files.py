@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import time
 import unicodedata
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -16,6 +17,7 @@ from typing import IO
 
 from orchestrator.errors import NotPlain, UserError
 
+DAY = 86_400  # seconds
 MODE = 0o666  # less the umask, as for any new file
 KINDS = {
     stat.S_IFLNK: "a symbolic link",
@@ -105,12 +107,11 @@ def read_bytes(path: str | Path, limit: int) -> bytes:
 
 
 def written_at(path: str | Path) -> str:
-    """When a file was last written, in ISO 8601. Raises UserError for a date that no row can hold, such as one of year 33658."""
+    """When a file was last written, in ISO 8601. Raises UserError for a date that no row has, such as one of the year 33658."""
     seconds = Path(path).stat().st_mtime
-    try:
-        return datetime.fromtimestamp(seconds, UTC).isoformat()
-    except (ValueError, OverflowError, OSError):
-        raise UserError(f"{path}: its date is beyond the year 9999; give it another one: type touch FILE") from None
+    if not 0 <= seconds <= time.time() + DAY:
+        raise UserError(f"{path}: its date is before 1970 or in the future; give it today's: type touch FILE")
+    return datetime.fromtimestamp(seconds, UTC).isoformat()
 
 
 def read_text(path: str | Path, key: str, limit: int = 4 * 10**6) -> str:

@@ -13,9 +13,15 @@ import re
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 _STARTS_A_TAG = re.compile(r"<(?=[A-Za-z/!?])")
 _CODE = re.compile(r"((?<![\\`])`(?!`)[^`]+`(?!`))")  # between single backticks, where Markdown takes everything as it is
+_CREDENTIALS = re.compile(r"://[^/\s@'\"]+@")
 _FORMULA = re.compile(r"[=+\-@\t]")
 _NUMBER = re.compile(r"[-+][\d.,]+(e[-+]?\d+)?%?")
 _ENTITY = re.compile(r"&(?=#?\w+;)")
+
+
+def without_credentials(text: str) -> str:
+    """The text with the user and the password of each URL as ***."""
+    return _CREDENTIALS.sub("://***@", text)
 
 
 def for_terminal(text: str) -> str:

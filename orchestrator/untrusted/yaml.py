@@ -19,7 +19,7 @@ MAX_BYTES = 4 * 10**6
 MAX_DEPTH = 30
 MAX_VALUES = 100_000  # with each alias counted as all that it stands for
 MAX_DIGITS = 18  # a whole number beyond fits no column
-_DIGITS = re.compile(r"[-+]?[0-9][0-9_]*")
+_DIGITS = re.compile(r"[-+]?(?:0x[0-9A-Fa-f_]+|[0-9][0-9_:]*)")
 _TAG = "tag:yaml.org,2002:"
 _PLAIN_TAGS = frozenset(f"{_TAG}{name}" for name in ("str", "int", "float", "bool", "null", "seq", "map"))
 _MERGE = f"{_TAG}merge"
@@ -92,7 +92,7 @@ class _Walk:
         if node.tag not in _PLAIN_TAGS:
             raise self._error(node, f"the tag {node.tag.replace(_TAG, '!!')}; allowed: plain words, numbers, lists and mappings")
         number = node.value if isinstance(node, yaml.ScalarNode) and node.style is None and _DIGITS.fullmatch(node.value) else ""
-        if (digits := sum(map(str.isdigit, number))) > MAX_DIGITS:
+        if (digits := sum(map(str.isalnum, number))) > MAX_DIGITS:
             raise self._error(node, f"a whole number of {digits} digits; allowed: up to {MAX_DIGITS}")
         if isinstance(node, yaml.MappingNode):
             self._require_keys(node)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -49,11 +50,21 @@ def test_each_fails_in_words_and_the_others_have_their_rows(invoke: Invoke, tmp_
     assert all(words in rows.loc[name, "reason"] for name, words in SAYS.items())
 
 
-def test_later_jobs_of_a_command_run(invoke: Invoke, tmp_path: Path):
-    done = invoke(*ONE, "-m", "sweep.backend=[rule_exits],[torch_sdpa]", f"results.path={tmp_path}")
+@pytest.mark.parametrize(
+    ("backends", "code", "statuses"),
+    [("[rule_exits],[torch_sdpa]", 1, {"failed", "ok"}), ("[nope],[torch_sdpa]", 1, {"ok"}), ("[torch_sdpa],[nope]", 1, {"ok"})],
+)
+def test_later_jobs_of_a_command_run(invoke: Invoke, tmp_path: Path, backends: str, code: int, statuses: set[str]):
+    """2 would say that nothing ran."""
+    done = invoke(*ONE, "-m", f"sweep.backend={backends}", f"results.path={tmp_path}")
 
-    assert done.returncode == 1
-    assert set(pd.read_parquet(tmp_path)["status"]) == {"failed", "ok"}
+    assert done.returncode == code
+    assert set(pd.read_parquet(tmp_path)["status"]) == statuses
+
+
+def test_jobs_of_which_none_can_run_are_wrong_input(invoke: Invoke, tmp_path: Path):
+    assert invoke(*ONE, "-m", "sweep.backend=[nope],[nope_either]", f"results.path={tmp_path / 'rows'}").returncode == 2
+    assert not (tmp_path / "rows").exists()
 
 
 def test_threads_that_a_backend_leaves_behind_do_not_keep_the_process(tmp_path: Path):

@@ -37,6 +37,7 @@ def begin(cluster: Cluster) -> None:
     logging.getLogger("ray").setLevel(logging.ERROR)
     try:
         _init_ray(cluster)
+        _make_token_private()
     except Exception as error:  # if its processes die at their start, Ray raises no class of its own
         message = " ".join(str(error).split())[:400]
         where = (
@@ -65,6 +66,14 @@ def end() -> None:
     """Ends the Ray that `begin` has started, or leaves the cluster."""
     with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
         ray.shutdown()
+
+
+def _make_token_private() -> None:
+    """Ray makes its token readable for all that the umask allows, and who reads it may run code as its owner."""
+    token = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    with suppress(OSError):  # there is none, or it is not ours
+        if token.is_file() and not token.is_symlink():
+            token.chmod(0o600)
 
 
 def _init_ray(cluster: Cluster) -> None:

@@ -69,6 +69,14 @@ def build(path: str, where: Where, folder: str) -> SiteContent:
     _require_outside(folder, places)
     target = Target(folder)
     target.claim(folder)
+    try:
+        return _built(target, path, places, where)
+    except UserError:
+        target.abandon()
+        raise
+
+
+def _built(target: Target, path: str, places: Sequence[str], where: Where) -> SiteContent:
     site = _with_assets(target)
     listed = list(_datasets(site, places, where))
     if not listed:

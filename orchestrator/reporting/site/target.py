@@ -6,10 +6,12 @@ import json
 import os
 import re
 import secrets
+import shutil
 import stat
 from pathlib import Path
 
 from orchestrator.errors import UserError
+from orchestrator.untrusted.door import from_json
 from orchestrator.untrusted.files import open_to_read
 
 MANIFEST = "site.json"  # that the folder is ours, and the files that we wrote
@@ -27,7 +29,7 @@ class Target:
         self.root = Path(path)
         self._before: set[str] = set()
         self._written: set[str] = set()
-        self._bytes = 0
+        self._bytes, self._is_new = 0, False
 
     def claim(self, path: str) -> None:
         """Makes the folder if there is none. Raises UserError if it holds anything that is not a site, or cannot be written."""
@@ -36,6 +38,7 @@ class Target:
         try:
             if self.root.is_symlink():
                 raise UserError(f"{refused}it is a symbolic link{hint}")
+            self._is_new = not self.root.exists()
             self.root.mkdir(exist_ok=True)
             if any(self.root.iterdir()):
                 self._before = self._own_files(refused, hint)
@@ -51,10 +54,10 @@ class Target:
         other = UserError(f"{refused}it holds files that are not a site's ({MANIFEST} does not say so){hint}")
         try:
             with open_to_read(self.root / MANIFEST, follow=False) as file:
-                found = json.loads(file.read(MAX_MANIFEST))
-        except (OSError, ValueError, RecursionError):
+                found = from_json(file.read(MAX_MANIFEST))
+        except (OSError, ValueError):
             raise other from None
-        if not isinstance(found, dict) or found.get("made_by") != MADE_BY or not isinstance(found.get("files"), list):
+        if found.get("made_by") != MADE_BY or not isinstance(found.get("files"), list):
             raise other
         return {name for name in found["files"] if isinstance(name, str) and OWN_NAME.fullmatch(name)}
 
@@ -84,6 +87,11 @@ class Target:
             if not stat.S_ISDIR(folder.lstat().st_mode):
                 raise OSError(0, "its folder is a link; remove it")
         return folder
+
+    def abandon(self) -> None:
+        """Removes a folder that `claim` has made."""
+        if self._is_new:
+            shutil.rmtree(self.root, ignore_errors=True)
 
     def finish(self) -> int:
         """Removes what an earlier run wrote and this one did not. Returns the number of bytes of the site.
