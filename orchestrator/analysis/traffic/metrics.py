@@ -25,6 +25,7 @@ METRICS = {  # of each program the histograms of prompts and of outputs, and the
     ),
 }
 SAMPLE = re.compile(r"(?P<name>[A-Za-z_:][A-Za-z0-9_:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>[^\s]+)(?:\s+-?\d+)?\s*")
+MAX_COMBINATIONS = 100_000  # of a prompt, an output and a batch
 LE = re.compile(r'(?:^|,)\s*le="(?P<le>[^"]*)"')
 
 
@@ -44,6 +45,11 @@ def read(path: str, text: str, allowed: str) -> Mix:
     batches: list[int | None] = [batch for batch in samples.running if batch > 0]
     if not batches:
         notes.append(f"no batch sizes, since {gauge} is absent or 0")
+    if (count := len(prompts) * len(outputs) * max(1, len(batches))) > MAX_COMBINATIONS:
+        raise UserError(
+            f"traffic={path}: {len(prompts):,} lengths of prompts, {len(outputs):,} of outputs and {len(batches):,} batches make "
+            f"{count:,} combinations; allowed: up to {MAX_COMBINATIONS:,}; give the metrics of one server"
+        )
     decode = [
         TrafficPoint(batch, step.s_kv, step.weight)
         for prompt, of_prompt in prompts
