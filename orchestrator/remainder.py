@@ -19,6 +19,14 @@ MAX_SHOWN, MAX_NAMES = 20, 12
 T = TypeVar("T")
 
 
+class NotTaken(ValueError):
+    """What many lines have in common that are not taken, and the word of this one."""
+
+    def __init__(self, message: str, name: str) -> None:
+        super().__init__(message, name)
+        self.message, self.name = message, name
+
+
 class Remainder:
     """What of one file has no counterpart here, by line. `unit` is what its lines are called."""
 
@@ -35,6 +43,8 @@ class Remainder:
         """The result of an attempt. Whatever it raises leaves the line out (for each wrong key); then this is None."""
         try:
             return attempt()
+        except NotTaken as error:
+            self.add(line, error.message, error.name)
         except ValidationError as error:
             for message in explain(error).splitlines():
                 self.add(line, message)

@@ -13,7 +13,7 @@ from typing import Any
 from kernels.problem import default_output
 from orchestrator.config.engine import MAX_DRAFT
 from orchestrator.errors import UserError
-from orchestrator.remainder import Remainder
+from orchestrator.remainder import NotTaken, Remainder
 from orchestrator.untrusted.door import any_json
 from orchestrator.untrusted.files import read_text
 
@@ -44,11 +44,7 @@ def read(path: str) -> tuple[list[Rule], str]:
         raise UserError(f"import={path}: no list; give an attention list of OperatorX, [{{type: {MHA}, args: ...}}]")
     rest, found = Remainder(path, "operation"), dict[str, Rule]()
     for number, entry in enumerate(entries, 1):
-        kind = str(entry.get("type")) if isinstance(entry, dict) else "None"
-        if kind not in NEEDED:
-            rest.add(number, "of other types", kind[:80])
-            continue
-        keys = rest.collect(number, lambda entry=entry: _keys(entry["type"], entry.get("args")))  # type: ignore[misc]
+        keys = rest.collect(number, lambda entry=entry: _keys(entry))  # type: ignore[misc]
         if keys is not None and rest.problem(number, keys) is not None:
             found[json.dumps(keys, sort_keys=True)] = keys
             if (query := entry["args"].get("dtype_q")) in OF_WEIGHTS:
@@ -57,8 +53,11 @@ def read(path: str) -> tuple[list[Rule], str]:
     return list(found.values()), f"{len(found):,} different operations of {path}, over pages of {PAGE_SIZE} tokens{left}"
 
 
-def _keys(kind: str, args: object) -> Rule:
+def _keys(entry: object) -> Rule:
     """The keys of an operation's problem. Raises ValueError for an argument that is missing or has no counterpart."""
+    kind, args = (str(entry.get("type")), entry.get("args")) if isinstance(entry, Mapping) else ("None", None)
+    if kind not in NEEDED:
+        raise NotTaken("of other types", kind[:80])
     if not isinstance(args, Mapping):
         raise ValueError(f"args={args!r:.80}: allowed: a mapping of {', '.join(sorted(NEEDED[kind]))}")
     if missing := sorted(NEEDED[kind] - args.keys()):

@@ -27,7 +27,7 @@ from orchestrator.formats.flashinfer import (
     uncounted_flops,
 )
 from orchestrator.point import Point, fingerprint
-from orchestrator.remainder import Remainder
+from orchestrator.remainder import NotTaken, Remainder
 from orchestrator.storage.row import Row, describe, finish
 from orchestrator.untrusted.files import read_text
 
@@ -62,7 +62,11 @@ def read(path: str, device: Device, sweep: str) -> list[Row]:
         "device_name": device.name,
         "check": "not_checked: imported; FlashInfer's refcheck compares backends with one another",
     }
-    found = [_row(rest, number, header, values, common) for number, values in lines[1:] if values]
+    found = [
+        rest.collect(number, lambda number=number, values=values: _row(number, header, values, common))  # type: ignore[misc]
+        for number, values in lines[1:]
+        if values
+    ]
     rows = [row for row in found if row is not None]
     rest.close(len(rows), f"{GIVE} with lines of {', '.join(ROUTINES)}")
     return rows
@@ -80,24 +84,16 @@ def _lines(path: str, text: str) -> list[tuple[int, list[str]]]:
     return found
 
 
-def _row(rest: Remainder, line: int, header: list[str], values: list[str], common: Row) -> Row | None:
+def _row(line: int, header: list[str], values: list[str], common: Row) -> Row:
+    """The row of a line. Raises ValueError for a cell that has no counterpart, and for keys that are no valid problem."""
     if len(values) != len(header):
-        rest.add(line, f"{len(values)} cells under {len(header)} columns; put quotes around a cell that holds a comma")
-        return None
+        raise ValueError(f"{len(values)} cells under {len(header)} columns; put quotes around a cell that holds a comma")
     cells = dict(zip(header, values, strict=True))
     if cells["routine"] not in ROUTINES:
-        rest.add(line, "of other routines", cells["routine"])
-        return None
+        raise NotTaken("of other routines", cells["routine"])
     if unknown := [column for column in header if column not in COLUMNS and cells[column] not in EMPTY_CELLS]:
-        rest.add(line, f"{unknown[0]}={cells[unknown[0]]!r} has no counterpart here")
-        return None
-    case = rest.collect(line, lambda: _case(cells))
-    return None if case is None else rest.collect(line, lambda: _finished_row(line, cells, case, common))
-
-
-def _finished_row(line: int, cells: Mapping[str, str], case: BenchmarkCase, common: Row) -> Row:
-    """The row of a case. Raises ValueError for a cell that is no number, and for keys that are no valid problem."""
-    case, known = _with_lengths(case, cells)
+        raise ValueError(f"{unknown[0]}={cells[unknown[0]]!r} has no counterpart here")
+    case, known = _with_lengths(_case(cells), cells)
     problem = Problem.model_validate(problem_keys(case))
     how = fingerprint([ORIGIN, *(cells.get(column, "") for column in ("no_cuda_graph", "use_cupti"))])
     point = Point(problem, our_backend(problem.routine, cells["backend"]), how)

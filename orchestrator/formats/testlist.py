@@ -9,8 +9,9 @@ from functools import partial
 from itertools import dropwhile
 from typing import Any, NoReturn
 
+from kernels.problem import Problem
 from orchestrator.formats.flashinfer import ROUTINES, SEED, BenchmarkCase, our_backend, our_dtype, problem_keys
-from orchestrator.remainder import Remainder
+from orchestrator.remainder import NotTaken, Remainder
 from orchestrator.untrusted.files import read_text
 
 Rule = dict[str, Any]
@@ -38,51 +39,45 @@ def read(path: str, known: Mapping[str, frozenset[str]] | None) -> tuple[list[Ru
 
     `known` has the backends of each routine; None leaves the file's backends unchecked. Raises UserError if no line is left.
     """
-    rest, given = Remainder(path), set[str]()
-    rules = []
+    rest, given, rules = Remainder(path), set[str](), list[Rule]()
     for number, line in enumerate(read_text(path, "import", MAX_BYTES).split("\n"), 1):
-        if (text := line.strip()) and not text.startswith("#") and (rule := _rule(rest, number, text, known, given)):
-            rules.append(rule)
+        if (text := line.strip()) and not text.startswith("#"):
+            args = rest.collect(number, lambda text=text: _arguments(text))  # type: ignore[misc]
+            rule = None if args is None else rest.collect(number, lambda args=args: _rule(args))  # type: ignore[misc]
+            if rule and (backends := _backends(rest, number, str(rule["routine"]), args.backends, known)):
+                rules.append({**rule, "backend": backends})
+                given.update(
+                    flag for flag in (*MEASURING_FLAGS, *MEASURING_OPTIONS, "verbose", "random_seed") if getattr(args, flag)
+                )
+                for option in filter(partial(getattr, args), KERNEL_OPTIONS):
+                    rest.add(number, "with options that kernels choose here by themselves", f"--{option}")
     if not rules and not rest.found:
         rest.add(1, "no case in it; allowed: lines such as --routine BatchDecodeWithPagedKVCacheWrapper --backends fa2 ...")
     left = rest.close(len(rules), f"allowed: --routine {', '.join(ROUTINES)}; +sweep.backend=[fa2,cudnn] names backends for all")
-    how = f"; {', '.join(sorted(given))} give way to timing= and check=" if given else ""
+    how = f"; {', '.join(f'--{flag}' for flag in sorted(given))} give way to timing= and check=" if given else ""
     return rules, f"the {len(rules)} cases of {path}{how}{left}"
 
 
-def _rule(rest: Remainder, number: int, text: str, known: Mapping[str, frozenset[str]] | None, given: set[str]) -> Rule | None:
+def _arguments(text: str) -> argparse.Namespace:
+    """The arguments of a line, which may be a pasted command with its program. Raises ValueError for what has no counterpart."""
     if len(text) > MAX_LINE:
-        rest.add(number, f"{len(text):,} characters in a line; allowed: up to {MAX_LINE:,}")
-        return None
-    words = rest.collect(number, lambda: shlex.split(text))
-    if words is None:
-        return None
-    parts = list(dropwhile(lambda word: not word.startswith("-"), words))  # a pasted command begins with its program
-    if not _is_attention(rest, number, parts):
-        return None
-    parsed = rest.collect(number, lambda: _parser().parse_known_args(parts))
-    if parsed is None:
-        return None
-    args, unknown_words = parsed
-    for word in unknown_words:
-        rest.add(number, f"{word!r} has no counterpart here")
-    keys = None if unknown_words else rest.collect(number, lambda: problem_keys(_case(args)))
-    if keys is None or rest.problem(number, keys) is None:
-        return None
-    given.update(f"--{flag}" for flag in (*MEASURING_FLAGS, *MEASURING_OPTIONS, "verbose", "random_seed") if getattr(args, flag))
-    for option in filter(partial(getattr, args), KERNEL_OPTIONS):
-        rest.add(number, "with options that kernels choose here by themselves", f"--{option}")
-    backends = _backends(rest, number, str(keys["routine"]), args.backends, known)
-    return {**keys, "backend": backends} if backends else None
-
-
-def _is_attention(rest: Remainder, number: int, parts: list[str]) -> bool:
+        raise ValueError(f"{len(text):,} characters in a line; allowed: up to {MAX_LINE:,}")
+    parts = list(dropwhile(lambda word: not word.startswith("-"), shlex.split(text)))
     first = _Parser(add_help=False, allow_abbrev=False)
     first.add_argument("--routine", "-R")
-    found = rest.collect(number, lambda: first.parse_known_args(parts)[0])
-    if found is not None and found.routine not in ROUTINES:
-        rest.add(number, "of other routines", found.routine or "no --routine")
-    return found is not None and found.routine in ROUTINES
+    if (routine := first.parse_known_args(parts)[0].routine) not in ROUTINES:
+        raise NotTaken("of other routines", routine or "no --routine")
+    args, unknown_words = _parser().parse_known_args(parts)
+    if unknown_words:
+        raise ValueError(f"{unknown_words[0]!r} has no counterpart here")
+    return args
+
+
+def _rule(args: argparse.Namespace) -> Rule:
+    fields = {name: value for name, value in vars(args).items() if name in BenchmarkCase.__dataclass_fields__}
+    keys = problem_keys(BenchmarkCase(**{**fields, "random_seed": SEED if args.random_seed is None else args.random_seed}))
+    Problem.model_validate(keys)
+    return keys
 
 
 def _parser() -> _Parser:
@@ -125,11 +120,6 @@ def _dtype(word: str) -> str:
 
 def _lengths(word: str) -> tuple[int, ...]:
     return tuple(int(part) for part in word.split(","))
-
-
-def _case(args: argparse.Namespace) -> BenchmarkCase:
-    fields = {name: value for name, value in vars(args).items() if name in BenchmarkCase.__dataclass_fields__}
-    return BenchmarkCase(**{**fields, "random_seed": SEED if args.random_seed is None else args.random_seed})
 
 
 def _backends(

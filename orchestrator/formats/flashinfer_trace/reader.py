@@ -120,13 +120,10 @@ def _of_table(
     definition: Definition, axes: Mapping[str, Any], inputs: Mapping[str, Any], tensors: Mapping[str, list[int]]
 ) -> list[tuple[int, int]]:
     """Lengths beside a page table, or all as long as the longest, or as the table is wide."""
-    if "seq_lens" in tensors:
-        kvs = tensors["seq_lens"]
-    else:
-        longest = (inputs.get(name) for name in ("max_seq_len", "max_kv_len"))
-        given = [found["value"] for found in longest if isinstance(found, dict) and "value" in found]
-        longest_kv = _whole({"max_seq_len": given[0]}, "max_seq_len") if given else 0
-        kvs = [longest_kv or _whole(axes, "max_pages_per_seq") * definition.page_size] * _requests(axes)
+    if (kvs := tensors.get("seq_lens")) is None:
+        given = [inputs[name]["value"] for name in ("max_seq_len", "max_kv_len") if "value" in (inputs.get(name) or {})]
+        longest = _whole({"longest": given[0]}, "longest") if given else _whole(axes, "max_pages_per_seq") * definition.page_size
+        kvs = [longest] * _requests(axes)
     if not 1 <= len(kvs) <= MAX_REQUESTS:
         raise ValueError(f"seq_lens: {len(kvs):,} requests; allowed: 1 to {MAX_REQUESTS:,}")
     if "cum_seq_lens_q" in tensors:
@@ -134,8 +131,6 @@ def _of_table(
     else:
         total = _whole(axes, "q_len_per_request") * len(kvs) if "q_len_per_request" in axes else _whole(axes, "num_tokens")
         queries = list(_split(total, len(kvs)))
-    if len(queries) != len(kvs):
-        raise ValueError(f"cum_seq_lens_q has {len(queries)} requests and seq_lens has {len(kvs)}; allowed: as many in both")
     return _checked(queries, kvs)
 
 
@@ -145,8 +140,6 @@ def _exact(
     """Query and KV lengths of each request from the tensors, and the order of its pages."""
     pages = _differences("kv_indptr", tensors["kv_indptr"])
     queries = [1] * len(pages) if definition.is_decode else _differences("qo_indptr", tensors.get("qo_indptr", []))
-    if len(queries) != len(pages):
-        raise ValueError(f"qo_indptr has {len(queries)} requests and kv_indptr has {len(pages)}; allowed: as many in both")
     last = tensors.get("kv_last_page_len", [definition.page_size] * len(pages))
     if definition.page_size > 1 and ("kv_last_page_len" not in tensors or len(last) != len(pages)):
         raise ValueError("kv_last_page_len: one number a request is needed with pages of several tokens")
@@ -211,6 +204,8 @@ def _differences(name: str, offsets: list[int]) -> list[int]:
 
 def _checked(queries: list[int], kvs: list[int]) -> list[tuple[int, int]]:
     """The lengths of each request. Raises ValueError if one has no token, or more query tokens than KV tokens."""
+    if len(queries) != len(kvs):
+        raise ValueError(f"queries of {len(queries)} requests and keys of {len(kvs)}; allowed: as many of both")
     for query, kv in zip(queries, kvs, strict=True):
         if query < 1 or kv < 1:
             raise ValueError(f"a request with {query} query and {kv} KV tokens; allowed: at least one of each")
