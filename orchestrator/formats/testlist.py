@@ -26,6 +26,7 @@ REQUIRED_OPTIONS = frozenset({"batch_size", "s_kv", "num_qo_heads"})
 # How to measure, check, print and name: timing=, check= and the row replace these. `random_seed` also draws lengths.
 MEASURING_FLAGS = ("no_cuda_graph", "use_cupti", "use_cuda_events", "refcheck", "allow_output_mismatch", "generate_repro_command")
 MEASURING_OPTIONS = ("num_iters", "dry_run_iters", "case_tag", "repro_command", "output_path", "autotune_cache")
+IGNORED = (*MEASURING_FLAGS, *MEASURING_OPTIONS, "verbose", "random_seed")
 KERNEL_OPTIONS = ("autotune", "mla_is_var_seq", "mla_cute_dsl_impl")
 
 
@@ -43,12 +44,11 @@ def read(path: str, known: Mapping[str, frozenset[str]] | None) -> tuple[list[Ru
     for number, line in enumerate(read_text(path, "import", MAX_BYTES).split("\n"), 1):
         if (text := line.strip()) and not text.startswith("#"):
             args = rest.collect(number, lambda text=text: _arguments(text))  # type: ignore[misc]
-            rule = None if args is None else rest.collect(number, lambda args=args: _rule(args))  # type: ignore[misc]
-            if rule and (backends := _backends(rest, number, str(rule["routine"]), args.backends, known)):
+            if args is None or (rule := rest.collect(number, lambda args=args: _rule(args))) is None:  # type: ignore[misc]
+                continue
+            if backends := _backends(rest, number, str(rule["routine"]), args.backends, known):
                 rules.append({**rule, "backend": backends})
-                given.update(
-                    flag for flag in (*MEASURING_FLAGS, *MEASURING_OPTIONS, "verbose", "random_seed") if getattr(args, flag)
-                )
+                given.update(filter(partial(getattr, args), IGNORED))
                 for option in filter(partial(getattr, args), KERNEL_OPTIONS):
                     rest.add(number, "with options that kernels choose here by themselves", f"--{option}")
     if not rules and not rest.found:
