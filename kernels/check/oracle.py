@@ -11,11 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from kernels.check.answer import Answer
+from kernels.check.root_mean_square import MeanErrors, largest
 from kernels.check.tolerance import tolerance
 from kernels.inputs.masks import hidden
 from kernels.inputs.shifted_logits import shifts
@@ -63,6 +64,8 @@ class Verdict:
     `weight_over_limit` is how far a key's weight is from the right one, in limits (`significance.py`): above 1 the check failed.
     `min_tokens` and `pairs_covered` say what this check would have found. All are None if only rows were compared.
     `lse_err` is the absolute error of the worst row's natural log-sum-exp, `lse_tolerance` the limit of that row; None without one.
+    `rms_err` is the root mean square of the rows of a query head of a request, in the head nearest to its limit, and `max_error`
+    the largest that passes (`root_mean_square.py`). None of an output that failed before, or of which a part was compared.
     """
 
     passed: bool
@@ -76,6 +79,8 @@ class Verdict:
     inputs_needed: int | None = None  # so many inputs together would make `min_tokens` one page of 64 or less; None: too many
     lse_err: float | None = None
     lse_tolerance: float | None = None
+    rms_err: float | None = None
+    max_error: float | None = None
 
     @property
     def of_tolerance(self) -> float:
@@ -215,6 +220,12 @@ def off_by(out: Tensor, ref: Tensor, how: Arithmetic) -> Tensor:
     return (out.float() if how.caller_scale == 1.0 else out.float() * how.caller_scale) - ref
 
 
+def with_means(verdict: Verdict, means: MeanErrors, limit: float) -> Verdict:
+    """A verdict on rows that passed, each by itself, and what their root mean squares say. `limit` is the problem's `tolerance`."""
+    passed, figures = not means.reason, (limit * means.worst_head, limit * means.most)
+    return replace(verdict, passed=passed, reason=means.reason, rms_err=figures[0], max_error=figures[1])
+
+
 def judge(out: Tensor, ref: Tensor, problem: Problem, how: Arithmetic, limits: Tensor | None = None) -> Verdict:
     """Compares an output [T, H, D_vo] with the reference. NaN, infinity, a wrong shape or dtype never pass.
 
@@ -239,14 +250,16 @@ def judge_by(out: Tensor, ref: Tensor, problem: Problem, how: Arithmetic, by: tu
     rows = error.norm(dim=-1) / lengths
     at = (rows / limits).argmax()  # of a row with NaN or infinity, if there is one
     figures = (error.abs().max(), rows.take(at), limits.take(at))
-    worst_abs, worst, limit_there = torch.stack(figures).tolist()  # one wait for the device
+    is_whole = len(out) == problem.num_q_tokens  # not some rows of a request, after a change
+    means = largest(rows / limits, problem, how) if is_whole else ()
+    worst_abs, worst, limit_there, *found = torch.stack([one.double() for one in (*figures, *means)]).tolist()  # one wait
     if not math.isfinite(worst):
         bad = int((~rows.isfinite()).sum())
         words = f"{bad} of {rows.numel()} rows hold NaN, infinity or unwritten values"
         return Verdict(False, float("inf"), worst_abs, limit, words)
-    if worst <= (limit := limit_there):
-        return Verdict(True, worst, worst_abs, limit)
+    if worst <= limit_there:
+        verdict = Verdict(True, worst, worst_abs, limit_there)
+        return with_means(verdict, MeanErrors(found, problem, how), limit) if is_whole else verdict
     over = int((rows > limits).sum())
-    return Verdict(
-        False, worst, worst_abs, limit, f"{over} of {rows.numel()} rows are off by more than {limit:.2g}, worst {worst:.3g}"
-    )
+    words = f"{over} of {rows.numel()} rows are off by more than {limit_there:.2g}, worst {worst:.3g}"
+    return Verdict(False, worst, worst_abs, limit_there, words)

@@ -102,6 +102,8 @@ def _columns(verdict: Verdict) -> Row:
         "max_abs_err": verdict.max_abs_err,
         "tolerance": verdict.tolerance,
         "err_over_tolerance": verdict.of_tolerance,
+        "rms_err": verdict.rms_err,
+        "check_max_error": verdict.max_error,
         "weight_over_limit": verdict.weight_over_limit,
         "check_min_tokens": verdict.min_tokens,
         "check_pairs_covered": verdict.pairs_covered,

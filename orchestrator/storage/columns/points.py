@@ -198,6 +198,20 @@ class CheckColumns(TypedDict, total=False):
     rel_err: Annotated[float | None, About("Relative error of the worst row. Infinite for NaN or a wrong shape.", "ratio")]
     tolerance: Annotated[float | None, About("Largest rel_err that rounding may cause, derived for the kernel's dtypes.", "ratio")]
     err_over_tolerance: Annotated[float | None, About("rel_err divided by tolerance. The check fails above 1.", "ratio")]
+    rms_err: Annotated[
+        float | None,
+        About(
+            "Root mean square of the relative errors of a query head's rows in a request, in the head nearest to its limit. "
+            "A row of a wider tolerance counts by so much less.",
+            "ratio",
+        ),
+    ]
+    check_max_error: Annotated[
+        float | None,
+        About(
+            "Largest rms_err that passes: no query head of a request is off by more. For one query token, the tolerance.", "ratio"
+        ),
+    ]
     weight_over_limit: Annotated[
         float | None,
         About(

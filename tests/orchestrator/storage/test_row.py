@@ -35,7 +35,7 @@ plan_host_us plan_host_p95_us plan_host_ci95_rel plan_syncs plan_d2h_copies plan
 call_host_us call_host_p95_us call_syncs call_copies call_kernels host_note
 flops bytes tflops tb_per_sec bound frac_of_peak frac_of_datasheet kv_read_amplification peak_tb_per_sec peak_tflops
 launch_us
-check max_abs_err rel_err tolerance err_over_tolerance weight_over_limit check_min_tokens
+check max_abs_err rel_err tolerance err_over_tolerance rms_err check_max_error weight_over_limit check_min_tokens
 check_pairs_covered check_stale_covered inputs_checked
 lse_err lse_tolerance lse_base launches_checked same_bits batch_invariant oracle caller_scale
 compile_s inputs_s check_s measure_s rest_s total_s peak_mem_bytes
