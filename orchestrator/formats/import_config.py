@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,14 @@ from typing import Any
 from kernels import registry
 from kernels.problem import ROUTINES
 from orchestrator.config import config_json, exports
+from orchestrator.config.parts import todays
 from orchestrator.config.settings import NO_SWEEP_PATH, PARQUET, TRACES
 from orchestrator.errors import UserError
 from orchestrator.formats import operatorx, testlist, vllm_config
 from orchestrator.formats.flashinfer_trace import reader as flashinfer_trace
 from orchestrator.formats.flashinfer_trace import results
 from orchestrator.formats.traffic_axes import with_traffic
+from orchestrator.notes import note_once
 from orchestrator.untrusted.door import reading
 from orchestrator.untrusted.files import expanded, require_plain
 
@@ -120,12 +123,12 @@ def _import_points(config: Mapping[str, Any], path: Path, name: str) -> Config:
         raise UserError(
             f"sweep.{conflicts[0]}: import={path} brings its own points; leave +sweep=NAME out, +sweep.KEY=VALUE may stay"
         )
-    known = None if "backend" in own else _known_backends(config.get("adapters") or ())
+    known = _known_backends(config.get("adapters") or ())
     with reading(f"import={path}", GIVE):
-        rules, about = POINT_FILES[path.suffix](str(path), known, _major(config.get("device")))
-    if known is not None:
-        _require_backends(path, rules, known)
-    include = [{**rule, **own} for rule in rules]
+        given = None if "backend" in own else known
+        rules, about = POINT_FILES[path.suffix](str(path), given, _major(config.get("device")))
+    _require_backends(path, [{**rule, **own} for rule in rules], known)
+    include = _each_where_it_is([{**rule, **own} for rule in rules], own.get("backend"), known)
     return {"sweep": {"name": name, "about": about, "backend": [], "include": include}, "model": NO_MODEL}
 
 
@@ -141,6 +144,21 @@ def _require_backends(path: Path, rules: list[Config], known: Mapping[str, froze
     if routines:
         options = sorted(frozenset.intersection(*(known[routine] for routine in routines)))
         raise UserError(f"import={path}: a workload names no backend; type +sweep.backend=[{options[0]}], of {', '.join(options)}")
+
+
+def _each_where_it_is(rules: list[Config], names: object, known: Mapping[str, frozenset[str]]) -> list[Config]:
+    """Rules with the backends that the command names, each in the routines that have it. A rule without one is left out.
+
+    All stay as they are if a name is none of any of these routines, which expanding them will say.
+    """
+    if not isinstance(names, list) or len(names) < 2:
+        return rules
+    of_rules = [[name for name in names if todays(str(name)) in known.get(str(rule["routine"]), ())] for rule in rules]
+    if {str(name) for few in of_rules for name in few} != set(map(str, names)):
+        return rules
+    for routine, count in Counter(str(rule["routine"]) for rule, few in zip(rules, of_rules, strict=True) if not few).items():
+        note_once(f"left out: {count:,} workloads of {routine}, which has none of +sweep.backend=[{','.join(map(str, names))}]")
+    return [{**rule, "backend": few} for rule, few in zip(rules, of_rules, strict=True) if few]
 
 
 def _known_backends(adapters: str | list[str] | tuple[str, ...]) -> Mapping[str, frozenset[str]]:

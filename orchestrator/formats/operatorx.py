@@ -48,7 +48,11 @@ def read(path: str) -> tuple[list[Rule], str]:
         if keys is not None and rest.problem(number, keys) is not None:
             found[json.dumps(keys, sort_keys=True)] = keys
             if (query := entry["args"].get("dtype_q")) in OF_WEIGHTS:
-                rest.add(number, "with queries of 4 bits, which no model has; they are taken in the dtype of the output", query)
+                rest.add(
+                    number,
+                    "with queries of 4 bits, as no kernel has them; taken as those of the output, in MLA of the latent",
+                    query,
+                )
     left = rest.close(len(found), f"the number after the file is that of the operation, from 1; allowed: {MHA}, {MLA}")
     return list(found.values()), f"{len(found):,} different operations of {path}, over pages of {PAGE_SIZE} tokens{left}"
 
@@ -76,7 +80,7 @@ def _keys(entry: object) -> Rule:
         "mask": "causal" if args.get("causal", True) else "full",
         "window": args.get("sliding_window"),
         "sinks": False,
-        **_dtypes(args, is_prompt and kind == MLA),
+        **_dtypes(args, kind == MLA, is_prompt),
     }
     if kind == MHA:
         routine = "ragged_prefill" if is_prompt else "paged_decode" if q_len <= MAX_DRAFT else "paged_prefill"
@@ -93,17 +97,17 @@ def _keys(entry: object) -> Rule:
     return {"routine": routine, **keys, **heads, **pages}
 
 
-def _dtypes(args: Mapping[str, Any], is_expanded: bool) -> dict[str, object]:
-    """Dtypes of queries, cache and output. MLA's prompts are expanded from the latent to the dtype of the output."""
+def _dtypes(args: Mapping[str, Any], latent: bool, is_prompt: bool) -> dict[str, object]:
+    """Dtypes of queries, cache and output. MLA's queries are as its latent, its prompts as the output."""
     out, cache = args.get("dtype_o", "bf16"), args.get("dtype_k", args.get("dtype_kv", "bf16"))
     query = args.get("dtype_q", "bf16")
     if args.get("dtype_v", cache) != cache:
         raise ValueError(f"args.dtype_v={args['dtype_v']!r}: allowed: that of the keys, {cache!r}")
-    if query in OF_WEIGHTS or is_expanded:
-        query = out
-    if is_expanded:
-        cache = out
-    for key, word in (("dtype_q", query), ("dtype_k", cache), ("dtype_o", out)):
+    if latent and is_prompt:
+        query = cache = out
+    elif query in OF_WEIGHTS:
+        query = cache if latent else out
+    for key, word in (("dtype_k", cache), ("dtype_q", query), ("dtype_o", out)):
         if word not in DTYPES:
             raise ValueError(f"args.{key}={word!r}: allowed: {', '.join(DTYPES)}")
     usual = default_output(DTYPES[query])

@@ -57,7 +57,8 @@ def mla(**change: Any) -> dict[str, Any]:
         (mha(seq_len_q=1536, causal=False), {"routine": "ragged_prefill", "mask": "full"}),
         (mha(seq_len_q=512), {"routine": "paged_prefill"}),
         (mla(), {"routine": "mla", "num_kv_heads": 16, "head_dim_qk": 192, "head_dim_ckv": 512}),
-        (mla(), {"q_dtype": "bf16", "kv_dtype": "fp8_e4m3"}),
+        (mla(), {"q_dtype": "fp8_e4m3", "kv_dtype": "fp8_e4m3", "output_dtype": "bf16"}),
+        (mha(dtype_q="nvfp4", dtype_k="fp8", dtype_v="fp8"), {"q_dtype": "bf16", "kv_dtype": "fp8_e4m3"}),
         (mla(dtype_q="fp8"), {"q_dtype": "fp8_e4m3", "output_dtype": "bf16"}),
         (mla(seq_len_q=8704), {"routine": "ragged_prefill", "head_dim_vo": 128, "kv_dtype": "bf16", "head_dim_ckv": None}),
     ],
@@ -77,7 +78,7 @@ def test_equal_operations_are_one_point_and_others_are_counted(tmp_path: Path):
     assert "2 different operations" in about and "left out, whole or in part: 5 operations" in about
     assert "4: 3 operations of other types: gemm (2), None" in said
     assert "7: args.dtype_k='int4': allowed: bf16, fp16, fp8" in said
-    assert "1 operation with queries of 4 bits, which no model has; they are taken in the dtype of the output: nvfp4" in said
+    assert "1 operation with queries of 4 bits, as no kernel has them; taken as those of the output, in MLA of the" in said
 
 
 def test_the_command_names_the_backends(tmp_path: Path):
@@ -87,6 +88,17 @@ def test_the_command_names_the_backends(tmp_path: Path):
     assert [(p.problem.routine, p.backend) for p in found] == [("paged_decode", "flash_attn_3"), ("mla", "flash_attn_3")]
     with pytest.raises(UserError, match="a workload names no backend; type"):
         resolve_files(composed(f"import={path}"))
+
+
+def test_each_backend_of_the_command_goes_where_its_routine_has_it(tmp_path: Path):
+    path = written(tmp_path, mha(), mla(), mla(seq_len_q=8704))
+    command = (f"import={path}", "mode=plan", "device=h100", "+sweep.backend=[fa2_tc,flash_mla_vllm]")
+    found, said = noted(lambda: expand(load(resolve_files(composed(*command)))))
+
+    assert [(p.problem.routine, p.backend) for p in found] == [("paged_decode", "fa2_tc"), ("mla", "flash_mla_vllm")]
+    assert "1 workloads of ragged_prefill, which has none of +sweep.backend=[fa2_tc,flash_mla_vllm]" in said
+    with pytest.raises(UserError, match="has no backend 'nope'"):
+        expand(load(resolve_files(composed(*command[:3], "+sweep.backend=[fa2_tc,nope]"))))
 
 
 @pytest.mark.parametrize(
