@@ -86,6 +86,8 @@ class Adapter(ABC):
     name: str
     query_lengths: QueryLengths
     takes_window: bool = False  # serves a sliding window
+    takes_two_sided_window: bool = False  # serves a window under a full mask, which reaches ahead as far as back
+    takes_more_queries: bool = False  # serves requests with more query tokens than keys, as in cross attention
     takes_sinks: bool = False  # serves attention sinks
     takes_soft_cap: bool = False  # caps logits softly
     gives_lse: bool = False  # can write the log-sum-exp of each row as a second output; see `gives_lse_in`
@@ -287,6 +289,11 @@ class Adapter(ABC):
             Need("one query token a request", self.query_lengths != "single" or problem.s_qo == 1),
             Need("the same number of query tokens for every request", self.query_lengths == "varlen" or problem.min_s_qo is None),
             Need("no sliding window", self.takes_window or problem.window is None),
+            Need(
+                "no sliding window under a full mask",
+                self.takes_two_sided_window or problem.window is None or problem.mask != "full" or problem.s_qo == 1,
+            ),
+            Need("no more query tokens than keys", self.takes_more_queries or problem.s_qo <= problem.s_kv),
             Need("no attention sinks", self.takes_sinks or not problem.sinks),
             Need("no soft cap of logits", self.takes_soft_cap or problem.soft_cap is None),
             Need("no log-sum-exp as a second output", self.gives_lse or not problem.return_lse),

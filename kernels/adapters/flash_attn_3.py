@@ -60,6 +60,8 @@ class FlashAttn3(Adapter):
     name: str = "flash_attn_3"
     query_lengths: QueryLengths = "varlen"
     takes_window: bool = True
+    takes_two_sided_window: bool = True
+    takes_more_queries: bool = True
     takes_sinks: bool = True
     gives_lse: bool = True
     max_seq_len: EngineMaximum = "passed"

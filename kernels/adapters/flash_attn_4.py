@@ -28,6 +28,8 @@ class FlashAttn4(Adapter):
     name: str = "flash_attn_4"
     query_lengths: QueryLengths = "varlen"
     takes_window: bool = True
+    takes_two_sided_window: bool = True
+    takes_more_queries: bool = True
     takes_sinks: bool = True
     takes_soft_cap: bool = True
     takes_num_splits: bool = True
@@ -82,7 +84,7 @@ class FlashAttn4(Adapter):
             "softmax_scale": inputs.sm_scale,
             "causal": of.causal,
             "window_size_left": None if p.window is None else p.window - 1,
-            "window_size_right": None if p.window is None else 0,
+            "window_size_right": None if p.window is None else 0 if of.causal else p.window - 1,
             "softcap": p.soft_cap,
             "learnable_sink": inputs.sinks,
             "num_splits": splits,

@@ -51,6 +51,7 @@ class WrapperPrefill(common.FlashInferAdapter):
 
     query_lengths: QueryLengths = "varlen"
     takes_window: bool = True
+    takes_more_queries: bool = True
     takes_soft_cap: bool = True
     gives_lse: bool = True
     max_seq_len: EngineMaximum = "unread"  # planned from the lengths themselves, and pages by request
@@ -254,6 +255,7 @@ def _paged() -> Iterator[WrapperPrefill]:
         takes_window=False,
         takes_sinks=False,
         takes_soft_cap=False,
+        takes_more_queries=False,
         takes_empty=False,
         max_seq_len="passed",
         skips_unused=False,
@@ -266,9 +268,16 @@ def _ragged() -> Iterator[WrapperPrefill]:
     """The backends without pages. `auto` refuses a variant, and cuDNN and CUTLASS have no argument for sinks."""
     yield from (RaggedPrefill(name=name, takes_sinks=True, passes=WITH_SINKS) for name in ("fa2", "fa3"))
     yield RaggedPrefill(name="auto")
-    cudnn: dict[str, Any] = {"max_seq_len": "passed", "skips_unused": False, "distributions": common.CUDNN}
-    yield RaggedPrefill(name="cudnn", takes_window=False, takes_soft_cap=False, rules_hold_for=common.READ_ONLY, **cudnn)
-    yield RaggedPrefill(name="cutlass", takes_window=False, takes_soft_cap=False, rules_hold_for=common.READ_ONLY)
+    cudnn: dict[str, Any] = {
+        "takes_more_queries": False,
+        "max_seq_len": "passed",
+        "skips_unused": False,
+        "distributions": common.CUDNN,
+    }
+    yield RaggedPrefill(name="cudnn", rules_hold_for=common.READ_ONLY, **cudnn)
+    yield RaggedPrefill(
+        name="cutlass", takes_window=False, takes_soft_cap=False, takes_more_queries=False, rules_hold_for=common.READ_ONLY
+    )
 
 
 ADAPTERS = (

@@ -49,6 +49,8 @@ class FlexAttention(Adapter):
     name: str = "flex_attention"
     query_lengths: QueryLengths = "varlen"
     takes_window: bool = True
+    takes_two_sided_window: bool = True
+    takes_more_queries: bool = True
     takes_soft_cap: bool = True
     max_seq_len: EngineMaximum = "unread"  # its block mask lists the pages in use
     takes_empty: bool = True  # vLLM captures full graphs with it (FLEX_ATTENTION), whose padded requests have no token
@@ -238,6 +240,8 @@ def _mask_mod(inputs: Inputs, step: int) -> Callable[[Tensor, Tensor, Tensor, Te
             seen = seen & (key <= context[b] + j)
         if window is not None:
             seen = seen & (key > context[b] + j - window)
+        if window is not None and not causal:
+            seen = seen & (key < context[b] + j + window)
         return seen
 
     return mask

@@ -47,6 +47,8 @@ class Merge(Adapter):
     routine: str = "merge_states"
     query_lengths: QueryLengths = "varlen"
     takes_window: bool = True
+    takes_two_sided_window: bool = True
+    takes_more_queries: bool = True
     takes_soft_cap: bool = True
     gives_lse: bool = True
     max_seq_len: EngineMaximum = "unread"

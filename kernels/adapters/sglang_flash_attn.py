@@ -70,6 +70,8 @@ class OfSglang(Adapter):
 @dataclass(frozen=True, kw_only=True)
 class FlashAttn3OfSglang(OfSglang):
     takes_window: bool = True
+    takes_two_sided_window: bool = True
+    takes_more_queries: bool = True
     takes_sinks: bool = True
     takes_soft_cap: bool = True
     gives_lse: bool = True

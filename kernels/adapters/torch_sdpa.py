@@ -34,6 +34,8 @@ class TorchSdpa(Adapter):
     name: str = "torch_sdpa"
     query_lengths: QueryLengths = "uniform"
     takes_window: bool = True
+    takes_two_sided_window: bool = True
+    takes_more_queries: bool = True
     max_seq_len: EngineMaximum = "unread"
     skips_unused: bool = True
     copies_cache: bool = True

@@ -89,12 +89,15 @@ class TorchTwoCalls(TorchStates):
 @dataclass(frozen=True, kw_only=True)
 class TorchChunks(TorchStates):
     name: str = "torch_chunks"
+    takes_empty: bool = True
     takes_window: bool = True
+    takes_two_sided_window: bool = True
+    takes_more_queries: bool = True
     chunk: int = CHUNK
 
     def states(self, inputs: Inputs, dtype: torch.dtype) -> Iterator[State]:
         p = inputs.problem
-        contexts = [kv - q for q, kv in zip(p.q_lens, p.kv_lens, strict=True)]
+        contexts = [max(0, kv - q) for q, kv in zip(p.q_lens, p.kv_lens, strict=True)]
         for start in range(0, max(contexts), self.chunk):
             yield attend(inputs, [range(start, max(start, min(start + self.chunk, end))) for end in contexts], dtype)
         yield attend(inputs, [range(end, kv) for end, kv in zip(contexts, p.kv_lens, strict=True)], dtype)

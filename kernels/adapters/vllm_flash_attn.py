@@ -60,6 +60,8 @@ class FlashAttn3OfVllm(Adapter):
     name: str = "flash_attn_3_vllm"
     query_lengths: QueryLengths = "varlen"
     takes_window: bool = True
+    takes_two_sided_window: bool = True
+    takes_more_queries: bool = True
     takes_sinks: bool = True
     takes_soft_cap: bool = True
     gives_lse: bool = True
@@ -111,6 +113,8 @@ class FlashAttn2OfVllm(Adapter):
     name: str = "flash_attn_2_vllm"
     query_lengths: QueryLengths = "varlen"
     takes_window: bool = True
+    takes_two_sided_window: bool = True
+    takes_more_queries: bool = True
     takes_soft_cap: bool = True
     gives_lse: bool = True
     max_seq_len: EngineMaximum = "passed"

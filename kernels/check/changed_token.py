@@ -106,7 +106,7 @@ def _copies(change: Change) -> Iterator[Copied]:
 def _drawn(problem: Problem, request: int, tokens: int, coin: random.Random) -> Change:
     """A sentinel token of a request, and so many that its last query tokens see and that no other request has."""
     q_len, length = problem.q_lens[request], problem.kv_lens[request]
-    drafts = range(length - min(q_len, PLANTED), length)
+    drafts = range(max(0, length - min(q_len, PLANTED)), length)
     first = 0 if problem.window is None else max(0, drafts.start - problem.window + 1)
     source = coin.choice([*context_positions(problem, q_len, length), *drafts])
     return Change(request, source, _others(source, range(max(first, problem.prefix_tokens), length), tokens, coin))

@@ -112,4 +112,6 @@ def seen_keys(  # type: ignore[no-untyped-def]
         seen = seen & (key[None, :] <= (draft_start + query)[:, None])
     if WINDOW:
         seen = seen & (key[None, :] > (draft_start + query - window)[:, None])
+        if not CAUSAL:
+            seen = seen & (key[None, :] < (draft_start + query + window)[:, None])
     return seen

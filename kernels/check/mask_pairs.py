@@ -67,7 +67,7 @@ def _keys_of(p: Problem, request: int, tokens: range) -> dict[Kind, range]:
     """The keys with which these query tokens are weighed: half of `PLANTED` draft keys before and behind them, and at the edge."""
     length, q_len = p.kv_lens[request], p.q_lens[request]
     before, beside = length - q_len, PLANTED // 2 if q_len > PLANTED else 0
-    drafts = range(before + max(0, tokens.start - beside), before + min(q_len, tokens.stop + beside))
+    drafts = range(max(0, before + max(0, tokens.start - beside)), before + min(q_len, tokens.stop + beside))
     if p.window is None:
         return {"pair": drafts}
     stop = before + tokens.stop - p.window + 1

@@ -304,7 +304,7 @@ def _rows_by_key(p: Problem, lengths: tuple[int, int], device: torch.device) -> 
     """[keys]: how many weighed query tokens of a request see a key, at least: all of a full mask, later ones of any other."""
     (q_len, length), tokens = lengths, [token for part in weighed_parts(p, lengths[0]) for token in part]
     if p.mask == "full":
-        return torch.full((length,), float(len(tokens)), device=device)
+        return torch.full((length,), float(min(len(tokens), p.window or len(tokens))), device=device)
     positions = torch.tensor(tokens, device=device) + length - q_len
     later = len(tokens) - torch.searchsorted(positions, torch.arange(length, device=device))
     return later.clamp_min(1).float()

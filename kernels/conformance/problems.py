@@ -81,6 +81,8 @@ FAMILIES: dict[str, tuple[Keys, ...]] = {
         {"batch_spec": spec, "mask": "causal", **NO_TREE} for spec in ("q40_2q1s77_q3s50", "q9s80_2q1s177_q3s150")
     ),
     "sliding windows": tuple({"window": 9, "s_qo": n, "mask": "causal", **NO_TREE} for n in (1, 5)),
+    "windows that reach ahead": tuple({"window": 9, "s_qo": n, "mask": "full", **NO_TREE} for n in (5, 20)),
+    "more queries than keys": tuple({"s_qo": n, "s_kv": 40, "mask": "full", **NO_TREE} for n in (41, 70)),
     "attention sinks": tuple({"sinks": True, "s_qo": n, "mask": "causal", **NO_TREE} for n in (1, 3)),
     "softmax scales": ({"softmax_scale": 0.04, "s_qo": 3, "mask": "causal", **NO_TREE}, {"softmax_scale": 1.0}),
     "soft caps": ({"soft_cap": 50.0, "s_qo": 3, "mask": "causal", **NO_TREE}, {"soft_cap": 15.0, "softmax_scale": 0.3}),
@@ -120,7 +122,16 @@ PAGES = {"page_size", "kv_layout", "page_order", "page sizes", "page layouts", "
 NOT_IN = {  # axes and families that a routine does not have
     "paged_decode": PREFIXES | STATES,
     "paged_prefill": PREFIXES | STATES,
-    "cascade": {"window", "sliding windows", "whole prompt", "whole prompts", *PADDING, *STATES},
+    "cascade": {
+        "window",
+        "sliding windows",
+        "windows that reach ahead",
+        "more queries than keys",
+        "whole prompt",
+        "whole prompts",
+        *PADDING,
+        *STATES,
+    },
     "merge_states": PREFIXES | PADDING,
     "ragged_prefill": PAGES | PADDING | PREFIXES | STATES,
     "mla": {"kv_layout", *PREFIXES, *STATES},

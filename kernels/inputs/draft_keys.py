@@ -32,6 +32,9 @@ def plant_drafts(inputs: Inputs) -> None:
     p, device = inputs.problem, inputs.device
     request = torch.repeat_interleave(torch.arange(p.batch_size, device=device), inputs.q_lens.long())
     own = torch.arange(len(request), device=device) - inputs.qo_indptr[:-1].long()[request]  # the token's number
+    if p.s_qo > p.s_kv:  # not every query token has a key
+        has_key = own >= (inputs.q_lens - inputs.kv_lens).long()[request]
+        request, own = request[has_key], own[has_key]
     at_once = max(1, ELEMENTS_AT_ONCE // (p.stored_kv_heads * p.key_dim))
     for at in range(0, len(own), at_once):
         _plant_some(inputs, request[at : at + at_once], own[at : at + at_once])
@@ -48,6 +51,8 @@ def _plant_some(inputs: Inputs, request: Tensor, own: Tensor) -> None:
     moved = keys_at(inputs, at)  # [n, K, D]
     logit = target_products(inputs)[request]
     neighbours = (own, own - 1, _next_blind(inputs, own))
+    if p.window is not None and p.mask == "full":
+        neighbours += (own - p.window,)  # the last that it lies too far ahead of
     for other in (*(query[:, None].expand(turn.shape) for query in neighbours), *_others(inputs, request, own)):
         there = (other >= 0) & (other < inputs.q_lens.long()[request][:, None])
         q = queries_at(inputs, (first_row[:, None] + other).clamp(0, p.num_q_tokens - 1), turn)  # [n, K, D]
@@ -100,7 +105,9 @@ def _sees(inputs: Inputs, query: Tensor, key: Tensor) -> Tensor:
         seen: Tensor = inputs.visible[query.clamp(max=size - 1), key.clamp(max=size - 1)]
         return seen
     behind = query - key
-    return behind >= (0 if p.mask == "causal" else -p.s_qo) if p.window is None else (behind >= 0) & (behind < p.window)
+    if p.window is not None:
+        return behind.abs() < p.window if p.mask == "full" else (behind >= 0) & (behind < p.window)
+    return behind >= (0 if p.mask == "causal" else -p.s_qo)
 
 
 def _next_blind(inputs: Inputs, own: Tensor) -> Tensor:

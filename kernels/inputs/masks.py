@@ -1,7 +1,7 @@
 """Which query sees which key: the visibility of the draft block, and its packed form for XQA. Vectorised, on the device.
 
 A causal mask, a full one and a tree speak of the last `s_qo` keys alone, every query sees all keys before them; a sliding
-window also hides the far end.
+window also hides the far end, and under a full mask the far end ahead.
 """
 
 from __future__ import annotations
@@ -40,9 +40,11 @@ def hidden(problem: Problem, request: int, rows: range, keys: range, device: tor
         tree = _ancestors(problem.tree, device)[rows.start : rows.stop]
         in_draft = (key - draft_start).clamp(0, problem.s_qo - 1)
         return ~tree[:, in_draft] & (key >= draft_start)
-    if problem.mask == "full":
+    if problem.mask == "full" and reach is None:
         return None
     own = draft_start + torch.arange(rows.start, rows.stop, device=device)[:, None]  # the key that is the query's own token
+    if problem.mask == "full":
+        return (key - own).abs() >= reach
     return key > own if reach is None else (key > own) | (key <= own - reach)
 
 
@@ -53,8 +55,9 @@ def sees(problem: Problem, own: Tensor, token: Tensor, key: Tensor) -> Tensor:
     if problem.tree is not None:
         in_draft = (key - own + token).clamp(0, problem.s_qo - 1)
         return _ancestors(problem.tree, key.device)[token, in_draft] | (key < own - token)
-    causal = (key <= own) | (problem.mask == "full")
-    return causal if problem.window is None or problem.mask == "full" else causal & (key > own - problem.window)
+    ahead = problem.mask == "full"
+    causal = (key <= own) | ahead
+    return causal if problem.window is None else causal & (((key - own).abs() if ahead else own - key) < problem.window)
 
 
 def _ancestors(tree: tuple[int, ...], device: torch.device | str) -> Tensor:

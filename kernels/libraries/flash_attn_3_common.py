@@ -70,7 +70,7 @@ def partial_bytes(p: Problem) -> int:
 
 def window(p: Problem) -> tuple[int, int]:
     """Keys before a query's own, and behind it; -1: all."""
-    return window_left(p), 0 if p.window is not None else -1
+    return window_left(p), -1 if p.window is None else 0 if p.mask == "causal" else p.window - 1
 
 
 def descales(inputs: Inputs, requests: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -59,7 +59,7 @@ def _of_kind(problem: Problem, choose: random.Random, kind: Kind, kv_head: int) 
     request = victim(problem)
     q_len, length = problem.q_lens[request], problem.kv_lens[request]
     if kind == "pair":
-        own = choose.randrange(q_len)
+        own = choose.randrange(max(0, q_len - length), q_len)  # of the query tokens that have a key
         nearest = max(0, min(own - PLANTED // 2, q_len - PLANTED))  # of the queries to which that key is planted, the first
         return Fault(kind, 1, length - q_len + own, kv_head, nearest + choose.randrange(min(q_len, PLANTED)))
     seen_from = 0 if problem.window is None else max(0, length - problem.window)

@@ -43,6 +43,8 @@ class Mutant(Adapter):
     wraps: Adapter | None = None  # None: the first of `WRAPPED` that serves the problem
     query_lengths: QueryLengths = "varlen"
     takes_window: bool = True
+    takes_two_sided_window: bool = True
+    takes_more_queries: bool = True
     takes_sinks: bool = True
     takes_soft_cap: bool = True
     gives_lse: bool = True  # the right one: the output alone shows the fault

@@ -53,8 +53,10 @@ class ReferenceCase:
     @property
     def own(self) -> Tensor:
         """[Q, 1]: position of each query's own key."""
+        import torch
+
         tokens = self.tokens
-        return self.key[self.draft_start + tokens.start : self.draft_start + tokens.stop, None]
+        return self.draft_start + torch.arange(tokens.start, tokens.stop, device=self.q.device)[:, None]
 
     @property
     def tokens(self) -> range:

@@ -33,7 +33,8 @@ def drafts(p: Problem) -> Needs:
 
 
 def prompts(p: Problem) -> Needs:
-    return {f"a victim with a prompt of more than {PLANTED} tokens": _lens(p)[0] > PLANTED}
+    q_len, kv_len = _lens(p)
+    return {f"a victim with a prompt of more than {PLANTED} tokens, each with a key": PLANTED < q_len <= kv_len}
 
 
 def other_drafts(p: Problem) -> Needs:
@@ -140,6 +141,16 @@ def long_context(p: Problem) -> Needs:
 
 def windowed(p: Problem) -> Needs:
     return {"a sliding window that the victim has outgrown": p.window is not None and p.window < _lens(p)[1]}
+
+
+def two_sided(p: Problem) -> Needs:
+    several = p.mask == "full" and p.window is not None and p.window > 1 and _lens(p)[0] > 1
+    return {"a window under a full mask, and a victim of two query tokens or more": several}
+
+
+def two_sided_and_left(p: Problem) -> Needs:
+    last = min(_lens(p)[0], PLANTED)
+    return two_sided(p) | {"a victim with more of the last query tokens than the window": p.window is not None and last > p.window}
 
 
 def branches(p: Problem) -> Needs:

@@ -34,7 +34,8 @@ class ProblemFields(BaseModel):
     max_seq_len: Count | None = None  # KV tokens that the page table has room for, as engines pass it; None: the batch's longest
     mask: str = "causal"  # causal, full, or the name of the tree in `tree`
     tree: tuple[int, ...] | None = None  # parent of each query token, -1 for the root; every parent comes before its children
-    window: Count | None = None  # keys that a query sees, counted back from its own and including it; None: all
+    # Keys that a query sees, counted back from its own and including it; under a full mask as many ahead of it too. None: all.
+    window: Count | None = None
     sinks: bool = False  # one learned logit per head is added to each softmax
     softmax_scale: Positive | None = None  # multiplies q.k; None: 1/sqrt(head_dim_qk)
     soft_cap: Positive | None = None  # cap * tanh(logit / cap) in place of each scaled logit, but not of a sink's; None: no cap

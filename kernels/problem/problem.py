@@ -94,7 +94,8 @@ class Problem(ProblemFields):
         if self.seq_lens == "fixed":
             return (self.s_kv,) * self.batch_size
         draw = random.Random(self.seed)
-        lens = [draw.randint(self.prefix_tokens + self.s_qo, self.s_kv) for _ in range(self.batch_size)]
+        least = self.prefix_tokens + self.s_qo if self.s_qo <= self.s_kv else 1  # cross attention: the lengths have no relation
+        lens = [draw.randint(least, self.s_kv) for _ in range(self.batch_size)]
         lens[draw.randrange(self.batch_size)] = self.s_kv
         return tuple(lens)
 
@@ -164,6 +165,9 @@ class Problem(ProblemFields):
         """Pairs of one request. Causal: query j sees length - q + j + 1 keys. Tree: the context, its ancestors and itself."""
         if self.tree is not None:
             return q * (length - q) + sum(depths(self.tree[:q]))
+        if self.window is not None and self.mask == "full":
+            owns = range(length - q, length)
+            return sum(min(own + self.window, length) - max(0, own - self.window + 1) for own in owns)
         if self.window is not None:
             whole = min(max(self.window - (length - q), 0), q)  # queries that see all before them
             return whole * (length - q) + whole * (whole + 1) // 2 + (q - whole) * self.window

@@ -46,10 +46,13 @@ def _lengths(p: ProblemFields) -> None:
             )
     if p.seq_lens == "listed" and p.batch_spec is None:
         raise ValueError("seq_lens='listed': allowed with a batch_spec, which lists them; type fixed or random, or give batch_spec")
-    if p.s_qo > p.s_kv:
+    if p.s_qo > p.s_kv and p.mask == "full" and p.window is not None:
+        raise ValueError(f"window={p.window}: allowed with s_qo <= s_kv, where each query token has a key of its own")
+    if p.s_qo > p.s_kv and p.mask != "full":
         raise ValueError(
             f"s_qo={p.s_qo} is greater than s_kv={p.s_kv}; allowed: s_qo <= s_kv, since s_kv counts the s_qo "
-            f"draft tokens too. Type sweep.s_qo=[...] with smaller values, or add an exclude rule for these points"
+            f"draft tokens too; and any s_qo with mask=full, as in cross attention. Type sweep.s_qo=[...] with smaller values, "
+            f"or add an exclude rule for these points"
         )
     if p.min_s_qo is not None and p.min_s_qo > p.s_qo:
         raise ValueError(
@@ -82,8 +85,8 @@ def _mask(p: ProblemFields) -> None:
         raise ValueError(
             f"mask={p.mask!r}: tree {list(p.tree)} for s_qo={p.s_qo}; allowed: s_qo parents, -1 and then earlier tokens"
         )
-    if p.window is not None and p.mask != "causal":
-        raise ValueError(f"window={p.window}: allowed only with mask=causal, not with mask={p.mask!r}")
+    if p.window is not None and p.tree is not None:
+        raise ValueError(f"window={p.window}: allowed only with mask=causal or full, not with mask={p.mask!r}")
 
 
 def _latent(p: ProblemFields) -> None:

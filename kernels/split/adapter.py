@@ -115,6 +115,7 @@ class Split(Adapter):
     threshold: int | None = None  # the most query tokens of a request in the decode call; None: any number
     query_lengths: QueryLengths = "varlen"
     takes_window: bool = True  # as far as both parts do: their own rules say so
+    takes_two_sided_window: bool = True
     takes_sinks: bool = True
     takes_soft_cap: bool = True
     max_seq_len: EngineMaximum = "passed"

@@ -95,7 +95,7 @@ def test_drawn_kv_lengths_reach_s_kv_and_contain_the_drafts():
         ({"mask": "binary"}, "the name of a tree in conf/trees"),
         ({"mask": "t", "tree": (-1, 0)}, "tree [-1, 0] for s_qo=3"),
         ({"mask": "t", "tree": (-1, 2, 0)}, "allowed: s_qo parents, -1 and then earlier tokens"),
-        ({"mask": "full", "window": 4}, "window=4: allowed only with mask=causal"),
+        ({"mask": "t", "tree": (-1, 0, 0), "window": 4}, "window=4: allowed only with mask=causal"),
         ({"routine": "mla"}, "routine=mla needs head_dim_ckv and head_dim_kpe"),
         ({"q_dtype": "nvfp4"}, "allowed only for keys and values"),
         ({"kv_dtype": "nvfp4", "head_dim_qk": 24}, "multiples of 16"),
