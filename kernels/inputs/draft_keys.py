@@ -50,9 +50,9 @@ def _plant_some(inputs: Inputs, request: Tensor, own: Tensor) -> None:
     at = slots(inputs, request, (inputs.kv_lens - inputs.q_lens).long()[request] + own)
     moved = keys_at(inputs, at)  # [n, K, D]
     logit = target_products(inputs)[request]
-    neighbours = (own, own - 1, _next_blind(inputs, own))
+    neighbours = [own, own - 1, _next_blind(inputs, own)]
     if p.window is not None and p.mask == "full":
-        neighbours += (own - p.window,)  # the last that it lies too far ahead of
+        neighbours.append(own - p.window)  # the last that it lies too far ahead of
     for other in (*(query[:, None].expand(turn.shape) for query in neighbours), *_others(inputs, request, own)):
         there = (other >= 0) & (other < inputs.q_lens.long()[request][:, None])
         q = queries_at(inputs, (first_row[:, None] + other).clamp(0, p.num_q_tokens - 1), turn)  # [n, K, D]

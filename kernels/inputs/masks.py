@@ -43,9 +43,9 @@ def hidden(problem: Problem, request: int, rows: range, keys: range, device: tor
     if problem.mask == "full" and reach is None:
         return None
     own = draft_start + torch.arange(rows.start, rows.stop, device=device)[:, None]  # the key that is the query's own token
-    if problem.mask == "full":
-        return (key - own).abs() >= reach
-    return key > own if reach is None else (key > own) | (key <= own - reach)
+    if reach is None:
+        return key > own
+    return (key - own).abs() >= reach if problem.mask == "full" else (key > own) | (key <= own - reach)
 
 
 def sees(problem: Problem, own: Tensor, token: Tensor, key: Tensor) -> Tensor:
