@@ -280,17 +280,11 @@ def _shapes(config: YamlFile, latent: bool) -> Iterator[dict[str, Any]]:
 
 
 def _is_shape(config: YamlFile, where: str, keys: Mapping[str, Any]) -> bool:
-    unknown_keys = [key for key in keys if key not in MODEL_KEYS]
-    for key in unknown_keys:
-        config.leave_out(
-            _place(config, where, key), f"{key}={keys[key]!r} has no counterpart; allowed: {', '.join(sorted(MODEL_KEYS))}"
-        )
-    wrong = [key for key in keys if key in (*DEFAULT_SHAPE, *DEFAULT_LATENT_SHAPE) and type(keys[key]) is not int]
-    for key in wrong:
-        config.leave_out(_place(config, where, key), f"{key}={keys[key]!r}: allowed: a whole number")
-    return not unknown_keys and not wrong
-
-
-def _place(config: YamlFile, where: str, key: str) -> str:
-    """The key in its section, or the section if the key has no line of its own."""
-    return f"{where}.{key}" if f"{where}.{key}" in config.lines else where
+    """Whether all keys of a shape are known, and are whole numbers."""
+    wrong = {key: f"has no counterpart; allowed: {', '.join(sorted(MODEL_KEYS))}" for key in keys if key not in MODEL_KEYS}
+    numbers = [key for key in keys if key in DEFAULT_SHAPE or key in DEFAULT_LATENT_SHAPE]
+    wrong |= {key: "allowed: a whole number" for key in numbers if type(keys[key]) is not int}
+    for key, why in wrong.items():
+        place = f"{where}.{key}" if f"{where}.{key}" in config.lines else where  # a section in one line has that line
+        config.leave_out(place, f"{key}={keys[key]!r}: {why}")
+    return not wrong

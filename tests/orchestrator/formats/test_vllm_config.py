@@ -144,7 +144,7 @@ def test_ignored_keys_are_listed(tmp_path: Path):
         ("batch_specs: [q1s1k]\nkv_cache_dtype: int8\n", "2: kv_cache_dtype: 'int8': allowed: auto, fp8"),
         (
             "batch_specs: [q1s1k]\nmodel_parameter_sweep: {values: [{}, {depth: 3}]}\n",
-            "2: model_parameter_sweep.values[1].depth: depth=3 has no counterpart",
+            "2: model_parameter_sweep.values[1].depth: depth=3: has no counterpart",
         ),
         ("batch_specs: [q1s1k]\nmodel_parameter_sweep: {value: [1]}\n", "2: model_parameter_sweep.value: [1] has no counterpart"),
         ("batch_specs: [q1s2k, 2q1s1k]\nbatch_sizes: [1, 2]\n", "1: batch_specs[1]: '2q1s1k' beside batch_sizes"),
@@ -168,7 +168,7 @@ def rest_of(text: str) -> str:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("batch_specs: [q1s1k]\nmodel:\n  hidden: 3\n", "3: model.hidden: hidden=3 has no counterpart"),
+        ("batch_specs: [q1s1k]\nmodel:\n  hidden: 3\n", "3: model.hidden: hidden=3: has no counterpart"),
         ("batch_specs: [q1s1k]\nmodel: {head_dim: big}\n", "2: model.head_dim: head_dim='big': allowed: a whole number"),
         (
             "batch_specs: [q1s1k]\nmodel_parameter_sweep: {param_name: num_kv_heads, values: 1}\n",
