@@ -21,11 +21,16 @@ from orchestrator.analysis.questions.exactness import named, share
 from orchestrator.analysis.questions.tables import group_by, l2_words
 from orchestrator.analysis.rough import ROUGH, mark
 from orchestrator.analysis.views import MANY_ROWS
+from orchestrator.config.model import CUSTOM
 
 PHASES = ("decode", "drafts", "tree drafts", "chunked prefill", "prefill")
 # Each combination is a deployment.
-PLACE = ("device_name", "cluster", "model", "tp", "num_qo_heads", "kv_dtype", "timer", "l2", "icache", "context", "env")
+PLACE = (
+    *("device_name", "cluster", "model", "tp", "num_qo_heads", "kv_dtype", "timer", "l2", "icache", "context", "env"),
+    *("num_kv_heads", "head_dim_qk"),
+)
 IN_TITLE = ("device_name", "model", "tp", "num_qo_heads", "kv_dtype", "l2")
+OF_CUSTOM = ("num_kv_heads", "head_dim_qk")  # they follow from a model's name; heads without one are told apart by them
 HERE = "backend"  # `who` of the choices that are backends of this project
 MUCH_SLOWER = 1.2  # a choice that takes more than this many times the fastest one's time at some workload: an answer says so
 NOT_THERE = "not in the engine"  # the `status` of a flag that does not serve a workload
@@ -339,7 +344,8 @@ def _titles(records: Sequence[Record]) -> dict[tuple[Any, ...], str]:
 
 
 def _title(record: Record, varying: Sequence[str]) -> str:
-    others = (f"{key} {record[key]}" for key in varying if record[key] is not None)
+    told = [key for key in varying if key not in OF_CUSTOM or record["model"] == CUSTOM]
+    others = (f"{key} {record[key]}" for key in told if record[key] is not None)
     heads = None if record["num_qo_heads"] is None else f"{record['num_qo_heads']} query heads (tp {record['tp'] or 1})"
     parts = (record["model"], heads, f"kv {record['kv_dtype']}", *others, l2_words(record["l2"]), record["device_name"])
     return " · ".join(filter(None, parts))

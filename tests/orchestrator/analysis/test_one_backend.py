@@ -403,6 +403,17 @@ def test_prompts_weigh_prompts_and_chunks_have_no_weight():
     assert {choice.name: choice.mean for choice in part.choices} == {"fa3 (FlashInfer)": 1.0, "fa2": pytest.approx(1.5)}
 
 
+@pytest.mark.parametrize("key", ["num_kv_heads", "head_dim_qk"])
+def test_heads_without_a_models_name_are_told_apart(key: str):
+    rows = [
+        of_size(name, 1, us, model="custom", **{key: size}) for size in (4, 8) for name, us in (("fa2_tc", size), ("cudnn", 6.0))
+    ]
+    found = one_backend.grids(views_of(to_table([{**row, "point_id": f"{n}"} for n, row in enumerate(rows)])))
+    named = {cell for grid in found for cells in grid.cells for cell in cells if str(cell).startswith("custom")}
+
+    assert {next((size for size in (4, 8) if f"{key} {size}" in title), None) for title in named} == {4, 8}
+
+
 # Workloads that no deployment of one GPU can have
 
 
