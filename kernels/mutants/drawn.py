@@ -1,7 +1,8 @@
 """Faults that are drawn, not listed: each mutant does one wrong thing to a few keys, drawn from its number and the problem.
 
 `mode=check_power check.draws=N` runs the first N of them at every point, half as many of the kinds that came later, and
-right outputs beside them (`NoFault`): each of those that is called wrong is a false alarm.
+right outputs beside them (`NoFault`): each of those that is called wrong is a false alarm. A few listed faults stand beside them,
+so that each clause of the statement is tested (`orchestrator/reporting/statement.py`).
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from kernels.adapter import Need, Runner
+from kernels.check.root_mean_square import limit_of
+from kernels.check.tolerance import tolerance
 from kernels.inputs.sentinel_logit import PLANTED
-from kernels.mutants import victims
+from kernels.inputs.tensors import rounded
+from kernels.mutants import catalogue, victims
 from kernels.mutants.faults import victim
 from kernels.mutants.mutant import Mutant
 from kernels.mutants.reference_case import ReferenceCase
@@ -129,6 +133,58 @@ class NoFault(Mutant):
         return replace(runner, resolved_backend=f"right output of {right.resolved_backend}")
 
 
+@dataclass(frozen=True, kw_only=True)
+class KeepsAnswer(Mutant):
+    """Gives one request the answer that it had for the same queries, though some of its tokens have changed since."""
+
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        right, request, _ = self.prepare_right(inputs, device)
+        kept: dict[tuple[float, float], Tensor] = {}
+        at = inputs.queries(request)
+        rows = _rows_of(right, at)
+
+        def launch() -> None:
+            right()
+            key = (
+                float(inputs.q[at].float().sum()),
+                float(inputs.kv[0][0, 0, 0, -1].float()),
+            )  # of the cache, a sign that decoys turn
+            right.out[rows] = kept.setdefault(key, right.out[rows].clone())
+
+        return self._runner(launch, right, inputs.problem)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadOff(Mutant):
+    """All rows of a query head are off by more than their root mean square may be, each in a direction of its own."""
+
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        import torch
+
+        right, request, _ = self.prepare_right(inputs, device)
+        p, how = inputs.problem, self._runner(right.launch, right, inputs.problem).arithmetic
+        size = FURTHER * tolerance(p, how) * limit_of(p.q_lens[request], p, how)
+        rows, generator = _rows_of(right, inputs.queries(request)), torch.Generator().manual_seed(p.seed)
+        away = torch.randn(p.q_lens[request], p.value_dim, generator=generator).to(inputs.device)
+        away *= size / away.norm(dim=-1, keepdim=True)
+
+        def launch() -> None:
+            right()
+            row = right.out[rows, 0].float()
+            right.out[rows, 0] = rounded(row + row.norm(dim=-1, keepdim=True) * away, right.out.dtype)
+
+        return self._runner(launch, right, p)
+
+
+def _rows_of(right: Runner, queries: slice) -> slice | Tensor:
+    """Where these query tokens lie in its output."""
+    return queries if right.rows is None or isinstance(right.rows, slice) else right.rows[queries]
+
+
+FURTHER = 1.3  # than the limit of a root mean square
+KEPT, HEAD_OFF = "answer_kept", "head_off"
+OF_LOGITS = ("1_zero_keys_counted", "127_zero_keys_counted", "maximum_not_subtracted", "maximum_from_0", "bf16_logits")
+BESIDE = (*OF_LOGITS, KEPT, HEAD_OFF)  # the listed faults that each drawn run has too, since no drawn one tests their clauses
 RIGHT: dict[str, Any] = {"wrong": ReferenceCase.answer, "applies": victims.always}
 ADAPTERS: tuple[Mutant, ...] = (
     *(
@@ -137,6 +193,9 @@ ADAPTERS: tuple[Mutant, ...] = (
         for number in range(DRAWS + LATER_DRAWS)
     ),
     *(NoFault(routine=routine, name="no_fault", about="nothing is wrong", **RIGHT) for routine in ROUTINES),
+    *(KeepsAnswer(routine=routine, name=KEPT, about="a stored answer is returned", **RIGHT) for routine in ROUTINES),
+    *(HeadOff(routine=routine, name=HEAD_OFF, about="a query head is off by a bit too much", **RIGHT) for routine in ROUTINES),
+    *(mutant for mutant in catalogue.ADAPTERS if mutant.name in OF_LOGITS),
 )
 
 

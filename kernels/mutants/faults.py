@@ -167,7 +167,8 @@ def bf16_logits(case: ReferenceCase) -> Tensor:
 
 def _softmax(case: ReferenceCase, scores: Tensor, subtracted: Tensor, zero_keys: int = 0) -> Tensor:
     weights = (scores - subtracted).exp_()
-    return case.merge(weights, case.total(weights, subtracted) + zero_keys * (-subtracted).exp())
+    total = case.total(weights, subtracted)
+    return case.merge(weights, total + zero_keys * (-subtracted).exp() if zero_keys else total)
 
 
 def bf16_sums(case: ReferenceCase) -> Tensor:

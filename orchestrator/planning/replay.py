@@ -153,7 +153,7 @@ def _drawn_of(points: Sequence[Point], settings: Settings) -> list[Point]:
     There is a right output for every 10 of `check.draws`, and at least 2. Each has a seed of inputs of its own, and the first has
     that of the faults.
     """
-    from kernels.mutants.drawn import numbers
+    from kernels.mutants.drawn import BESIDE, numbers
 
     draws, each = settings.check.draws, settings.check.tolerance == "each"
     problems = dict.fromkeys((point.problem, point.how) for point in points)
@@ -162,7 +162,8 @@ def _drawn_of(points: Sequence[Point], settings: Settings) -> list[Point]:
     def made(base: Point, name: str) -> Point:
         return replace(base, backend=f"{name}@{base.backend}" if base.backend else name)
 
-    faults = [made(base, f"drawn_{number:03d}") for base in bases for number in numbers(draws)]
+    names = [*(f"drawn_{number:03d}" for number in numbers(draws)), *BESIDE]
+    faults = [made(base, name) for base in bases for name in names]
     seeds = range(max(2, draws // 10))
     return [*faults, *(made(_at_seed(base, more), "no_fault") for more in seeds for base in bases)]
 

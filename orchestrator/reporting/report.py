@@ -17,7 +17,7 @@ from orchestrator.config.settings import Answers, Question
 from orchestrator.errors import UserError
 from orchestrator.planning.expand import expand
 from orchestrator.point import Point
-from orchestrator.reporting import quality
+from orchestrator.reporting import quality, statement
 from orchestrator.reporting.opened import mix_of, opened
 from orchestrator.storage.row import STATUSES
 from orchestrator.tables import Grid
@@ -54,7 +54,7 @@ def dataset_grids(settings: Answers, question: str | None = None) -> list[Grid]:
         raise UserError(no_question_to_quality(question, settings.results.path))
     current = data.current()
     others = define_views(from_table(current[~quality.is_caught(current)]), settings.draft)
-    return [*quality.grids(current), status_grid(others)]
+    return [*statement.grids(current), *quality.grids(current), status_grid(others)]
 
 
 def no_question_to_quality(question: str, path: str) -> str:

@@ -6,29 +6,32 @@ from pathlib import Path
 
 import pandas as pd
 
+from kernels.mutants.drawn import BESIDE
 from tests.helpers.command_line import Invoke
 
 ASKED = ["+sweep=smoke", "mode=check_power", "check.draws=2", "timing=quick", "cluster=inline", "sweep.batch_size=[1]"]
 FEW = [*ASKED, "sweep.s_kv=[256]", "sweep.s_qo=[4]"]
 
 
-def run(invoke: Invoke, folder: Path, *more: str) -> tuple[pd.DataFrame, str]:
+def run(invoke: Invoke, folder: Path, *more: str, code: int = 0) -> tuple[pd.DataFrame, str]:
     done = invoke(*FEW, *more, f"results.path={folder / 'rows'}")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == code, done.stderr
     return pd.read_parquet(folder / "rows_check_power").set_index(["backend", "seed"]), done.stdout
 
 
 def test_right_outputs_pass_and_those_of_a_wrong_backend_do_not(invoke: Invoke, tmp_path: Path):
     wrong = "adapters=[tests.backends.faulty]"
-    rows, shown = run(invoke, tmp_path, "check.tolerance=each", wrong, "sweep.backend=[torch_sdpa,wrong]")
+    rows, shown = run(invoke, tmp_path, "check.tolerance=each", wrong, "sweep.backend=[torch_sdpa,wrong]", code=1)
 
     assert {seed: rows.loc[("no_fault@torch_sdpa", seed), "status"] for seed in (0, 1)} == {0: "ok", 1: "ok"}
     assert {seed: rows.loc[("no_fault@wrong", seed), "status"] for seed in (0, 1)} == {0: "mismatch", 1: "mismatch"}
     assert "2 of 4 right outputs called wrong, over 2 seeds of inputs; with 95% confidence at most 90.24%" in shown
+    assert "the statement does not hold here: a right kernel is called wrong less than once in 10,000" in shown
 
 
 def test_right_outputs_pass_at_the_widest_tolerance(invoke: Invoke, tmp_path: Path):
     rows, shown = run(invoke, tmp_path, "sweep.backend=[torch_sdpa]")
+    assert set(rows.loc[[*BESIDE], "status"]) == {"mismatch"} and "does not hold" not in shown
     right = rows.xs("no_fault", level="backend")
 
     assert set(right["status"]) == {"ok"}, set(right["reason"])

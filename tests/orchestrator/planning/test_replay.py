@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from kernels import registry
+from kernels.mutants.drawn import BESIDE
 from orchestrator.config.settings import Settings
 from orchestrator.errors import UserError
 from orchestrator.planning.expand import expand
@@ -70,8 +71,8 @@ def test_drawn_faults_are_made_once_of_a_problem_or_of_each_backend(settings: Ca
     each = points_of(settings(*keys, "check.tolerance=each"))
 
     assert [point.backend for point in each[:2]] == [f"drawn_000@{points[0].backend}", f"drawn_001@{points[0].backend}"]
-    assert len(each) == (3 + 2) * len(points)
-    assert {point.backend for point in points_of(settings(*keys))} == {"drawn_000", "drawn_001", "drawn_200", "no_fault"}
+    assert len(each) == (3 + len(BESIDE) + 2) * len(points)
+    assert {point.backend for point in points_of(settings(*keys))} == {"drawn_000", "drawn_001", "drawn_200", *BESIDE, "no_fault"}
     known = registry.adapters(("kernels.mutants.of_backends",))
     assert all(known[point.problem.routine, point.backend].wraps.name == point.backend.partition("@")[2] for point in each)
 

@@ -1,0 +1,131 @@
+"""What the check promises at the points of a sweep, clause by clause, and whether wrong and right kernels there bear it out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kernels.mutants.drawn import HEAD_OFF, KEPT, OF_LOGITS
+from kernels.problem import Problem
+from orchestrator.reporting.quality import CAUGHT, RIGHT, drawn_faults, upper_bound
+from orchestrator.tables import Grid
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FALSE_ALARMS = 1e-4  # right kernels that are called wrong, at most
+DRAW = "mode=check_power check.draws=8"
+COLUMNS = ("check_min_tokens", "check_pairs_covered", "check_stale_covered", "check_max_error")
+RARELY = "a right kernel is called wrong less than once in 10,000"
+TITLE = "what the check promises here, with probability 0.99: a wrong kernel of these kinds is called wrong"
+
+
+@dataclass(frozen=True)
+class Clause:
+    """One part of the statement: in words, with this sweep's numbers, and how many kernels that test it bear it out."""
+
+    words: str
+    here: str
+    tested_by: str
+    against: int  # of these kernels, those that speak against it
+    count: int
+    rate: float = 1 - CAUGHT  # of those that speak against it, at most
+
+    @property
+    def holds(self) -> bool:
+        """Whether so many against it are no surprise: at most 5 of 100 counts at this rate would have more."""
+        return 1 - upper_bound(self.count - self.against, self.count) <= self.rate if self.against else True
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        shown = f"{self.count - self.against:,} of {self.count:,} {self.tested_by}" if self.count else f"not tested; type {DRAW}"
+        return self.words, self.here, shown, "–" if not self.count else "yes" if self.holds else "NO"
+
+
+def clauses(current: pd.DataFrame) -> list[Clause]:
+    """The clauses for the newest rows of mode=check_power; none if no mutant ran."""
+    missing = [column for column in COLUMNS if column not in current]  # in rows of before
+    current = current.reindex(columns=[*current, *missing])
+    named, ran = current["resolved_backend"].fillna(""), current["status"].isin(["ok", "mismatch"])
+    wrong, right = current[ran & named.str.startswith("mutant of ")], current[ran & named.str.match(RIGHT)]
+    if wrong.empty:
+        return []
+    faults, listed = _promised(drawn_faults(current), right), wrong["backend"].str.partition("@")[0]
+    lost = faults[faults["kind"].isin(["lost", "doubled", "stale"]) & (faults["size"] >= faults["n"])]
+    pairs = faults[(faults["kind"] == "pair") & (faults["covered"] == 1) & (faults["batch_size"] == 1)]
+    of_logits, kept = wrong[listed.isin(OF_LOGITS)], wrong[(listed == KEPT) & (wrong["check_stale_covered"] == 1)]
+    heads = wrong[listed == HEAD_OFF]
+    alarms, known = int((right["status"] == "mismatch").sum()), right if len(right) else wrong
+    return [
+        _of("loses, doubles or replaces N neighbouring keys of a KV head", _of_keys(known), "drawn faults", lost),
+        _of("gets one pair of any query token wrong in all heads", _of_pairs(known), "drawn pairs", pairs),
+        _of("whatever the sign and size of logits", "up to ±128", "kernels wrong in their softmax", of_logits),
+        _of("no query head is off by more than check_max_error in root mean square", _of_errors(known), "heads that are", heads),
+        _of("if a stored answer could not have been found, the row says so", _of_stale(wrong), "stored answers", kept),
+        Clause(RARELY, _of_alarms(alarms, len(right)), "right outputs passed", alarms, len(right), FALSE_ALARMS),
+    ]
+
+
+def _of(words: str, here: str, tested_by: str, wrong: pd.DataFrame) -> Clause:
+    """One that each wrong kernel speaks against that was not caught."""
+    return Clause(words, here, tested_by, int((wrong["status"] == "ok").sum()), len(wrong))
+
+
+def _promised(faults: pd.DataFrame, right: pd.DataFrame) -> pd.DataFrame:
+    """The faults with what right outputs of the same inputs and tolerance say that the check finds: `n` keys, and pairs `covered`.
+
+    A fault that a row gives away leaves that open, since no estimate is made then.
+    """
+    keys = [name for name in Problem.model_fields if name in faults]
+
+    def points(rows: pd.DataFrame) -> pd.Series:
+        if rows.empty:
+            return rows["backend"]
+        return rows[keys].assign(made_of=rows["backend"].str.partition("@")[2]).map(str).agg("|".join, axis=1)
+
+    says = right.assign(point=points(right)).drop_duplicates("point").set_index("point")
+    of_each = points(faults)
+    n = of_each.map(says["check_min_tokens"]).astype(float).fillna(math.inf)
+    return faults.assign(n=n, covered=of_each.map(says["check_pairs_covered"]).astype(float))
+
+
+def grids(current: pd.DataFrame) -> list[Grid]:
+    """The statement as a table; none if no mutant ran. Its last line has no number and no test."""
+    found = clauses(current)
+    trusted = ("an adapter's Python is trusted, its kernels are not", "docs/correctness.md", "", "–")
+    header = ("the kernel", "at these points", "tested by", "holds")
+    return [Grid(TITLE, header, (*(clause.cells for clause in found), trusted))] if found else []
+
+
+def broken(current: pd.DataFrame) -> list[str]:
+    """The clauses that do not hold."""
+    return [clause.words for clause in clauses(current) if not clause.holds]
+
+
+def _of_keys(rows: pd.DataFrame) -> str:
+    known = rows[rows["weight_over_limit"].notna()]
+    least = known["check_min_tokens"].dropna()
+    none = f"; none at {len(known) - len(least):,} of {len(known):,}" if len(least) < len(known) else ""
+    if known.empty:
+        return "no number"
+    return f"N = {int(least.median()):,}, at most {int(least.max()):,}{none}" if len(least) else "no N"
+
+
+def _of_pairs(rows: pd.DataFrame) -> str:
+    covered = rows["check_pairs_covered"].dropna()
+    return f"{covered.mean():.2%} of the pairs, at least {covered.min():.2%}" if len(covered) else "no number"
+
+
+def _of_errors(rows: pd.DataFrame) -> str:
+    errors = rows["check_max_error"].dropna()
+    return f"{errors.min():.2g} to {errors.max():.2g}" if len(errors) else "no number"
+
+
+def _of_stale(rows: pd.DataFrame) -> str:
+    covered = rows["check_stale_covered"].dropna()
+    return f"could be found in {covered.mean():.1%} of the requests" if len(covered) else "no number"
+
+
+def _of_alarms(alarms: int, count: int) -> str:
+    return f"at most {upper_bound(alarms, count):.2%} (95%)" if count else "no number"
