@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+
+from kernels.data import Data
 
 
-class Device(BaseModel):
+class Device(Data):
     """A kind of device, as `conf/device/*.yaml` describes it. Memory is in bytes, rates are 1e12 per second.
 
     `tb_per_sec` and `tflops` come from the vendor's datasheet (dense rates). Those of the CPU are cautious estimates. Measured
     ceilings are elsewhere (`kernels/timing/ceilings.py`).
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     kind: Literal["cuda", "cpu"] = "cuda"

@@ -53,7 +53,7 @@ class ProblemFields(BaseModel):
     out_dtype: DtypeName | None = None  # None: the query's dtype if it has 16 bits or more, else bf16
     # Of the call alone: whether its kernels launch with programmatic dependent launch. None: the library's own choice.
     enable_pdl: Annotated[bool, Field(strict=True)] | None = None
-    seed: Annotated[int, Field(ge=0, le=2**53)] = 0
+    seed: Annotated[int, Field(ge=0, le=2**53, strict=True)] = 0
     shared_prefix: Count | None = None  # cascade: tokens at the start of every request, in pages that all requests share
     # The log-sum-exp of each row is a second output. A sink counts, as in FlashInfer, FlashAttention-3 and SGLang's Triton kernel.
     return_lse: Annotated[bool, Field(strict=True)] = False

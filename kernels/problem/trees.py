@@ -10,7 +10,9 @@ import heapq
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
+
+from kernels.data import Data
 
 if TYPE_CHECKING:
     from typing import Self  # Python 3.10 has none, under which other environments may run this
@@ -24,7 +26,7 @@ class TreeTooSmall(ValueError):
     """A tree has fewer tokens than a draft asks for."""
 
 
-class Tree(BaseModel):
+class Tree(Data):
     """One way to build a draft tree: exactly one of `branches`, `top_k` and `paths`.
 
     `branches`: children of every token by level, breadth first, the last number repeated. [1] is a chain, [2] the binary tree.
@@ -32,8 +34,6 @@ class Tree(BaseModel):
     r - 1 (EAGLE-2 keeps the drafts of highest joint probability). `depth` bounds the levels.
     `paths`: Medusa's choices, each a list of ranks from the root.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     branches: Branches | None = None
     top_k: PositiveInt | None = None

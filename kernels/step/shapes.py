@@ -7,8 +7,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, PositiveInt, model_validator
+from pydantic import PositiveInt, model_validator
 
+from kernels.data import Data
 from kernels.problem import Problem
 
 if TYPE_CHECKING:
@@ -18,15 +19,13 @@ WEIGHT_BYTES = 2  # weights and activations are bf16; FP8 weights are not modell
 Shapes = dict[str, tuple[int, ...]]
 
 
-class LayerShape(BaseModel):
+class LayerShape(Data):
     """What `config.json` of a model says of a layer beside its heads. The sizes are those of the whole model.
 
     A model with experts has all three of `num_experts`, `experts_per_token` and `intermediate_size`, which is then that of one
     expert. `mlp_gpus` is over how many GPUs the MLP is split if that is more than the tensor-parallel size of attention:
     DeepSeek's attention may be data-parallel (tp 1), its experts never lie on one GPU.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     hidden_size: PositiveInt
     intermediate_size: PositiveInt

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, PositiveFloat, model_validator
 
+from kernels.data import Data
 from kernels.timing.caches import Caches, ICacheState, L2State
 from kernels.timing.sm_clock import MAX_STAMPS
 from kernels.timing.stopping import CriterionName
@@ -29,14 +30,14 @@ Seconds = Annotated[float, Field(gt=0, le=1e7)]  # four months: what waits needs
 Wait = Annotated[float, Field(ge=0, le=1e7)]
 
 
-class Timing(BaseModel):
+class Timing(Data):
     """How to measure one point. Seconds are wall time unless a key says otherwise.
 
     In YAML and on the command line `criterion_limit` is called `limit`. Python code may use either name.
     Raises pydantic's ValidationError if a key is unknown or has a wrong value.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_by_name=True, validate_by_alias=True)
+    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
 
     name: str = "custom"
     timer: TimerName = "graph"  # of a CUDA device; a CPU always uses its wall clock

@@ -1,13 +1,6 @@
-"""The base of all configuration: immutable, and unknown keys are errors."""
+"""The base of all configuration, and the values that an axis or a filter may have."""
 
-from __future__ import annotations
+from kernels.data import Data as Frozen
 
-from pydantic import BaseModel, ConfigDict
-
+__all__ = ["Frozen", "Scalar"]
 Scalar = bool | int | float | str
-
-
-class Frozen(BaseModel):
-    """An immutable model without unknown keys."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)

@@ -90,7 +90,11 @@ def _filter(given: Any) -> object:
         if isinstance(columns, dict)
         else None
     )
-    if parts is None or not all(isinstance(part, Scalar | Bounds) for values in parts.values() for part in values):
+    if (
+        parts is None
+        or not all(parts.values())
+        or not all(isinstance(part, Scalar | Bounds) for values in parts.values() for part in values)
+    ):
         raise ValueError(
             f"where={as_typed(given)}: allowed: columns with a value, several or a range, such as "
             "{s_qo: [1, 4], kv_dtype: bf16, s_kv: {from: 4096, to: 60000}}"
