@@ -103,6 +103,9 @@ def refused(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ([*S1, "results.path=/"], "/bin is no part of a dataset"),
         ([*S1, "sweep.seed=[99999999999999999999]"], "sweep.seed=99999999999999999999: allowed: at most"),
         ([*S1, "limits.attempts=1000"], "limits.attempts=1000: allowed: at most 100"),
+        ([*S1, "limits.attempts=true"], "limits.attempts=true: allowed: a number"),
+        ([*S1, "sweep.seed=[true]"], "sweep.seed=true: allowed: a whole number"),
+        (["+sweep=smoke", "where={s_qo: []}", *PLAN], "where={s_qo: []}: allowed: columns with a value"),
         ([*S1, "limits.point_seconds=1e300"], "limits.point_seconds=1e+300: allowed: at most"),
         ([*S1, '+env.x={requirements: ["six\0"]}', "sweep.env=[x]"], "allowed: text without control characters"),
         ([*S1, "+env.x={python: '~nosuchuser/python'}", "sweep.env=[x]"], "there is no user 'nosuchuser'"),
@@ -291,11 +294,15 @@ LENGTHS = b'{"input_length": 6758, "output_length": 500}\n{"input_length": 5, "o
 SWEEP = b"defaults: [smoke, _self_]\nname: t\nbackend: [fa2]\ns_kv: [64, {from: 1, to: 8, factor: 2}]\n"
 WORDS = b"+sweep=smoke\nsweep.s_kv=[1,2]\nwhere={a: 1}"
 PAGE = b"---\ntitle: a\nverdict: b\nconfidence: high\nresults: results/x\n---\ntext\n"
+OPERATORX = {"batch_size": 4, "seq_len_q": 1, "seq_len_kv": 1536, "num_heads": 8, "num_heads_kv": 1, "head_dim": 64, "causal": True}
+OPERATORX |= dict.fromkeys(("dtype_q", "dtype_k", "dtype_v", "dtype_o"), "bf16")
 READERS: dict[str, tuple[Callable[[Path], object], bytes]] = {
     "list.txt": (_imported, LIST),
     "v.yaml": (_imported, VLLM),
     "w.jsonl": (_imported, TRACE),
     "r.csv": (_result_file, (CSV + LINE.format(2)).encode()),
+    "o.json": (_imported, json.dumps([OPERATORX]).encode()),
+    "t.csv": (lambda path: traffic.read(str(path)), b"TIMESTAMP,ContextTokens,GeneratedTokens\n1,374,44\n2,396,109\n"),
     "t.txt": (lambda path: traffic.read(str(path)), histograms(3, 2).encode()),
     "t.jsonl": (lambda path: traffic.read(str(path)), LENGTHS),
     "c/sweep/t.yaml": (_config, SWEEP),
