@@ -286,10 +286,19 @@ def _parquet() -> bytes:
     return file.getvalue()
 
 
+def _table() -> bytes:
+    names = dict.fromkeys(("attn_dtype", "kv_cache_dtype"), "bfloat16") | dict.fromkeys(("num_heads", "num_key_value_heads"), 8)
+    line = {"framework": "VLLM", "version": "0.24.0", "device": "NVIDIA H200", "op_name": "generation_attention", "batch_size": 8}
+    line |= {"kernel_source": "vllm_flash_attn_fa3", "isl": 1, "head_dim": 128, "beam_width": 1, "step": 8191, "latency": 0.083}
+    file = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist([line | names]), file, compression="none")
+    return file.getvalue()
+
+
 LIST = b"--routine BatchDecodeWithPagedKVCacheWrapper --backends fa2 --batch_size 8 --s_kv 64 --num_qo_heads 8 --num_kv_heads 8 "
 LIST += b"--head_dim_qk 128 --page_size 16 --random_actual_seq_len\n"
 VLLM = b"batch_specs: [q1s1k, q2k]\nbackends: [FLASHINFER]\nmodel: {num_q_heads: 32, num_kv_heads: 8}\nbatch_sizes: [1, 2]\n"
-TRACE = trace(kv_indptr=tensor("t.safetensors")).replace("_ps16", "_ps1").encode()
+TRACE = trace(kv_indptr=tensor("t.safetensors")).replace("_ps16", "_ps1").replace("64", "2").encode()
 LENGTHS = b'{"input_length": 6758, "output_length": 500}\n{"input_length": 5, "output_length": 9}\n'
 SWEEP = b"defaults: [smoke, _self_]\nname: t\nbackend: [fa2]\ns_kv: [64, {from: 1, to: 8, factor: 2}]\n"
 WORDS = b"+sweep=smoke\nsweep.s_kv=[1,2]\nwhere={a: 1}"
@@ -301,13 +310,13 @@ READERS: dict[str, tuple[Callable[[Path], object], bytes]] = {
     "v.yaml": (_imported, VLLM),
     "w.jsonl": (_imported, TRACE),
     "r.csv": (_result_file, (CSV + LINE.format(2)).encode()),
-    "o.json": (_imported, json.dumps([OPERATORX]).encode()),
+    "o.json": (_imported, json.dumps([{"type": "attention_mha", "args": OPERATORX, "name": "model"}]).encode()),
     "t.csv": (lambda path: traffic.read(str(path)), b"TIMESTAMP,ContextTokens,GeneratedTokens\n1,374,44\n2,396,109\n"),
     "t.txt": (lambda path: traffic.read(str(path)), histograms(3, 2).encode()),
     "t.jsonl": (lambda path: traffic.read(str(path)), LENGTHS),
     "c/sweep/t.yaml": (_config, SWEEP),
     "rows.parquet": (_dataset, _parquet()),
-    "a.parquet": (_result_file, _parquet()),
+    "a.parquet": (_result_file, _table()),
     "d.md": (lambda path: document.read(str(path)), PAGE),
     "m.tar": (lambda path: read_archive(str(path), lambda entries: entries), bytes(1024)),
     "words": (lambda path: overrides.read(path.read_text(errors="surrogateescape").split("\n")), WORDS),
