@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import html
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from orchestrator import ROOT
+from orchestrator.analysis.dataset import open_dataset
 from orchestrator.analysis.questions import open_views
 from orchestrator.analysis.sources import name_of
 from orchestrator.analysis.sql import Where
@@ -22,7 +25,7 @@ from orchestrator.reporting.site.target import Target
 from orchestrator.untrusted.text import for_line, for_markdown, for_markdown_cell
 
 MAX_PARQUET = 10**8  # bytes of one file: what hosts of Git repositories take
-ASSETS = "assets"
+ASSETS, INDEX = "assets", "index.html"
 POLICY = "default-src 'none'; style-src 'self' file:; img-src data:; base-uri 'none'; form-action 'none'"
 
 
@@ -44,8 +47,8 @@ class Site(NamedTuple):
     css: str
     about: str
 
-    def write(self, address: str, title: str, text: str) -> None:
-        """Writes a page without a dashboard, of Markdown. `address` is relative to the site."""
+    def write(self, address: str, title: str, text: str, key: str = "", facts: dict[str, Any] | None = None) -> None:
+        """Writes a page without a dashboard, of Markdown. `address` is relative to the site; the rest is as for `Target.write`."""
         up, title = "../" * address.count("/"), html.escape(for_line(title))
         back = f'<nav aria-label="Site"><a href="{up}index.html">all datasets</a></nav>\n' if up else ""
         page = (
@@ -55,7 +58,7 @@ class Site(NamedTuple):
             f'<link rel="icon" href="data:,">\n<link rel="stylesheet" href="{up}{self.css}">\n</head>\n<body>\n{back}<main>\n'
             f"<h1>{title}</h1>\n{html_body(text)}</main>\n<footer>{html.escape(self.about)}</footer>\n</body>\n</html>\n"
         )
-        self.target.write(address, page)
+        self.target.write(address, page, key, facts)
 
 
 def build(path: str, where: Where, folder: str) -> SiteContent:
@@ -77,23 +80,43 @@ def build(path: str, where: Where, folder: str) -> SiteContent:
 
 
 def _built(target: Target, path: str, places: Sequence[str], where: Where) -> SiteContent:
+    code, names = _code(), Names("dataset")
+    slugs = {place: names.new(name_of(Path(place))) for place in places}
+    keys = {place: datasets.digest(place, where, code) if datasets.exists(place) else "" for place in places}
+    whole = datasets.joined([*keys.values()])
+    if (known := target.unchanged(INDEX, whole)) is not None:
+        return SiteContent(**known)
     site = _with_assets(target)
-    listed = list(_datasets(site, places, where))
+    listed = list(_datasets(site, slugs, keys, where))
     if not listed:
         raise NoRows(f"results.path={path!r}: no dataset there has {'rows with these values of where' if where else 'rows'}")
     measured = history.gather(listed)
-    histories = list(history.pages(measured, listed))
+    histories = list(history.pages(measured, listed, target.kept))
     for page in histories:
-        site.write(page.address, f"History of {page.backend} on {page.gpu}", page.text)
+        if page.text:
+            facts = {"points": page.points, "most": page.most}
+            site.write(page.address, f"History of {page.backend} on {page.gpu}", page.text, page.key, facts)
     found = pairs.find(measured)
-    compared = list(pairs.pages(found, listed, where))
+    compared = list(pairs.pages(found, listed, where, target.kept))
     for pair in compared:
-        if pair.address:
-            site.write(pair.address, f"Comparison: {pair.what}", pair.text)
-    left_out = len(found) - len(compared)
-    site.write("index.html", "Attention benchmarks", _index(listed, compared, left_out, histories))
-    size = target.finish()
-    return SiteContent(len(listed), len(places) - len(listed), sum(bool(one.address) for one in compared), len(histories), size)
+        if pair.text:
+            site.write(pair.address, f"Comparison: {pair.what}", pair.text, pair.key, {"answer": pair.answer})
+    index = _index(listed, compared, len(found) - len(compared), histories)
+    count = SiteContent(len(listed), len(places) - len(listed), sum(bool(one.address) for one in compared), len(histories), 0)
+    site.write(INDEX, "Attention benchmarks", index)
+    count = count._replace(bytes=target.size)
+    site.write(INDEX, "Attention benchmarks", index, whole, count._asdict())
+    target.finish()
+    return count
+
+
+def _code() -> str:
+    """A digest of what pages are made with: every file of the packages."""
+    found = hashlib.sha256(own_version().encode())
+    for package in ("orchestrator", "kernels", "conf"):
+        for file in sorted(path for path in (ROOT / package).rglob("*") if path.is_file() and "__pycache__" not in path.parts):
+            found.update(file.read_bytes())
+    return found.hexdigest()
 
 
 def _require_outside(folder: str, places: Sequence[str]) -> None:
@@ -115,10 +138,15 @@ def _with_assets(target: Target) -> Site:
     return Site(target, shared, f"{ASSETS}/{style.name}", f"made by attention-orchestrator {own_version()}")
 
 
-def _datasets(site: Site, places: Sequence[str], where: Where) -> Iterator[Listed]:
-    """Writes the dashboard and the Parquet file of each dataset that has rows."""
-    names = Names("dataset")
-    for place, slug in [(place, names.new(name_of(Path(place)))) for place in places]:
+def _datasets(site: Site, slugs: Mapping[str, str], keys: Mapping[str, str], where: Where) -> Iterator[Listed]:
+    """Writes the dashboard and the Parquet file of each dataset that has rows, unless an earlier run has, of the same key."""
+    for place, slug in slugs.items():
+        page, file, key = f"datasets/{slug}.html", f"data/{slug}.parquet", keys[place]
+        known = site.target.kept(page, key)
+        if known is not None and (not known["has_file"] or site.target.kept(file, key) is not None):
+            with (data := open_dataset(place, where=where)).con:
+                yield Listed(path=place, slug=slug, key=key, measured=datasets.measured(data), **known)
+            continue
         try:
             data = open_views(place, where=where)
         except NoRows:
@@ -126,13 +154,15 @@ def _datasets(site: Site, places: Sequence[str], where: Where) -> Iterator[Liste
         with data.con:
             whole = page_data.parquet_of(data)
             has_file = len(whole) <= MAX_PARQUET
-            listed = datasets.describe(data, place, slug, has_file=has_file)
+            listed = datasets.describe(data, place, slug, key, has_file=has_file)
             table, header = page_data.rows_and_header(data, place)
         if has_file:
-            site.target.write(f"data/{slug}.parquet", whole)
-        about = {"title": listed.name, "path": listed.name, **header, "parquet": f"../data/{slug}.parquet" if has_file else None}
+            site.target.write(file, whole, key)
+        about = {"title": listed.name, "path": listed.name, **header, "parquet": f"../{file}" if has_file else None}
         packed = packing.pack(table, {**about, "embedded": False})
-        site.target.write(f"datasets/{slug}.html", linked.make(packed, listed.name, site.shared, f"../{ASSETS}", "../index.html"))
+        facts = {name: getattr(listed, name) for name in ("name", "facts", "rows", "ok", "answer", "has_file")}
+        html_page = linked.make(packed, listed.name, site.shared, f"../{ASSETS}", "../index.html")
+        site.target.write(page, html_page, key, facts)
         yield listed
 
 

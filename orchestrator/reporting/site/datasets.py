@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kernels.problem import Problem
 from orchestrator.analysis.dataset import Dataset
@@ -14,17 +15,20 @@ from orchestrator.analysis.keys import RANKED_US, TIMING_KEYS
 from orchestrator.analysis.names import shown
 from orchestrator.analysis.questions import one_backend
 from orchestrator.analysis.rough import DECIDED
-from orchestrator.analysis.sources import local_datasets, name_of
+from orchestrator.analysis.sources import find_sources, local_datasets, name_of
+from orchestrator.analysis.sql import Where
 from orchestrator.errors import UserError
 from orchestrator.reporting import quality
 from orchestrator.reporting.dashboard.data import facts
 from orchestrator.storage import access
 from orchestrator.storage.parquet import DATA, JOURNAL
+from orchestrator.untrusted.files import open_to_read
 from orchestrator.untrusted.text import for_markdown_cell
 
 if TYPE_CHECKING:
     import pandas as pd
 
+Kept = Callable[[str, str], dict[str, Any] | None]  # as `Target.kept`
 MAX_DATASETS = 500
 MAX_NAME = 80  # characters of a file's name
 # What identifies a point whatever the machine, the run and the versions; `tree` is text.
@@ -53,6 +57,7 @@ class Listed:
     answer: str
     has_file: bool  # whether the site has its Parquet file, which may be too large
     measured: pd.DataFrame
+    key: str = ""  # a digest of its files, and of the code; empty if it lies elsewhere than in files here
 
 
 def find(path: str) -> list[str]:
@@ -103,14 +108,38 @@ def row(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def describe(data: Dataset, path: str, of_slug: str, *, has_file: bool) -> Listed:
+def digest(place: str, where: Where, code: str) -> str:
+    """A digest of what the pages of a dataset are made of: its files, those of its A/A pairs, the rows chosen, and the code.
+
+    Empty if rows come from elsewhere, such as a journal or an object store.
+    """
+    sources, noise = find_sources(place)
+    found = hashlib.sha256(f"{code} {place} {where!r} {len(sources)}".encode())
+    for file in (*sources, *noise):
+        if not isinstance(file, str):
+            return ""
+        with open_to_read(file) as opened:
+            found.update(hashlib.sha256(opened.read()).digest())
+    return found.hexdigest()
+
+
+def joined(keys: Sequence[str]) -> str:
+    """The key of what is made of several; empty if one of them has none."""
+    return hashlib.sha256(" ".join(keys).encode()).hexdigest() if all(keys) else ""
+
+
+def measured(data: Dataset) -> pd.DataFrame:
+    """A line for each `ok` row of an open dataset; none if it is about quality."""
+    return data.to_arrow(MEASURED + (" LIMIT 0" if quality.is_about_quality(data) else "")).to_pandas()
+
+
+def describe(data: Dataset, path: str, of_slug: str, key: str, *, has_file: bool) -> Listed:
     """What the index says of an open dataset, which has the views of all questions."""
     name = name_of(Path(path))
     about_quality = quality.is_about_quality(data)
-    measured = data.to_arrow(MEASURED + (" LIMIT 0" if about_quality else "")).to_pandas()
     rows, ok = data.single_row("SELECT count(*), count_if(status = 'ok') FROM rows")
     answer = _of_quality(data) if about_quality else _answer(data)
-    return Listed(name, of_slug, path, facts(data), rows, ok, answer, has_file, measured)
+    return Listed(name, of_slug, path, facts(data), rows, ok, answer, has_file, measured(data), key)
 
 
 def _of_quality(data: Dataset) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.analysis.names import shown
 from orchestrator.analysis.rough import mark
-from orchestrator.reporting.site.datasets import POINT_KEYS, VERSIONS, Listed, Names, link, row
+from orchestrator.reporting.site.datasets import POINT_KEYS, VERSIONS, Kept, Listed, Names, joined, link, row
 from orchestrator.untrusted.text import for_markdown, for_markdown_cell
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ class HistoryPage:
     backend: str
     points: int
     most: float
-    text: str
+    text: str  # empty if an earlier run has written the page
+    key: str = ""
 
 
 def gather(datasets: Sequence[Listed]) -> pd.DataFrame:
@@ -50,8 +51,11 @@ def gather(datasets: Sequence[Listed]) -> pd.DataFrame:
     return whole.drop_duplicates(same_row, keep="first", ignore_index=True)
 
 
-def pages(measured: pd.DataFrame, datasets: Sequence[Listed]) -> Iterator[HistoryPage]:
-    """A page for each GPU and backend that has points which several runs measured."""
+def pages(measured: pd.DataFrame, datasets: Sequence[Listed], kept: Kept) -> Iterator[HistoryPage]:
+    """A page for each GPU and backend that has points which several runs measured.
+
+    `kept` gives `points` and `most` of a page that an earlier run has made of the same datasets.
+    """
     if measured.empty:
         return
     point = measured.groupby([*POINT_KEYS, "device_name"], dropna=False, sort=False).ngroup()
@@ -59,7 +63,12 @@ def pages(measured: pd.DataFrame, datasets: Sequence[Listed]) -> Iterator[Histor
     several = measured.assign(point=point)[point.isin(runs[runs > 1].index)]
     names = Names("history")
     for (gpu, backend), part in several.groupby(["device_name", "backend"], sort=True):
-        yield _page(names.new(f"{gpu} {backend}"), str(gpu), str(backend), part, datasets)
+        name, of = names.new(f"{gpu} {backend}"), [datasets[number] for number in sorted(part["dataset"].unique())]
+        key = joined([f"{gpu} {backend}", *(f"{one.slug} {one.key}" if one.key else "" for one in of)])
+        if (known := kept(f"history/{name}.html", key)) is not None:
+            yield HistoryPage(f"history/{name}.html", str(gpu), shown(str(backend)), known["points"], known["most"], "")
+        else:
+            yield replace(_page(name, str(gpu), str(backend), part, datasets), key=key)
 
 
 def _page(name: str, gpu: str, backend: str, part: pd.DataFrame, datasets: Sequence[Listed]) -> HistoryPage:

@@ -16,7 +16,7 @@ from orchestrator.analysis.compare.selection import Selection
 from orchestrator.analysis.sql import Where
 from orchestrator.errors import UserError
 from orchestrator.reporting.dashboard.data import libraries_of
-from orchestrator.reporting.site.datasets import POINT_KEYS, Listed, Names
+from orchestrator.reporting.site.datasets import POINT_KEYS, Kept, Listed, Names, joined
 from orchestrator.storage import parquet
 from orchestrator.tables import markdown
 from orchestrator.untrusted.text import for_markdown
@@ -48,7 +48,8 @@ class ComparisonPage:
     address: str
     what: str
     answer: str
-    text: str = ""
+    text: str = ""  # empty if an earlier run has written the page
+    key: str = ""
 
 
 def find(measured: pd.DataFrame) -> list[tuple[int, ComparedRows, ComparedRows]]:
@@ -110,28 +111,37 @@ def _points(rows: pd.DataFrame, side: ComparedRows) -> set[int]:
 
 
 def pages(
-    found: Sequence[tuple[int, ComparedRows, ComparedRows]], datasets: Sequence[Listed], where: Where
+    found: Sequence[tuple[int, ComparedRows, ComparedRows]], datasets: Sequence[Listed], where: Where, kept: Kept
 ) -> Iterator[ComparisonPage]:
-    """A page for each of the first `MAX_PAIRS`; a line without a page for one that cannot be compared."""
+    """A page for each of the first `MAX_PAIRS`; a line without a page for one that cannot be compared.
+
+    `kept` gives the answer of a page that an earlier run has made of the same key.
+    """
     taken = Names("comparison")
     for _, a, b in found[:MAX_PAIRS]:
         names = a.name(b), b.name(a)
         place = "" if a.gpu != b.gpu else f" on {a.gpu}"
         what = f"{names[0]} and {names[1]}{place}"
         address = f"comparisons/{taken.new(f'{names[0]} to {names[1]} {place}')}.html"
+        key = joined([f"{a} {b}", *(datasets[number].key for number in (*a.datasets, *b.datasets))])
+        if (known := kept(address, key)) is not None:
+            yield ComparisonPage(address, what, str(known["answer"]))
+            continue
         try:
-            yield _page(address, what, *(_selection(side, name, datasets, where) for side, name in zip((a, b), names, strict=True)))
+            yield _page(
+                address, what, key, *(_selection(side, name, datasets, where) for side, name in zip((a, b), names, strict=True))
+            )
         except UserError as error:
             yield ComparisonPage("", what, f"cannot be compared: {error}")
 
 
-def _page(address: str, what: str, baseline: Selection, candidate: Selection) -> ComparisonPage:
+def _page(address: str, what: str, key: str, baseline: Selection, candidate: Selection) -> ComparisonPage:
     found = compare_rows(baseline, candidate, missing=MISSING)
     best = best_of.best_of(baseline, candidate)
     answer = best_of.headline(best) if best.of_devices and len(best.problems) else tables.headline(found)
     grids = [*best_of.grids(best), *tables.grids(found)]
     notes = "\n".join(f"- {for_markdown(note)}" for note in tables.notes(found))
-    return ComparisonPage(address, what, answer, f"{for_markdown(answer)}\n\n{markdown(grids)}\n\n{notes}\n")
+    return ComparisonPage(address, what, answer, f"{for_markdown(answer)}\n\n{markdown(grids)}\n\n{notes}\n", key)
 
 
 def _selection(side: ComparedRows, name: str, datasets: Sequence[Listed], where: Where) -> Selection:

@@ -1,7 +1,11 @@
-"""The folder of a site. Only files of our own are replaced or removed, each in one step, and nothing outside of it is touched."""
+"""The folder of a site. Only files of our own are replaced or removed, each in one step, and nothing outside of it is touched.
+
+The manifest says of what each page was made, as a key: a digest of datasets and code. A page of the same key is not made again.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -9,6 +13,7 @@ import secrets
 import shutil
 import stat
 from pathlib import Path
+from typing import Any
 
 from orchestrator.errors import UserError
 from orchestrator.untrusted.door import from_json
@@ -29,7 +34,10 @@ class Target:
         self.root = Path(path)
         self._before: set[str] = set()
         self._written: set[str] = set()
-        self._bytes, self._is_new = 0, False
+        self._is_new = False
+        self._made_before: dict[str, Any] = {}
+        self._made: dict[str, Any] = {}  # by file: its key, the digest of its bytes, and what `write` was told of it
+        self._sizes: dict[str, int] = {}
 
     def claim(self, path: str) -> None:
         """Makes the folder if there is none. Raises UserError if it holds anything that is not a site, or cannot be written."""
@@ -59,14 +67,48 @@ class Target:
             raise other from None
         if found.get("made_by") != MADE_BY or not isinstance(found.get("files"), list):
             raise other
+        if isinstance(of := found.get("made"), dict):
+            self._made_before = {name: one for name, one in of.items() if isinstance(one, dict)}
         return {name for name in found["files"] if isinstance(name, str) and OWN_NAME.fullmatch(name)}
 
-    def write(self, name: str, content: str | bytes) -> None:
-        """Writes a file of the site, or leaves it if it holds that already. Raises UserError if it cannot, or if it is too much."""
+    def kept(self, name: str, key: str) -> dict[str, Any] | None:
+        """What `write` was told of a file that an earlier run made of the same key, if nobody has changed it since; else None.
+
+        The file then belongs to the site as if it had been written. Without a key none is kept.
+        """
+        before = self._made_before.get(name, {})
+        if not key or before.get("key") != key or (content := self._content_of(name)) is None:
+            return None
+        self.write(name, content, key, before["facts"])
+        return dict(before["facts"])
+
+    def unchanged(self, name: str, key: str) -> dict[str, Any] | None:
+        """What `kept` gives of a file that stands for the whole site, if all files of the site are as an earlier run left them."""
+        before = self._made_before.get(name, {})
+        if not key or before.get("key") != key or any(self._content_of(other) is None for other in self._before - {MANIFEST}):
+            return None
+        return dict(before["facts"])
+
+    def _content_of(self, name: str) -> bytes | None:
+        """The bytes of a file of an earlier run; None if they are others today."""
+        try:
+            with open_to_read(self.root / name, follow=False) as file:
+                content = file.read()
+        except OSError:
+            return None
+        known = self._made_before.get(name, {}).get("sha256")
+        return content if name in self._before and hashlib.sha256(content).hexdigest() == known else None
+
+    def write(self, name: str, content: str | bytes, key: str = "", facts: dict[str, Any] | None = None) -> None:
+        """Writes a file of the site, or leaves it if it holds that already. Raises UserError if it cannot, or if it is too much.
+
+        `kept` of a later run gives `facts`, which are JSON, if it asks with the same `key`.
+        """
         assert OWN_NAME.fullmatch(name), name
         whole = content.encode() if isinstance(content, str) else content
-        self._bytes += len(whole)
-        if self._bytes > MAX_BYTES:
+        self._made[name] = {"key": key, "sha256": hashlib.sha256(whole).hexdigest(), "facts": facts or {}}
+        self._sizes[name] = len(whole)
+        if self.size > MAX_BYTES:
             raise UserError(
                 f"export={str(self.root)!r}: the site has more than {MAX_BYTES / 1e9:g} GB; name fewer datasets by results.path, "
                 "or choose rows by where="
@@ -88,13 +130,18 @@ class Target:
                 raise OSError(0, "its folder is a link; remove it")
         return folder
 
+    @property
+    def size(self) -> int:
+        """Bytes of the files that belong to the site so far."""
+        return sum(self._sizes.values())
+
     def abandon(self) -> None:
         """Removes a folder that `claim` has made."""
         if self._is_new:
             shutil.rmtree(self.root, ignore_errors=True)
 
-    def finish(self) -> int:
-        """Removes what an earlier run wrote and this one did not. Returns the number of bytes of the site.
+    def finish(self) -> None:
+        """Removes what an earlier run wrote and this one did not.
 
         Raises UserError if a file cannot be removed.
         """
@@ -108,10 +155,10 @@ class Target:
             self._save_manifest(self._written)
         except OSError as error:
             raise UserError(f"export={str(self.root)!r}: {error.filename} cannot be removed ({error.strerror})") from None
-        return self._bytes
 
     def _save_manifest(self, names: set[str]) -> None:
-        manifest = json.dumps({"made_by": MADE_BY, "files": sorted(names)}, indent=1) + "\n"
+        made = {name: self._made[name] for name in sorted(self._made)}
+        manifest = json.dumps({"made_by": MADE_BY, "files": sorted(names), "made": made}, indent=1) + "\n"
         if not _holds(self.root / MANIFEST, manifest.encode()):
             _replace(self.root, self.root / MANIFEST, manifest.encode())
 

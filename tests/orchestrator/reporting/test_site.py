@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from orchestrator.config.exports import Export
 from orchestrator.config.settings import ExportSettings, load
 from orchestrator.errors import NoRows, UserError
 from orchestrator.reporting.dashboard import linked
+from orchestrator.reporting.site import build as site_build
 from orchestrator.reporting.site import datasets, pairs, target
 from orchestrator.reporting.site.build import SiteContent, build
 from orchestrator.reporting.site.target import Target
@@ -177,6 +179,30 @@ def written(folder: Path, **content: str) -> int:
     for name, text in content.items():
         site.write(f"data/{name}", text)
     return site.finish()
+
+
+def test_a_repeated_run_makes_only_what_changed(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    opened: list[str] = []
+    real = site_build.open_views
+    monkeypatch.setattr(site_build, "open_views", lambda place, **given: opened.append(Path(place).name) or real(place, **given))
+    shutil.copytree(results, tmp_path / "results")
+    folder, there = tmp_path / "site", str(tmp_path / "results")
+
+    def again(**where: Any) -> tuple[list[str], SiteContent]:
+        opened.clear()
+        return opened, build(there, where, str(folder))
+
+    first = again()[1]
+    before = files(folder)
+    assert len(opened) == 4 and again() == ([], first) and files(folder) == before
+    (folder / "datasets" / "night.html").write_text("edited")
+    assert again() == (["night"], first) and files(folder) == before
+    shutil.rmtree(tmp_path / "results" / "pairs")
+    dataset(tmp_path / "results" / "pairs", [at(21.0, NIGHT, 1, OLD, twin=twin) for twin in (0, 1)])
+    assert again()[0] == ["pairs"]
+    assert len(again(s_kv=8192)[0]) == 4  # other rows
+    monkeypatch.setattr(site_build, "_code", lambda: "edited")
+    assert len(again()[0]) == 4
 
 
 def test_a_run_replaces_what_differs_removes_what_is_gone_and_leaves_what_is_not_ours(tmp_path: Path):
