@@ -6,9 +6,9 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
-from orchestrator.commands import model_words
+from orchestrator.commands import model_words, profile
 from orchestrator.commands.compare import compared
 from orchestrator.commands.invocation import BAD_POINTS, INTERRUPTED, OK, Invocation, command_line
 from orchestrator.config.modes import MODES, companion
@@ -32,6 +32,8 @@ def execute(invocation: Running) -> int:
     from orchestrator.scheduling.progress import Progress
     from orchestrator.storage import access
 
+    if isinstance(invocation.settings, ReplaySettings) and invocation.settings.profile is not None:
+        return profile.execute(cast(Invocation[ReplaySettings], invocation))
     same_command = invocation.command_with()
     invocation, points = _asked(invocation)
     if not points:

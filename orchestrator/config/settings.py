@@ -188,6 +188,7 @@ class ReplaySettings(Points):
     """mode=replay: its point runs again whatever is stored. The dataset at `results.path` stays as it is, unless `into` is it."""
 
     into: UserPath | None = None
+    profile: Literal["ncu", "nsys", "marks"] | None = None
     same: float = Compared.model_fields["same"].default
 
     @model_validator(mode="after")

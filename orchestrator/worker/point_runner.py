@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -96,6 +96,17 @@ class PointRunner:
         if status == "oom" and self._prepared:  # the other prepared backends leave too little room
             return WorkResult(healthy=self.healthy, exclusive=True)
         return WorkResult((finish_row(row, task, status, reason),), self.healthy)
+
+    def launch_marked(self, times: int) -> None:
+        """Launches the call of the prepared point so often, between marks that profilers take as begin and end. Times nothing."""
+        import torch
+
+        timer = self._prepared[0].series.timer
+        synchronize(self.device)
+        with torch.cuda.profiler.profile() if self.device.kind == "cuda" else nullcontext():
+            for _ in range(times):
+                timer.replay()
+            synchronize(self.device)
 
     def measure(self) -> WorkResult:
         """Measures all prepared backends interleaved, checks each again, and returns their rows.

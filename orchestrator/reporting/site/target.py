@@ -140,8 +140,8 @@ class Target:
         if self._is_new:
             shutil.rmtree(self.root, ignore_errors=True)
 
-    def finish(self) -> None:
-        """Removes what an earlier run wrote and this one did not.
+    def finish(self) -> int:
+        """Removes what an earlier run wrote and this one did not. Returns the number of bytes of the site.
 
         Raises UserError if a file cannot be removed.
         """
@@ -155,6 +155,7 @@ class Target:
             self._save_manifest(self._written)
         except OSError as error:
             raise UserError(f"export={str(self.root)!r}: {error.filename} cannot be removed ({error.strerror})") from None
+        return self.size
 
     def _save_manifest(self, names: set[str]) -> None:
         made = {name: self._made[name] for name in sorted(self._made)}
