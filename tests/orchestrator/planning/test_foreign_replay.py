@@ -54,7 +54,7 @@ def test_what_runs_or_reads_what_the_dataset_names_must_be_typed(friend, invoke:
 
 
 @pytest.mark.parametrize(
-    "word", ["into=/elsewhere", "cluster=ray", "cluster.address=ray://evil:1", "modules=evil.tar", "where={a: 1}"]
+    "word", ["into=/elsewhere", "profile=ncu", "cluster=ray", "cluster.address=ray://evil:1", "modules=evil.tar", "where={a: 1}"]
 )
 def test_what_says_nothing_of_the_point_is_left_out(friend, word: str):
     typed = friend("+sweep=smoke", "timing=quick", word)
