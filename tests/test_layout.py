@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 PRODUCT = [path for package in ("kernels", "orchestrator") for path in sorted((ROOT / package).rglob("*.py"))]
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 500, 45
 # A GPU kernel takes no objects and calls few functions; nor does the call that starts one, which lists what it takes.
-ON_THE_GPU = {"kernels/check/fused.py": {"tile_sums"}, "kernels/check/fused_kernel.py": {"weigh_tile"}}
+ON_THE_GPU = {"kernels/check/fused.py": {"tile_sums"}, "kernels/check/fused_kernel.py": {"weigh_tile", "attend_split"}}
 # Words of older versions for which the field has its own: workspace bytes, accumulator dtype, poison, sentinel, MIN_, MAX_.
 OLD_WORDS = re.compile(r"\b(?:LEAST|MOST)_[A-Z]+\b|\bspoil\w*|\bplanting\b|\bsum_dtype\b|\bextra_bytes\b(?!\")")
 TEST_FILE = re.compile(r"\btests(?:\.\w+)*\.(?:test_\w+|conftest)\b")

@@ -25,7 +25,8 @@ MAX_CORRELATED = 3.0
 BESIDE_GAIN = 9 * math.pi / 16 - 1
 # What cut products lose beside the signs of values, in parts of what lies along these: emulations showed 0.23 and 0.25.
 BESIDE_SIGNS = 1 / 3
-ELEMENTS_AT_ONCE = 2**24  # of values whose signs are added up at once
+SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32}  # a number as stored has the sign of these bits; -0 counts as negative
+ELEMENTS_AT_ONCE = 2**26  # of values whose signs are added up at once
 
 
 def gain(all_rows: list[Rows]) -> KeyWeights:
@@ -101,8 +102,8 @@ def _direction(inputs: Inputs, rows: RightRows) -> Tensor:
     heads = len(rows.requests) * inputs.problem.stored_kv_heads
     total = torch.zeros(heads, inputs.problem.value_dim, device=inputs.device)
     for keys in _chunks_of_rows(inputs, rows):
-        _, values = inputs.tokens_of(rows.requests, keys.start, keys.stop)  # [N, keys, K, D]
-        total += values.to(torch.float16).sign().sum(1, dtype=torch.float32).flatten(0, 1)
+        values = inputs.values_of(rows.requests, keys.start, keys.stop)  # [N, keys, K, D]
+        total += values.view(SIGNED[values.element_size()]).sign().sum(1, dtype=torch.int32).flatten(0, 1)
     size: Tensor = total.norm(dim=-1, keepdim=True)
     return total / size.clamp_min(TINY)
 

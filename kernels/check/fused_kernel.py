@@ -1,4 +1,4 @@
-"""The Triton kernel of `fused.py`. Import it only where there is Triton."""
+"""The Triton kernels of `fused.py` and `fused_reference.py`. Import them only where there is Triton."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def weigh_tile(  # type: ignore[no-untyped-def]
         least = tl.load(by_row + at * 5 + 4, mask=real, other=0.0)
 
         query = first_token + row % tokens
-        seen = seen_keys(key, query, visible, draft_start, s_qo, window, real[:, None] & present[None, :], TREE, CAUSAL, WINDOW)
+        seen = _seen(key, query, visible, draft_start, s_qo, window, real[:, None] & present[None, :], TREE, CAUSAL, WINDOW)
         logit = tl.dot(q, k, input_precision="ieee") * logit_scale
         if CAPPED:
             logit = soft_cap * (2 * tl.sigmoid(2 * logit / soft_cap) - 1)  # cap * tanh(logit / cap)
@@ -99,8 +99,71 @@ def weigh_tile(  # type: ignore[no-untyped-def]
     tl.store(place + num.to(tl.int64) * tiles * BLOCKS, top)
 
 
+@triton.jit(do_not_specialize=(*LENGTHS, "keys", "splits"))  # type: ignore[untyped-decorator]
+def attend_split(  # type: ignore[no-untyped-def]
+    k_cache,  # [P, N, K, D_qk] by its strides
+    v_cache,  # [P, N, K, D_vo] by its strides
+    page_table,  # int32 [B, pages]
+    requests,  # int32 [N]
+    queries,  # [M, R, D_qk] in 16 bits
+    visible,  # uint8 [s_qo, s_qo], read only for a tree
+    sums,  # fp32 [M, splits, R, D_vo]
+    of_rows,  # fp32 [3, M, splits, R]: the largest logit, the sum of weights, and that of w^2 |v|^2
+    logit_scale, start, stop,
+    keys, splits,  # keys of a split, and how many there are
+    draft_start, first_token, tokens, count, window, s_qo, table_stride, k_page, k_slot, k_head, v_page, v_slot, v_head,
+    KV_HEADS: tl.constexpr, PAGE: tl.constexpr, KEY_DIM: tl.constexpr, KEY_WIDTH: tl.constexpr, VALUE_DIM: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr, TREE: tl.constexpr, CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr,
+):  # fmt: skip
+    """Some rows of one KV head of one request over one split of its keys."""
+    split, m, block = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    request, head = tl.load(requests + m // KV_HEADS).to(tl.int64), m % KV_HEADS
+    row = block * ROWS + tl.arange(0, ROWS)
+    real = row < count
+    query = first_token + row % tokens
+    d_key, d_value = tl.arange(0, KEY_WIDTH), tl.arange(0, VALUE_WIDTH)
+    q_at = (m * count + row)[:, None] * KEY_DIM + d_key[None, :]
+    q = tl.load(queries + q_at, mask=real[:, None] & (d_key < KEY_DIM)[None, :], other=0.0)
+    peak = tl.full((ROWS,), -3.4028234663852886e38, tl.float32)
+    total, squares = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)
+    acc = tl.zeros((ROWS, VALUE_WIDTH), tl.float32)
+    first = start + split * keys
+    for tile in range(first, tl.minimum(first + keys, stop), TILE):
+        key = tile + tl.arange(0, TILE)
+        present = key < stop
+        page = tl.load(page_table + request * table_stride + key // PAGE, mask=present, other=0).to(tl.int64)
+        slot = (key % PAGE).to(tl.int64)
+        k_at, v_at = page * k_page + slot * k_slot + head * k_head, page * v_page + slot * v_slot + head * v_head
+        k = tl.load(k_cache + k_at[:, None] + d_key[None, :], mask=present[:, None] & (d_key < KEY_DIM)[None, :], other=0.0)
+        v = tl.load(v_cache + v_at[:, None] + d_value[None, :], mask=present[:, None] & (d_value < VALUE_DIM)[None, :], other=0.0)
+        k, v = tl.trans(k.to(q.dtype)), v.to(q.dtype)
+        seen = _seen(key, query, visible, draft_start, s_qo, window, real[:, None] & present[None, :], TREE, CAUSAL, WINDOW)
+        logit = tl.where(seen, tl.dot(q, k, input_precision="ieee") * logit_scale, float("-inf"))
+        higher = tl.maximum(peak, tl.max(logit, 1))
+        weight, rescale = tl.exp(logit - higher[:, None]), tl.exp(peak - higher)
+        size = v.to(tl.float32)
+        total = total * rescale + tl.sum(weight, 1)
+        squares = squares * rescale * rescale + tl.sum(weight * weight * tl.sum(size * size, 1)[None, :], 1)
+        # A weight has 24 bits, and a tensor core takes 8 or 11: three parts, of which each next is 2^-11 of the one before or less.
+        high = weight.to(q.dtype)
+        rest = (weight - high.to(tl.float32)) * 2048
+        middle = rest.to(q.dtype)
+        low = ((rest - middle.to(tl.float32)) * 2048).to(q.dtype)
+        small = tl.dot(middle, v, input_precision="ieee") + tl.dot(low, v, input_precision="ieee") / 2048
+        acc = acc * rescale[:, None] + (tl.dot(high, v, input_precision="ieee") + small / 2048)
+        peak = higher
+
+    place = (m * splits + split) * count + row
+    programs = tl.num_programs(1).to(tl.int64) * splits * count
+    tl.store(of_rows + place, peak, mask=real)
+    tl.store(of_rows + programs + place, total, mask=real)
+    tl.store(of_rows + 2 * programs + place, squares, mask=real)
+    tl.store(sums + place[:, None] * VALUE_DIM + d_value[None, :], acc, mask=real[:, None] & (d_value < VALUE_DIM)[None, :])
+
+
 @triton.jit  # type: ignore[untyped-decorator]
-def seen_keys(  # type: ignore[no-untyped-def]
+def _seen(  # type: ignore[no-untyped-def]
     key, query, visible, draft_start, s_qo, window, seen, TREE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr
 ):
     """Which queries see which keys, [rows, keys]."""

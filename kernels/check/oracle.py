@@ -15,13 +15,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from kernels.check import fused_reference
 from kernels.check.answer import Answer
 from kernels.check.root_mean_square import MeanErrors, largest
 from kernels.check.tolerance import tolerance
 from kernels.inputs.masks import hidden
 from kernels.inputs.shifted_logits import shifts
 from kernels.inputs.tensors import bits, capped
-from kernels.problem.dtypes import torch_dtype
+from kernels.problem.dtypes import UNIT_ROUNDOFF, torch_dtype
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,6 +37,7 @@ SCORE_BYTES = 512 * 2**20  # fp32 scores of one chunk
 ROW_BYTES = CHUNK_BYTES // 4  # queries and sums of requests that are computed together
 PARTS, FEW_ROWS = 64, 64  # of a chunk of keys; rows of a KV head
 ROWS = 256  # query tokens of a request at a time
+AGREES = 1 / 16  # of the rounding of an output in 16 bits: how far the kernel's rows may be from torch's
 SCRATCH_BYTES = 3 * CHUNK_BYTES + ROW_BYTES + 2 * SCORE_BYTES  # what `reference` takes beside its result
 
 
@@ -106,17 +108,33 @@ def answer(inputs: Inputs) -> Answer:
     out = torch.empty(p.num_q_tokens, p.num_qo_heads, p.value_dim, dtype=torch.float32, device=inputs.device)
     lse, peak, condition = (out.new_empty(out.shape[:2]) for _ in range(3))
     with exact():
-        for requests in _of_equal_lengths(p):
+        by_kernel = fused_reference.serves(inputs) and _agrees(inputs)
+        for requests in _of_equal_lengths(p, by_kernel):
             q_len = p.q_lens[requests[0]]
             for start in range(0, q_len, ROWS):
                 rows = range(start, min(start + ROWS, q_len))
                 into = inputs.query_rows(requests, rows)
                 q = bits(inputs.q)[into].view(inputs.q.dtype)
-                out[into], lse[into], peak[into], condition[into] = _attend(inputs, q, requests, rows)
+                out[into], lse[into], peak[into], condition[into] = _attend(inputs, q, requests, rows, by_kernel)
     return Answer(out, lse, peak, condition, shifts(inputs))
 
 
-def _of_equal_lengths(p: Problem) -> Iterator[tuple[int, ...]]:
+def _agrees(inputs: Inputs) -> bool:
+    """Whether the kernel gives what torch gives, for the last query tokens of a request. Another Triton may not compile it."""
+    last = inputs.problem.q_lens[0]
+    rows = range(max(0, last - ROWS), last)
+    q = bits(inputs.q)[inputs.query_rows((0,), rows)].view(inputs.q.dtype)
+    try:
+        out, lse, *_ = _attend(inputs, q, (0,), rows, by_kernel=True)
+    except Exception:  # Triton has many of its own
+        return False
+    right, right_lse, _, condition = _attend(inputs, q, (0,), rows)
+    off = (out - right).norm(dim=-1) / (right.norm(dim=-1) * condition.clamp_min(1.0))
+    most = AGREES * min(UNIT_ROUNDOFF["bf16"], UNIT_ROUNDOFF[inputs.problem.output_dtype])
+    return bool(((off < most) & ((lse - right_lse).abs() < most + 2**-21 * right_lse.abs())).all())
+
+
+def _of_equal_lengths(p: Problem, by_kernel: bool) -> Iterator[tuple[int, ...]]:
     """Groups of requests of equal lengths. Several are computed together if their keys fit into one chunk.
 
     A GPU waits less for Python then. What grows with their number is bounded: keys in whole pages and parts, scores, queries (once)
@@ -126,11 +144,12 @@ def _of_equal_lengths(p: Problem) -> Iterator[tuple[int, ...]]:
         rows, whole = min(q_len, ROWS), -(-length // PARTS) * PARTS + p.slots_per_page
         bytes_of_rows = 4 * rows * p.num_qo_heads * (p.key_dim + 5 * p.value_dim)
         at_once = max(1, min(_keys_at_once(p, rows) // whole, ROW_BYTES // bytes_of_rows))
+        at_once = fused_reference.requests_at_once(p, rows, length) if by_kernel else at_once
         for at in range(0, len(requests), at_once):
             yield requests[at : at + at_once]
 
 
-def _attend(inputs: Inputs, q: Tensor, requests: tuple[int, ...], rows: range) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _attend(inputs: Inputs, q: Tensor, requests: tuple[int, ...], rows: range, by_kernel: bool = False) -> tuple[Tensor, ...]:
     """Some query tokens `q` [N, Q, H, D_qk]: output [N, Q, H, D_vo], log-sum-exp, largest logit and condition [N, Q, H].
 
     Scores are [M, G*Q, chunk]: heads that share a KV head form one matrix.
@@ -140,7 +159,31 @@ def _attend(inputs: Inputs, q: Tensor, requests: tuple[int, ...], rows: range) -
     p = inputs.problem
     grid = (len(requests), len(rows), p.stored_kv_heads, p.group_size, -1)
     q = q.float().view(grid).permute(0, 2, 3, 1, 4).flatten(2, 3).flatten(0, 1)  # [M, G*Q, D]
-    q = q * (inputs.sm_scale * inputs.k_scale)
+    best, total, acc, squares = (_by_splits if by_kernel else _by_chunks)(inputs, q, requests, rows)
+    condition = squares.sqrt() / acc.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+    found = (acc / total * inputs.v_scale, best + total.log(), best, condition)
+    by_token = (grid[0], grid[2], grid[3], grid[1], -1)
+    out, lse, peak, condition = (t.view(by_token).permute(0, 3, 1, 2, 4).flatten(2, 3) for t in found)
+    return out, lse.squeeze(-1), peak.squeeze(-1), condition.squeeze(-1)
+
+
+def _by_splits(inputs: Inputs, q: Tensor, requests: tuple[int, ...], rows: range) -> tuple[Tensor, ...]:
+    """What `_by_chunks` gives, by the kernel of `fused_reference.py`, whose splits are merged here."""
+    import torch
+
+    best, total = _before_any_key(inputs, q, len(rows))
+    sums, peaks, totals, squares = fused_reference.split_sums(inputs, q, requests, rows, _seen(inputs.problem, requests, rows))
+    peak = torch.maximum(best, peaks.amax(1))
+    rescale = (peaks - peak[:, None]).exp()
+    total = total * (best - peak).exp() + (totals * rescale).sum(1)
+    return peak, total, sums.mul_(rescale).sum(1), (squares * rescale.square()).sum(1)
+
+
+def _by_chunks(inputs: Inputs, q: Tensor, requests: tuple[int, ...], rows: range) -> tuple[Tensor, ...]:
+    """The largest logit of rows `q` [M, G*Q, D_qk], the sum of their weights, of values by weight, and of w^2 |v|^2, as stored."""
+    import torch
+
+    p, q = inputs.problem, q * (inputs.sm_scale * inputs.k_scale)
     best, total = _before_any_key(inputs, q, len(rows))
     acc, squares = q.new_zeros(*q.shape[:2], p.value_dim), torch.zeros_like(total)
     for keys in _chunks(p, requests, rows):
@@ -157,11 +200,7 @@ def _attend(inputs: Inputs, q: Tensor, requests: tuple[int, ...], rows: range) -
         size = torch.linalg.vector_norm(v, dim=-1, keepdim=True).square_()  # [M, chunk, 1]
         squares = squares * rescale.square() + weights.square_() @ size
         best = peak
-    condition = squares.sqrt() / acc.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
-    found = (acc / total * inputs.v_scale, best + total.log(), best, condition)
-    by_token = (grid[0], grid[2], grid[3], grid[1], -1)
-    out, lse, peak, condition = (t.view(by_token).permute(0, 3, 1, 2, 4).flatten(2, 3) for t in found)
-    return out, lse.squeeze(-1), peak.squeeze(-1), condition.squeeze(-1)
+    return best, total, acc, squares
 
 
 def _weighted(weights: Tensor, v: Tensor, requests: int) -> Tensor:
@@ -191,15 +230,19 @@ def _before_any_key(inputs: Inputs, q: Tensor, rows: int) -> tuple[Tensor, Tenso
     return best, torch.ones_like(best)
 
 
+def _seen(p: Problem, requests: tuple[int, ...], rows: range) -> range:
+    """Keys that these queries may see."""
+    length, before = p.kv_lens[requests[0]], p.kv_lens[requests[0]] - p.q_lens[requests[0]]
+    first = 0 if p.window is None else max(0, before + rows.start - p.window + 1)
+    return range(first, length if p.mask == "full" or p.tree is not None else before + rows.stop)
+
+
 def _chunks(p: Problem, requests: tuple[int, ...], rows: range) -> Iterator[range]:
     """Keys that these queries may see, cut so that neither fp32 keys nor scores take more than their share of memory."""
-    length, q_len = p.kv_lens[requests[0]], p.q_lens[requests[0]]
-    own = length - q_len + rows.start  # the first query's own key
-    first = 0 if p.window is None else max(0, own - p.window + 1)
-    last = length if p.mask == "full" or p.tree is not None else length - q_len + rows.stop
+    seen = _seen(p, requests, rows)
     step = max(1, _keys_at_once(p, len(rows)) // len(requests) // PARTS) * PARTS
-    for start in range(first, last, step):
-        yield range(start, min(start + step, last))
+    for start in range(seen.start, seen.stop, step):
+        yield range(start, min(start + step, seen.stop))
 
 
 def _keys_at_once(p: Problem, rows: int) -> int:

@@ -149,6 +149,13 @@ class Inputs:
             return dequantize(k, k_scales), dequantize(v, v_scales)
         return k, v
 
+    def values_of(self, requests: Sequence[int], start: int, stop: int) -> Tensor:
+        """The values that `tokens_of` gives."""
+        if self.kv_scales is not None:
+            return self.tokens_of(requests, start, stop)[1]
+        pages, cut = self._pages_of(requests, start, stop)
+        return self._picked(self.kv[1], pages).flatten(1, 2)[:, cut]
+
     def tokens_by_head(
         self, requests: Sequence[int], start: int, stop: int, dtype: torch.dtype | None = None
     ) -> tuple[Tensor, Tensor]:
