@@ -294,7 +294,7 @@ def judge_by(out: Tensor, ref: Tensor, problem: Problem, how: Arithmetic, by: tu
     at = (rows / limits).argmax()  # of a row with NaN or infinity, if there is one
     figures = (error.abs().max(), rows.take(at), limits.take(at))
     is_whole = len(out) == problem.num_q_tokens  # not some rows of a request, after a change
-    means = largest(rows / limits, problem, how) if is_whole else ()
+    means = largest(error.square_(), limits * lengths, problem, how) if is_whole else ()
     worst_abs, worst, limit_there, *found = torch.stack([one.double() for one in (*figures, *means)]).tolist()  # one wait
     if not math.isfinite(worst):
         bad = int((~rows.isfinite()).sum())

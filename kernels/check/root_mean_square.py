@@ -1,11 +1,12 @@
-"""Bounds the root mean square of row errors: of each query head of a request, and of all rows of a request.
+"""Bounds root mean squares of errors: of the rows of each query head of a request, of all rows of a request, and of each element.
 
 The worst row alone says little of a kernel that is off by nearly the tolerance in every row. Rounding is so in few: errors of rows
 are nearly independent, so their root mean square is a fraction of the tolerance, the surer the more rows there are. Each row's
-error counts in its own tolerance, so that one of wide tolerance decides nothing.
+error counts in its own tolerance, so that one of wide tolerance decides nothing. Nor does a row say much of one of its elements:
+without it, the row is off by 1 / sqrt(D).
 """
 
-# T = query tokens of all requests, H = num_qo_heads, B = requests
+# T = query tokens of all requests, H = num_qo_heads, K = stored KV heads, D = head_dim_vo, B = requests
 
 from __future__ import annotations
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 # (FlashAttention-3 over prompts), and emulated ones up to 0.41 of 16 rows. A kernel that narrows 16-bit operands is granted the
 # error of their logits besides, which few rows have: up to 0.18. docs/correctness.md has the table.
 SHARE, SHARE_NARROWED = 0.55, 0.4
+# An element may be off by the tolerance, and of few rows by more. Right kernels had half of this limit at most.
+OF_FEW_ROWS = 4.0
 
 
 def limit_of(rows: int, problem: Problem, how: Arithmetic) -> float:
@@ -33,22 +36,35 @@ def limit_of(rows: int, problem: Problem, how: Arithmetic) -> float:
     return share + (1 - share) / math.sqrt(max(1, rows))
 
 
-def largest(errors: Tensor, problem: Problem, how: Arithmetic) -> tuple[Tensor, ...]:
-    """Root mean squares of `errors` [T, H], which are in tolerances of each row: the largest of a query head of a request and of a
-    request, in limits, each with its place among all. Four numbers on the device.
+def limit_of_element(rows: int) -> float:
+    """The same of one element of so many rows, beside the root mean square of their elements."""
+    return 1 + OF_FEW_ROWS / math.sqrt(rows)
+
+
+def largest(squares: Tensor, scale: Tensor, problem: Problem, how: Arithmetic) -> tuple[Tensor, ...]:
+    """The largest root mean square of a query head of a request, of a request, and of an element of a KV head, in limits, each with
+    its place among all: six numbers on the device.
+
+    `squares` are those of errors, [T, H, D]. `scale` [T, H] is the tolerance of each row as a length.
     """
     import torch
 
-    p, squares = problem, errors.square()
+    p, weights = problem, scale.square().reciprocal()
+    rows = squares.sum(-1) * weights
     if len(set(p.q_lens)) == 1:
-        sums = squares.view(p.batch_size, -1, p.num_qo_heads).sum(1)
+        sums = rows.view(p.batch_size, -1, p.num_qo_heads).sum(1)
     else:
-        request = torch.repeat_interleave(torch.arange(p.batch_size), torch.tensor(p.q_lens)).to(errors.device)
-        sums = squares.new_zeros(p.batch_size, p.num_qo_heads).index_add_(0, request, squares)
+        request = torch.repeat_interleave(torch.arange(p.batch_size), torch.tensor(p.q_lens)).to(rows.device)
+        sums = rows.new_zeros(p.batch_size, p.num_qo_heads).index_add_(0, request, rows)
     found: list[Tensor] = []
     for together, of in ((1, sums), (p.num_qo_heads, sums.mean(1, keepdim=True))):
-        limits = sums.new_tensor([q_len * limit_of(q_len * together, p, how) ** 2 for q_len in p.q_lens])
-        found += (of / limits[:, None]).sqrt().flatten().max(0)
+        limits = [q_len * limit_of(q_len * together, p, how) ** 2 for q_len in p.q_lens]
+        limit = limits[0] if len(set(limits)) == 1 else sums.new_tensor(limits)[:, None]
+        found += (of / limit).sqrt().flatten().max(0)
+    by_head = (len(squares), p.stored_kv_heads, p.group_size)
+    elements = torch.einsum("tkgd,tkg->kd", squares.view(*by_head, -1), weights.view(by_head))
+    count = by_head[0] * by_head[2]
+    found += (elements * (p.value_dim / count)).sqrt().div(limit_of_element(count)).flatten().max(0)
     return tuple(found)
 
 
@@ -63,13 +79,17 @@ class MeanErrors:
     @property
     def reason(self) -> str:
         """What is wrong, in words; empty if nothing is."""
-        of_head, head, of_request, request = self.found
-        rows, found, limit = f"request {int(request)}", of_request, self._limit(request, self.problem.num_qo_heads)
+        p, (of_head, head, of_request, request, of_element, element) = self.problem, self.found
         if of_head > 1:
-            of, number = divmod(int(head), self.problem.num_qo_heads)
-            rows, found, limit = f"query head {number} of request {of}", of_head, self._limit(of)
-        words = f"the rows of {rows} are off by {found * limit:.2f} of their tolerance in root mean square, more than {limit:.2f}"
-        return words if found > 1 else ""
+            of, number = divmod(int(head), p.num_qo_heads)
+            return _in_words(f"the rows of query head {number} of request {of}", of_head, self._limit(of))
+        if of_request > 1:
+            return _in_words(f"the rows of request {int(request)}", of_request, self._limit(request, p.num_qo_heads))
+        if of_element > 1:
+            kv_head, number = divmod(int(element), p.value_dim)
+            limit = limit_of_element(p.num_q_tokens * p.group_size)
+            return _in_words(f"element {number} of all rows of KV head {kv_head}", of_element, limit)
+        return ""
 
     def _limit(self, request: float, heads: int = 1) -> float:
         return limit_of(self.problem.q_lens[int(request)] * heads, self.problem, self.how)
@@ -83,3 +103,7 @@ class MeanErrors:
     def most(self) -> float:
         """What no head exceeds that passes, in tolerances."""
         return limit_of(min(self.problem.q_lens), self.problem, self.how)
+
+
+def _in_words(what: str, found: float, limit: float) -> str:
+    return f"{what}: off by {found * limit:.2f} of the tolerance in root mean square, more than {limit:.2f}"

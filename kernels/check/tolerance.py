@@ -65,7 +65,10 @@ def row_tolerances(inputs: Inputs, answer: Answer, how: Arithmetic) -> Tensor:
     Splits are merged by their log-sum-exps: that of a split and that of all are rounded to fp32 at their size.
     """
     problem, lse, condition = inputs.problem, answer.lse, answer.condition.clamp_min(1.0)
-    logits = moved_by_logits(1 - (answer.peak - lse).exp(), excess_of_logits(inputs, answer, how))
+    shared = 1 - (answer.peak - lse).exp()
+    if inputs.sinks is not None:  # a row that is the sink's is a sum of small weights, each of which moves it by its whole error
+        shared = shared.where(answer.peak > inputs.sinks, 1.0)
+    logits = moved_by_logits(shared, excess_of_logits(inputs, answer, how))
     merged = 2 * UNIT_ROUNDOFF["fp32"] * lse.abs()
     widened = (condition - 1) * _error_of_parts(problem, how)
     return tolerance(problem, how) + widened + condition * logits + merged + answer.error
