@@ -6,7 +6,6 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from string import Formatter
 from typing import Any
 
 from kernels.problem import batch_spec
@@ -26,6 +25,7 @@ ROUTINES: dict[Phase, tuple[str, ...]] = {
     "prefill": ("paged_prefill",),
 }
 LATENT_ROUTINES: dict[Phase, tuple[str, ...]] = {"decode": ("mla",), "verify": ("mla",), "prefill": ("ragged_prefill",)}
+NAME = re.compile(r"\{([A-Za-z_]\w*)\}")  # in a template
 VERSION = re.compile(r"fa(\d)")  # the benchmark's names of FLASH_ATTN's versions for MLA's prompts
 DEFAULT_SHAPE = {"num_q_heads": 32, "num_kv_heads": 8, "head_dim": 128, "block_size": 16}  # vLLM's defaults
 DEFAULT_LATENT_SHAPE = {  # of MLA, as in DeepSeek-V3
@@ -235,17 +235,13 @@ def _ranged(made: Any) -> list[str]:
     """The specs that a template gives over its ranges. Raises ValueError for anything else."""
     if not isinstance(made, dict) or not isinstance(made.get("template"), str):
         raise ValueError(f"{made!r}: allowed: a mapping with a template such as '{{bs}}q1s1k' and a range for each name in it")
-    try:
-        fields = [(name, how, sign) for _, name, how, sign in Formatter().parse(made["template"]) if name is not None]
-    except ValueError:
-        raise ValueError(f"template {made['template']!r}: a brace without its partner") from None
-    if not all(name.isidentifier() and not how and not sign for name, how, sign in fields):
-        raise ValueError(f"template {made['template']!r}: allowed: only names in its braces, such as {{bs}}")
-    names = [name for name, _, _ in fields]
-    names = list(dict.fromkeys(names))
+    names = list(dict.fromkeys(NAME.findall(made["template"])))
+    if set("{}") & set(NAME.sub("", made["template"])):
+        words = "a brace without its partner, or with more in it; allowed: only names in its braces, such as {bs}"
+        raise ValueError(f"template {made['template']!r}: {words}")
     if set(names) != made.keys() - {"template"}:
         given = sorted(map(str, made.keys() - {"template"}))
-        raise ValueError(f"template {made['template']!r}: its names are {sorted(set(names))}, the ranges are of {given}")
+        raise ValueError(f"template {made['template']!r}: its names are {sorted(names)}, the ranges are of {given}")
     spans = [[given] if isinstance(given := made[name], int | str) else _span(name, given) for name in names]
     if (count := math.prod(map(len, spans))) > MAX_SPECS:
         raise ValueError(f"template {made['template']!r}: its ranges give {count:.3g} specs; allowed: up to {MAX_SPECS:,}")
