@@ -93,6 +93,27 @@ def test_the_map_by_speed_up_holds_the_ratio_to_the_backend_chosen(at: At, main:
     assert drawn == pytest.approx(sorted(((cudnn - launch) / (best - launch)).dropna()))
 
 
+def test_neighbours_of_a_long_axis_share_cells_and_each_says_who_wins_most_of_them(show: Show, of_rows):
+    contexts, batches = range(1024, 1024 + 60), (1, 2)
+    rows = [
+        made(name, us, batch_size=batch, s_kv=s_kv)
+        for batch in batches
+        for s_kv in contexts
+        for name, us in (("fa2_tc", 10.0), ("cudnn", 11.0 if s_kv % 3 else 9.0))
+    ]
+    shown = show(of_rows(rows), view="best")
+    (chart,) = shown.charts()
+    cells = {(found["value"][0], found["value"][1]): found["label"] for found in chart["series"][0]["data"]}
+
+    assert chart["x"] == [f"{first:,}–{first + 2:,}" for first in contexts[::3]] and chart["y"] == ["1", "2"]
+    assert len(cells) == 20 * 2 and all("".join(words.split()) == "fa2_tc2of3" for words in cells.values())
+    assert "60 values of s_kv share 20 cells: each names the backend that is the fastest most often" in shown.page.inner_text(
+        "#view"
+    )
+    (chart,) = show(of_rows(rows), view="best", over="cudnn").charts()
+    assert {round(c["speedup"], 2) for c in chart["series"][0]["data"]} == {1.1}
+
+
 def test_lines_are_times_over_the_fastest_with_bars_from_p05_to_p95(at: At, main: pd.DataFrame):
     one_plot = {"view": "lines", "x": "batch_size", "f.s_kv": "50000", "f.s_qo": "1", "f.q_dtype": "bf16", "f.kv_dtype": "bf16"}
     (chart,) = at(MAIN, **one_plot).charts()

@@ -14,6 +14,7 @@ const GREY = { visualMap: false, itemStyle: { color: "#bdbdbd" } }; // of a cell
 const [ROOM_FOR_TIME, ROOM_FOR_ERROR] = [90, 116]; // pixels of a cell from which the parts of a line stand beside each other
 const [LETTER, SMALL_LETTER] = [6, 5]; // pixels of a letter in a cell, about
 const FAR = 2; // doublings ahead at which the colours end
+const MOST_CELLS = 24; // along an axis: neighbours of a longer one share a cell
 
 export function bestView(context) {
   const { data, state } = context;
@@ -42,28 +43,62 @@ export function heatMap(context, rows, title, x, y, level = "problem") {
   const { data, state } = context;
   const over = level === "problem" ? state.over : "";
   const [xs, ys] = [x, y].map((name) => present(data, rows, name));
-  const wide = xs.length > 6;
-  const width = Math.max((panelWidth(wide) - 76) / xs.length - 4, 20);
+  const named = (name, codes) => codes.map((code) => short(data.values(name)[code] ?? "none"));
+  const [across, down] = [bins(named(x, xs)), bins(named(y, ys))];
+  const wide = across.names.length > 6;
+  const width = Math.max((panelWidth(wide) - 76) / across.names.length - 4, 20);
   const place = { x, y, xs, ys, over, width, queries: level === "workload" && varying(data, ok(data, rivalsOf(data, rows, level)), ["q_dtype"]).length > 0 };
   const rivals = over ? rowsOf(data, over) : new Map();
   const won = leadersOf(data, rows, level).map((line) => cellOf(data, { ...line, chosen: rivals.get(data.codes(level)[line.row]) ?? null }, place));
   const taken = new Set(won.map(({ value }) => `${value[0]},${value[1]}`));
   const lost = split(data, rows, x === y ? [x] : [x, y]).map((same) => lostCell(data, same, x, y, xs, ys))
     .filter(({ value }) => !taken.has(`${value[0]},${value[1]}`));
-  const named = (name, codes) => codes.map((code) => short(data.values(name)[code] ?? "none"));
+  const cells = across.size * down.size === 1 ? [...won, ...lost]
+    : shared([...won, ...lost], across.size, down.size, over, (row) => folded(ran(data, row, place.queries), width));
+  const several = [[x, xs, across], [y, ys, down]].filter(([, , { size }]) => size > 1);
+  const note = several.length === 0 ? null : `${several.map(([name, codes, { names }]) => `${codes.length} values of ${name} share ${names.length} cells`).join(", ")}: `
+    + (over ? "the median speed-up of each." : "each names the backend that is the fastest most often in it, and at how many of its problems.");
   const option = {
-    xAxis: { ...axisOf(x, named(x, xs), false), splitLine: { show: false } },
-    yAxis: { ...axisOf(y, named(y, ys), false), splitLine: { show: false }, inverse: true, nameGap: 44 },
+    xAxis: { ...axisOf(x, across.names, false), splitLine: { show: false } },
+    yAxis: { ...axisOf(y, down.names, false), splitLine: { show: false }, inverse: true, nameGap: 44 },
     grid: { left: 64, right: 12, top: 40, bottom: 46 },
-    visualMap: over ? aheadOf(over) : whoWins(data, won),
-    series: [{ type: "heatmap", data: [...won, ...lost], itemStyle: { borderColor: ink().back, borderWidth: 2 },
+    visualMap: over ? aheadOf(over) : whoWins(data, cells.filter(({ value }) => value[2] !== NONE)),
+    series: [{ type: "heatmap", data: cells, itemStyle: { borderColor: ink().back, borderWidth: 2 },
       label: { show: true, fontSize: width < ROOM_FOR_TIME ? 10 : 11, lineHeight: 14, width, overflow: "truncate", formatter: ({ data: cell }) => cell.label_ } }],
   };
   const numbers = () => won.map((cell) => [cell.row, data.value(x, cell.row), data.value(y, cell.row), ran(data, cell.row, place.queries), numberOf(data, cell.row),
     cell.error, cell.next ?? "none", cell.ahead, cell.next_error, ...(over ? [cell.speedup === null ? null : speedUp(data, cell)] : [])]);
   const header = [x, y, "fastest", timeOf(data, rows), "error", "next", "ahead by", "error of the next", ...(over ? [`over ${over}`] : [])];
-  const lines = Math.max(3, ...won.map(({ label_ }) => label_.split("\n").length));
-  return panel(context, { title: title || everywhere(data, rows), option, header, numbers, wide, level, height: 110 + (12 + 14 * lines) * Math.max(ys.length, 2) });
+  const lines = Math.max(3, ...cells.map(({ label_ }) => label_.split("\n").length));
+  const height = 110 + (12 + 14 * lines) * Math.max(down.names.length, 2);
+  return panel(context, { title: title || everywhere(data, rows), option, header, numbers, wide, level, height, note });
+}
+
+// The names of an axis, or of neighbours together if there are more than a map has room for, and how many each stands for.
+function bins(names) {
+  const size = Math.ceil(names.length / MOST_CELLS);
+  const first = names.filter((_, at) => at % size === 0);
+  return { size, names: size <= 1 ? names : first.map((name, bin) => `${name}–${names[Math.min((bin + 1) * size, names.length) - 1]}`) };
+}
+
+// One cell for neighbours: that of the backend which wins most of them, with how many, or with `over` the one of the median speed-up.
+function shared(cells, across, down, over, nameOf) {
+  const places = new Map();
+  for (const cell of cells) {
+    const at = [Math.floor(cell.value[0] / across), Math.floor(cell.value[1] / down)];
+    if (!places.has(at.join())) places.set(at.join(), { at, all: [] });
+    places.get(at.join()).all.push(cell);
+  }
+  return [...places.values()].map(({ at, all }) => {
+    const right = all.filter(({ value }) => value[2] !== NONE).sort((a, b) => a.value[2] - b.value[2]);
+    const counts = new Map();
+    for (const { value } of right) counts.set(value[2], (counts.get(value[2]) ?? 0) + 1);
+    const most = over ? null : [...counts].sort((a, b) => b[1] - a[1])[0]?.[0];
+    const same = over ? right : right.filter(({ value }) => value[2] === most);
+    const one = same[Math.floor(same.length / 2)] ?? all[0];
+    const label_ = over || right.length === 0 ? one.label_ : `${nameOf(one.row)}\n${same.length} of ${all.length}`;
+    return { ...one, value: [...at, one.value[2]], label_ };
+  });
 }
 
 // All rows of the same problems or workloads, as the winners are of all whatever the filters leave.
