@@ -112,7 +112,8 @@ class DeviceEvents(Timer):
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            is_long = warm_up(runner, warmup, torch.cuda.synchronize, brief)
+            # A capture allocates nothing and loads no code, as the first call of cuDNN does, so a graph needs a call before it.
+            is_long = warm_up(runner, max(warmup, self.cuda_graph), torch.cuda.synchronize, brief)
             self.host_us = self._host_time(HOST_CALLS_IF_LONG if is_long else HOST_CALLS) if warmup else math.nan
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.synchronize()

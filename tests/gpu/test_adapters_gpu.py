@@ -218,6 +218,19 @@ def test_a_kernel_that_the_graph_did_not_capture_leaves_the_poison(gpu: Device):
     assert bool(right.out.isnan().all())
 
 
+def test_a_graph_of_a_first_call_is_captured_after_another_call(gpu: Device):
+    calls: list[bool] = []
+    right = registry.get("paged_decode", "fa2_tc").prepare(draw(Problem.model_validate({**SHAPE, "batch_size": 1}), "cuda"), gpu)
+
+    def launch() -> None:
+        calls.append(torch.cuda.is_current_stream_capturing())
+        right()
+
+    timer_for(replace(right, launch=launch), "graph", 0, Caches())
+
+    assert calls[:2] == [False, True]
+
+
 def test_nvml_reports_the_clock_and_other_processes():
     properties = torch.cuda.get_device_properties(0)
     nvml = NvmlMonitor(f"GPU-{properties.uuid}")
