@@ -37,7 +37,7 @@ from kernels.problem.dtypes import FP8, UNIT_ROUNDOFF, torch_dtype
 LOG2_E = math.log2(math.e)
 APPROXIMATE_EXP = 2.0**-22  # largest relative error of ex2.approx (PTX ISA)
 SUMMED_IN_FP16, SUMMED_IN_8_BITS = 16, 32  # products that are added up before an accumulator is rounded
-# Of an accumulator of 8-bit products, and of each product beside the largest, behind the first (docs/correctness.md).
+# Of an accumulator of 8-bit products, and of each product beside the largest, behind the first (docs/correctness_numbers.md).
 CUT_DIGITS, PRODUCT_DIGITS = 17, 13
 SCALES_8_BITS = (256.0, 448.0)  # of probabilities before they are rounded to 8 bits; the second only where 448 is finite
 TILES = (32, 64, 128)

@@ -32,7 +32,7 @@ def judged_answers() -> pd.DataFrame:
     """Every committed row of a kernel whose answer was judged, with `limit`, today's tolerance of it.
 
     That is the row's own if it was written since the formula last changed. Otherwise it is that of a row whose values do not
-    cancel, because what widens a row's is not known without its values (docs/correctness.md).
+    cancel, because what widens a row's is not known without its values (docs/correctness_numbers.md).
     Rows that were a `mismatch` then are among them; those that a rule forbids and that failed when forced have another status.
     Rows of fp32 are left out: their errors are as small as the reference's, which is not part of `limit`.
     """

@@ -21,7 +21,7 @@ from kernels.inputs import Inputs
 # exceeds it is no rounding, unless the gain or the signs of values show what is cut off towards zero: a fault, too, moves all rows
 # together.
 MAX_CORRELATED = 3.0
-# What such an accumulator loses beside its gain, in the variance of its gain. Derived in docs/correctness.md.
+# What such an accumulator loses beside its gain, in the variance of its gain. Derived in docs/correctness_numbers.md.
 BESIDE_GAIN = 9 * math.pi / 16 - 1
 # What cut products lose beside the signs of values, in parts of what lies along these: emulations showed 0.23 and 0.25.
 BESIDE_SIGNS = 1 / 3
@@ -78,7 +78,7 @@ def without_gain(rows: Rows, whole: KeyWeights) -> Rows:
 # adds up 32 products and the sum of before, aligns them to the largest of these and keeps few digits of each. So a product of a
 # probability and a value loses half of the last digit on average, in the direction of its own sign. Probabilities are positive,
 # so this is the sign of the value, in every row alike. The error lies along t, the sum over keys of the signs of values: t is the
-# same for all rows that see the same keys. docs/correctness.md has the measurement and the emulation.
+# same for all rows that see the same keys. docs/correctness_numbers.md has the measurement and the emulation.
 # M = requests of equal lengths times stored KV heads, R = rows of a KV head, D = head_dim_vo
 def without_cut_products(errors: OutputErrors, rows: Rows) -> tuple[Rows, Tensor]:
     """The rows without the part of their error that lies along t, and how large that part is [M, 1].

@@ -1,4 +1,7 @@
-"""How far a right kernel's answer may be from the oracle's: what it rounds on its way, added up. Derived in docs/correctness.md."""
+"""How far a right kernel's answer may be from the oracle's: what it rounds on its way, added up.
+
+Derived in docs/correctness_numbers.md.
+"""
 
 from __future__ import annotations
 
