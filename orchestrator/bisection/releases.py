@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import urllib.request
 from collections.abc import Iterable, Mapping
@@ -15,6 +14,7 @@ from packaging.version import InvalidVersion, Version
 
 from orchestrator.config import library_version
 from orchestrator.errors import UserError
+from orchestrator.untrusted.door import from_json, reading
 
 SIMPLE_JSON = "application/vnd.pypi.simple.v1+json"  # PEP 691
 INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL")  # as uv and pip read them
@@ -114,14 +114,12 @@ def of_index(name: str, environment: Mapping[str, str] = os.environ) -> list[Rel
     """The releases of a distribution on the package index that pip or uv use here. Raises UserError if it does not answer."""
     index = next((environment[variable] for variable in INDEX_VARIABLES if environment.get(variable)), None) or _of_pip()
     asked = urllib.request.Request(f"{index.rstrip('/')}/{canonicalize_name(name)}/", headers={"Accept": SIMPLE_JSON})
-    try:
-        with urllib.request.urlopen(asked, timeout=SECONDS) as answer:
-            return _of_files(json.load(answer)["files"])
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(
-            f"good: the package index does not list {name}: {type(error).__name__}: {error}; without an index, type "
-            f"bisect.wheels=FOLDER with the wheels of all releases"
-        ) from None
+    without = "without an index, type bisect.wheels=FOLDER with the wheels of all releases"
+    with (
+        reading(f"good: the package index does not list {name}", without),
+        urllib.request.urlopen(asked, timeout=SECONDS) as answer,
+    ):
+        return _of_files(from_json(answer.read())["files"])
 
 
 def _of_files(files: Iterable[Mapping[str, Any]]) -> list[Release]:

@@ -49,7 +49,8 @@ def storable(row: Row) -> Row:
 
 def _text(value: str) -> str:
     """Half of a surrogate pair, which no file holds, in Python's escaped form."""
-    return value[:MAX_TEXT].encode(errors="backslashreplace").decode()
+    whole = value[:MAX_TEXT]
+    return whole if whole.isascii() else whole.encode(errors="backslashreplace").decode()
 
 
 def rows_in(lines: Iterable[bytes], journal: object) -> tuple[list[Row], list[bytes]]:
@@ -114,15 +115,16 @@ def _wrong_with(name: str, value: Any) -> str:
 
 
 def _fits(value: Any, column: Column) -> bool:
-    if column.type.startswith("list<"):
-        part_fits = _is_number if column.type == "list<double>" else partial(_is_whole, limit=INT32)
-        return isinstance(value, list) and all(part is None or part_fits(part) for part in value)
+    if column.type == "list<double>":
+        return isinstance(value, list) and all(type(part) is float or part is None or _is_number(part) for part in value)
+    if column.type == "list<int32>":
+        return isinstance(value, list) and all(part is None or _is_whole(part, INT32) for part in value)
     return FITS[column.type](value)
 
 
 def _is_text(value: Any) -> bool:
     try:
-        return isinstance(value, str) and value.encode() is not None
+        return isinstance(value, str) and (value.isascii() or value.encode() is not None)
     except UnicodeEncodeError:  # half of a surrogate pair, which Parquet cannot hold
         return False
 

@@ -24,10 +24,7 @@ def read_vector(path: Path, key: str) -> list[int]:
     """The vector that a file has under a key. Raises ValueError in words for a damaged file or another kind of tensor."""
     import numpy as np
 
-    try:
-        content = read_bytes(path, MAX_BYTES)
-    except OSError as error:
-        raise ValueError(f"{path.name}: cannot be read ({error.strerror})") from None
+    content = read_bytes(path, MAX_BYTES)
     length = int.from_bytes(content[:LENGTH_BYTES], "little")
     if len(content) < LENGTH_BYTES or not 0 < length <= min(MAX_HEADER_BYTES, len(content) - LENGTH_BYTES):
         raise ValueError(f"{path.name}: no safetensors file, or not a whole one")
