@@ -84,9 +84,9 @@ def _asked(invocation: Running) -> tuple[Running, list[Point]]:
 
     if invocation.settings.source is not None:
         invocation.say(invocation.settings.sweep.about)
+    points = points_of(invocation.settings)
     if isinstance(invocation.settings, ReplaySettings):  # what it takes from the command of a row is shown before it runs
         invocation.say(f"runs: {invocation.command_with()}")
-    points = points_of(invocation.settings)
     model_words.say(invocation.settings, points, invocation.overrides)
     return narrowed(invocation, points) if isinstance(invocation.settings, SuspectSettings) else (invocation, points)
 

@@ -42,6 +42,7 @@ def test_a_sweep_of_one_s_own_is_asked_and_replayed_with_the_commands_as_printed
     for again in ([*of_row, "into=again"], of_readme):
         replayed = invoke(*again)
         assert replayed.returncode == 0 and "its new row is in" in replayed.stdout, replayed.stderr
+        assert replayed.stdout.startswith("runs: python -m orchestrator ") and "--config-dir=mine" in replayed.stdout
 
     (tmp_path / "mine").rename(tmp_path / "moved")
     lost = invoke("mode=replay", f"point={row['point_id']}", "results.path=rows")

@@ -74,5 +74,4 @@ def test_stored_words_pass_the_doors_of_typed_ones(friend, brackets: int):
 def test_a_word_that_is_typed_again_counts(friend, invoke: Invoke):
     done = invoke(*friend("+sweep=smoke", "adapters=[evil]", "timing=quick"), "adapters=[tests.backends.hostile]", "cluster=inline")
 
-    assert f"runs: python -m orchestrator +sweep=smoke timing=quick mode=replay point={POINT}" in done.stdout
     assert "none of the 24 points of sweep smoke has this point_id" in done.stderr
