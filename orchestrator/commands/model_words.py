@@ -52,7 +52,7 @@ def _replaces(values: object) -> bool:
 def say(settings: Settings, points: Sequence[Point], words: Sequence[str]) -> None:
     """Notes what the points leave out of the model, and of the sweep for the model's sake."""
     model = settings.model
-    ours = [point for point in points if point.problem.model == model.name]
+    ours = [point for point in points if point.problem.model == model.name and settings.source is None]
     refused = Counter(point.refused for point in points if point.refused)
     for reason, count in refused.most_common(MAX_NOTES):
         note_once(f"{count:,} of {len(points):,} points do not run: {reason}")

@@ -41,7 +41,7 @@ COMMANDS = {
 # What makes a sweep the one of that day, if it has more points today.
 AS_THEN = {
     "specdec_long_ctx": ["sweep.backend=[fa2,fa2_tc,auto,cudnn,trtllm-native,trtllm-gen,torch_sdpa]"],
-    "mla_mtp": ["sweep.include=[]", "model.softmax_scale=null"],
+    "mla_mtp": ["sweep.include=[]"],
 }
 # Whether these are filled depends on the machine or on the samples, so they are not compared.
 IGNORED = {"cuda", "within_block_rel", "between_blocks_rel", "lag1_autocorr", "ci95_rel"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -86,6 +87,16 @@ def test_what_a_model_cannot_have_costs_its_own_points(words: list[str], refused
     assert notes
     assert verdicts["run"]
     assert sum(verdicts.values()) == total
+
+
+def test_imported_points_say_that_a_model_is_not_theirs(tmp_path: Path, invoke: Invoke):
+    (tmp_path / "list.txt").write_text(
+        "--routine BatchDecodeWithPagedKVCacheWrapper --backends fa2 --page_size 16 --batch_size 1 --s_qo 1 --s_kv 1024 "
+        "--num_qo_heads 64 --num_kv_heads 8 --head_dim_qk 128 --head_dim_vo 128\n"
+    )
+    said = planned(invoke, f"import={tmp_path}/list.txt", "model=qwen3_8b")[2]
+
+    assert f"note: model: no point has its heads, since import={tmp_path}/list.txt brings its own" in said
 
 
 def test_a_model_that_nobody_typed_limits_no_length(invoke: Invoke):

@@ -47,7 +47,7 @@ def test_a_plan_runs_something_or_says_why(sweep: str):
             assert "type " in str(error)
             continue
         assert any(not point.refused for point in points)
-        distinct = list({(point.problem.routine, point.backend, point.refused): point for point in points}.values())
+        distinct = list({(p.problem.routine, p.backend, p.problem.q_dtype, p.problem.s_qo, p.refused): p for p in points}.values())
         for device in known_devices().values():
             plan = make_plan(distinct, [device], settings)
             assert plan.decisions_of("run") or "no point runs on" in why_nothing_runs(plan, settings.sweep)

@@ -36,7 +36,7 @@ def test_noise_measures_every_point_twice(settings: Callable[..., Settings]):
 
 
 def test_a_point_from_before_models_had_a_softmax_scale_is_found(settings: Callable[..., Settings]):
-    sweep = ("+sweep=mla_mtp", "sweep.batch_size=[1]")
+    sweep = ("+sweep=smoke", "model=gemma_3_27b")
     old = points_of(settings(*sweep, "model.softmax_scale=null"))[0]
 
     assert old.point_id not in {point.point_id for point in points_of(settings(*sweep))}
