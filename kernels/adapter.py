@@ -86,6 +86,7 @@ class Adapter(ABC):
     name: str
     query_lengths: QueryLengths
     takes_window: bool = False  # serves a sliding window
+    takes_prefix_mask: bool = False  # serves mask=prefix, whose first query tokens see one another both ways
     takes_two_sided_window: bool = False  # serves a window under a full mask, which reaches ahead as far as back
     takes_more_queries: bool = False  # serves requests with more query tokens than keys, as in cross attention
     takes_sinks: bool = False  # serves attention sinks
@@ -293,6 +294,7 @@ class Adapter(ABC):
                 "no sliding window under a full mask",
                 self.takes_two_sided_window or problem.window is None or problem.mask != "full" or problem.s_qo == 1,
             ),
+            Need("no prefix mask", self.takes_prefix_mask or problem.mask != "prefix"),
             Need("no more query tokens than keys", self.takes_more_queries or problem.s_qo <= problem.s_kv),
             Need("no attention sinks", self.takes_sinks or not problem.sinks),
             Need("no soft cap of logits", self.takes_soft_cap or problem.soft_cap is None),

@@ -39,7 +39,7 @@ from kernels.problem.features import Feature
 FA2_HEAD_DIMS = frozenset({(64, 64), (128, 128), (256, 256), (512, 512), (192, 128)})
 # Every plan takes these; `sinks` reach the variant alone, or the call of the wrapper over pages.
 PLANNED: frozenset[Feature] = frozenset({
-    "a soft cap of logits", "a sliding window", "a full mask", "a tree of drafts", "query lengths that differ",
+    "a soft cap of logits", "a sliding window", "a full mask", "a prefix mask", "a tree of drafts", "query lengths that differ",
     "KV lengths that differ", "scales of keys and values", "an output of another dtype",
 })  # fmt: skip
 WITH_SINKS: frozenset[Feature] = PLANNED | {"attention sinks"}
@@ -51,6 +51,7 @@ class WrapperPrefill(common.FlashInferAdapter):
 
     query_lengths: QueryLengths = "varlen"
     takes_window: bool = True
+    takes_prefix_mask: bool = True  # as a custom mask; kernels that have none say so
     takes_more_queries: bool = True
     takes_soft_cap: bool = True
     gives_lse: bool = True
@@ -90,7 +91,8 @@ class WrapperPrefill(common.FlashInferAdapter):
     def not_passed(self, problem: Problem, device: Device) -> tuple[str, ...]:
         """fa2's variant with sinks has a mask of its own, and drops a custom one without a word (`jit/attention/variants.py`)."""
         of_fa2 = self.takes_sinks and problem.sinks and self.kernel(problem, device) == "fa2"
-        return (*super().not_passed(problem, device), *(["a tree of drafts"] if of_fa2 and problem.tree else []))
+        dropped = ["a prefix mask" if problem.tree is None else "a tree of drafts"] if of_fa2 and problem.has_custom_mask else []
+        return (*super().not_passed(problem, device), *dropped)
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         rules = {"fa2": self._fa2, "fa3": self._fa3, "cudnn": self._cudnn, "cutlass": self._cutlass}
@@ -144,7 +146,7 @@ class WrapperPrefill(common.FlashInferAdapter):
 
     def workspace_bytes(self, problem: Problem) -> int:
         scratch = common.split_workspace_bytes(problem) if problem.paged else common.WORKSPACE_BYTES
-        return scratch + (2 * mask_bits(problem) if problem.tree else 0)
+        return scratch + (2 * mask_bits(problem) if problem.has_custom_mask else 0)
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         wrapper = self.make(inputs, device)
@@ -205,8 +207,8 @@ class PagedPrefill(WrapperPrefill):
         plan_paged(wrapper, inputs, host_lengths(inputs))
 
     def plan_step(self, wrapper: Any, inputs: Inputs) -> PlanStep | None:
-        """None over a draft tree: its mask would have to be made again, as long as the new lengths."""
-        return partial(plan_paged, wrapper, inputs) if inputs.problem.tree is None else None
+        """None under a mask of its own: that would have to be made again, as long as the new lengths."""
+        return None if inputs.problem.has_custom_mask else partial(plan_paged, wrapper, inputs)
 
     def arguments(self, inputs: Inputs) -> tuple[object, ...]:
         variant = self.name != "cudnn" and inputs.problem.sinks

@@ -33,6 +33,7 @@ PASSES: frozenset[Feature] = frozenset(
         "a soft cap of logits",
         "a sliding window",
         "a full mask",
+        "a prefix mask",
         "a tree of drafts",
         "query lengths that differ",
         "KV lengths that differ",
@@ -50,6 +51,7 @@ class FlexAttention(Adapter):
     query_lengths: QueryLengths = "varlen"
     takes_window: bool = True
     takes_two_sided_window: bool = True
+    takes_prefix_mask: bool = True
     takes_more_queries: bool = True
     takes_soft_cap: bool = True
     max_seq_len: EngineMaximum = "unread"  # its block mask lists the pages in use
@@ -227,7 +229,8 @@ def _seen(inputs: Inputs) -> tuple[Tensor, Tensor]:
 def _mask_mod(inputs: Inputs, step: int) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
     """Whether query `j` of request `b` sees the key in a row of the cache."""
     p, lens, visible = inputs.problem, inputs.kv_lens, inputs.visible if inputs.problem.tree is not None else None
-    context, window, causal = lens - inputs.q_lens, p.window, p.tree is None and p.mask == "causal"
+    context, window, causal = lens - inputs.q_lens, p.window, p.tree is None and p.mask != "full"
+    both_ways = p.mask_prefix or 0
     position = _pages(inputs, step) if p.paged else _ragged(inputs)
 
     def mask(b: Tensor, h: Tensor, j: Tensor, row: Tensor) -> Tensor:
@@ -237,7 +240,7 @@ def _mask_mod(inputs: Inputs, step: int) -> Callable[[Tensor, Tensor, Tensor, Te
             draft = key - context[b]
             seen = seen & ((draft < 0) | visible[j, draft.clamp(0, p.s_qo - 1)])
         if causal:
-            seen = seen & (key <= context[b] + j)
+            seen = seen & ((key <= context[b] + j) | ((j < both_ways) & (key < context[b] + both_ways)))
         if window is not None:
             seen = seen & (key > context[b] + j - window)
         if window is not None and not causal:

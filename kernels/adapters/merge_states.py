@@ -48,6 +48,7 @@ class Merge(Adapter):
     query_lengths: QueryLengths = "varlen"
     takes_window: bool = True
     takes_two_sided_window: bool = True
+    takes_prefix_mask: bool = True
     takes_more_queries: bool = True
     takes_soft_cap: bool = True
     gives_lse: bool = True

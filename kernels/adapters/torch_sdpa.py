@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from kernels.problem import Problem
     from kernels.problem.features import Feature
 
-PASSES: frozenset[Feature] = frozenset({"a sliding window", "a full mask", "a tree of drafts", "an output of another dtype"})
+PASSES: frozenset[Feature] = frozenset(
+    {"a sliding window", "a full mask", "a prefix mask", "a tree of drafts", "an output of another dtype"}
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +37,7 @@ class TorchSdpa(Adapter):
     query_lengths: QueryLengths = "uniform"
     takes_window: bool = True
     takes_two_sided_window: bool = True
+    takes_prefix_mask: bool = True
     takes_more_queries: bool = True
     max_seq_len: EngineMaximum = "unread"
     skips_unused: bool = True

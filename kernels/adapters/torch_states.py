@@ -92,6 +92,7 @@ class TorchChunks(TorchStates):
     takes_empty: bool = True
     takes_window: bool = True
     takes_two_sided_window: bool = True
+    takes_prefix_mask: bool = True
     takes_more_queries: bool = True
     chunk: int = CHUNK
 

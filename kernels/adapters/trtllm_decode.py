@@ -41,7 +41,7 @@ BOTH_PASS: frozenset[Feature] = frozenset(
         "an output of another dtype",
     }
 )
-XQA_PASSES: frozenset[Feature] = BOTH_PASS | {"a full mask", "a tree of drafts"}  # trtllm-gen takes no mask
+XQA_PASSES: frozenset[Feature] = BOTH_PASS | {"a full mask", "a prefix mask", "a tree of drafts"}  # trtllm-gen takes no mask
 SWAP_AB_ROWS = 32  # drafts of up to this many rows (s_qo * GQA ratio) use the generic kernel instead of the Hopper FP8 one
 
 

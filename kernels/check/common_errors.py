@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kernels.check.estimates import TINY, KeyWeights, OutputErrors, RightRows, Rows
 from kernels.inputs import Inputs
+from kernels.inputs.masks import seen_to
 
 # The variance of a may exceed b by this factor, since rows that share a key have errors in common. One H200 showed up to 2.5. What
 # exceeds it is no rounding, unless the gain or the signs of values show what is cut off towards zero: a fault, too, moves all rows
@@ -110,9 +111,9 @@ def _direction(inputs: Inputs, rows: RightRows) -> Tensor:
 
 def _chunks_of_rows(inputs: Inputs, rows: RightRows) -> Iterator[range]:
     p, request = inputs.problem, rows.requests[0]
-    length, before = p.kv_lens[request], p.kv_lens[request] - p.q_lens[request]
+    before = p.kv_lens[request] - p.q_lens[request]
     first = 0 if p.window is None else max(0, before + rows.tokens.start - p.window + 1)
-    stop = before + rows.tokens.stop if p.mask == "causal" else length
+    stop = seen_to(p, request, rows.tokens)
     step = max(1, ELEMENTS_AT_ONCE // (len(rows.requests) * p.stored_kv_heads * p.value_dim))
     for at in range(first, stop, step):
         yield range(at, min(at + step, stop))

@@ -73,10 +73,10 @@ def tile_sums(inputs: Inputs, rows: Rows, keys: range) -> TileSums:
         inputs.visible.view(torch.uint8) if p.tree is not None else inputs.page_table,
         single, levels, whole, _blocks_of_keys(inputs.device), inputs.sm_scale * inputs.k_scale, inputs.v_scale,
         p.soft_cap or 0.0, keys.start, min(keys.stop, length), length - q_len, right.tokens.start, len(right.tokens), count,
-        p.window or 0, p.s_qo, inputs.page_table.stride(0), *k.stride()[:3], *v.stride()[:3],
+        p.window or 0, p.mask_prefix or 0, p.s_qo, inputs.page_table.stride(0), *k.stride()[:3], *v.stride()[:3],
         KV_HEADS=heads, PAGE=p.slots_per_page, KEY_DIM=p.key_dim, KEY_WIDTH=power_of_two(p.key_dim),
         VALUE_DIM=p.value_dim, VALUE_WIDTH=power_of_two(p.value_dim), TILE=TILE, ROWS=ROWS, BLOCKS=BLOCKS,
-        TREE=p.tree is not None, CAUSAL=p.tree is None and p.mask == "causal", WINDOW=p.window is not None,
+        TREE=p.tree is not None, CAUSAL=p.tree is None and p.mask != "full", WINDOW=p.window is not None,
         CAPPED=p.soft_cap is not None, MAX_WEIGHT=MAX_BLOCK,
         num_warps=8 if max(p.key_dim, p.value_dim) > 128 else 4,
         num_stages=1,  # prefetching takes registers, and the kernel needs all of them

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 # Lengths and counts differ from problem to problem. Triton would compile the kernel again if one is 1 or a multiple of 16.
-LENGTHS = ("start", "stop", "draft_start", "first_token", "tokens", "count", "window", "s_qo", "table_stride")
+LENGTHS = ("start", "stop", "draft_start", "first_token", "tokens", "count", "window", "both_ways", "s_qo", "table_stride")
 
 
 @triton.jit(do_not_specialize=LENGTHS)  # type: ignore[untyped-decorator]
@@ -28,7 +28,9 @@ def weigh_tile(  # type: ignore[no-untyped-def]
     first_token,  # of the request's query tokens, the first of these rows
     tokens,  # query tokens of these rows
     count,  # R
-    window, s_qo, table_stride, k_page, k_slot, k_head, v_page, v_slot, v_head,
+    window,
+    both_ways,  # the first query tokens, which see one another
+    s_qo, table_stride, k_page, k_slot, k_head, v_page, v_slot, v_head,
     KV_HEADS: tl.constexpr, PAGE: tl.constexpr, KEY_DIM: tl.constexpr, KEY_WIDTH: tl.constexpr, VALUE_DIM: tl.constexpr,
     VALUE_WIDTH: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr, TREE: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, MAX_WEIGHT: tl.constexpr,
@@ -70,7 +72,8 @@ def weigh_tile(  # type: ignore[no-untyped-def]
         least = tl.load(by_row + at * 5 + 4, mask=real, other=0.0)
 
         query = first_token + row % tokens
-        seen = _seen(key, query, visible, draft_start, s_qo, window, real[:, None] & present[None, :], TREE, CAUSAL, WINDOW)
+        pairs = real[:, None] & present[None, :]
+        seen = _seen(key, query, visible, draft_start, s_qo, window, both_ways, pairs, TREE, CAUSAL, WINDOW)
         logit = tl.dot(q, k, input_precision="ieee") * logit_scale
         if CAPPED:
             logit = soft_cap * (2 * tl.sigmoid(2 * logit / soft_cap) - 1)  # cap * tanh(logit / cap)
@@ -138,7 +141,7 @@ def attend_split(  # type: ignore[no-untyped-def]
         k = tl.load(k_cache + k_at[:, None] + d_key[None, :], mask=present[:, None] & (d_key < KEY_DIM)[None, :], other=0.0)
         v = tl.load(v_cache + v_at[:, None] + d_value[None, :], mask=present[:, None] & (d_value < VALUE_DIM)[None, :], other=0.0)
         k, v = tl.trans(k.to(q.dtype)), v.to(q.dtype)
-        seen = _seen(key, query, visible, draft_start, s_qo, window, real[:, None] & present[None, :], TREE, CAUSAL, WINDOW)
+        seen = _seen(key, query, visible, draft_start, s_qo, window, 0, real[:, None] & present[None, :], TREE, CAUSAL, WINDOW)
         logit = tl.where(seen, tl.dot(q, k, input_precision="ieee") * logit_scale, float("-inf"))
         higher = tl.maximum(peak, tl.max(logit, 1))
         weight, rescale = tl.exp(logit - higher[:, None]), tl.exp(peak - higher)
@@ -164,7 +167,7 @@ def attend_split(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _seen(  # type: ignore[no-untyped-def]
-    key, query, visible, draft_start, s_qo, window, seen, TREE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr
+    key, query, visible, draft_start, s_qo, window, both_ways, seen, TREE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr
 ):
     """Which queries see which keys, [rows, keys]."""
     if TREE:
@@ -172,7 +175,8 @@ def _seen(  # type: ignore[no-untyped-def]
         pair = visible + query[:, None] * s_qo + (key - draft_start)[None, :]
         seen = seen & (tl.load(pair, mask=seen & in_draft, other=1) != 0)
     if CAUSAL:
-        seen = seen & (key[None, :] <= (draft_start + query)[:, None])
+        in_prefix = (query < both_ways)[:, None] & (key < draft_start + both_ways)[None, :]
+        seen = seen & ((key[None, :] <= (draft_start + query)[:, None]) | in_prefix)
     if WINDOW:
         seen = seen & (key[None, :] > (draft_start + query - window)[:, None])
         if not CAUSAL:

@@ -26,7 +26,7 @@ PARTIAL_BYTES = 2**29  # of the sums of all splits
 def serves(inputs: Inputs) -> bool:
     """Whether the kernel can read this cache, and multiplies its operands exactly. A soft cap is left to torch's tanh."""
     p = inputs.problem
-    return fused.serves(inputs) and p.soft_cap is None and len({p.q_dtype, p.kv_dtype} & HALF) <= 1
+    return fused.serves(inputs) and p.soft_cap is None and p.mask != "prefix" and len({p.q_dtype, p.kv_dtype} & HALF) <= 1
 
 
 def requests_at_once(p: Problem, rows: int, length: int) -> int:

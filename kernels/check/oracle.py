@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from kernels.check.answer import Answer
 from kernels.check.root_mean_square import MeanErrors, largest
 from kernels.check.tolerance import tolerance
-from kernels.inputs.masks import hidden
+from kernels.inputs.masks import hidden, seen_to
 from kernels.inputs.shifted_logits import shifts
 from kernels.inputs.tensors import bits, capped
 from kernels.problem.dtypes import UNIT_ROUNDOFF, torch_dtype
@@ -237,9 +237,9 @@ def _before_any_key(inputs: Inputs, q: Tensor, rows: int) -> tuple[Tensor, Tenso
 
 def _seen(p: Problem, requests: tuple[int, ...], rows: range) -> range:
     """Keys that these queries may see."""
-    length, before = p.kv_lens[requests[0]], p.kv_lens[requests[0]] - p.q_lens[requests[0]]
+    before = p.kv_lens[requests[0]] - p.q_lens[requests[0]]
     first = 0 if p.window is None else max(0, before + rows.start - p.window + 1)
-    return range(first, length if p.mask == "full" or p.tree is not None else before + rows.stop)
+    return range(first, seen_to(p, requests[0], rows))
 
 
 def _chunks(p: Problem, requests: tuple[int, ...], rows: range) -> Iterator[range]:

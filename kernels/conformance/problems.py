@@ -74,6 +74,7 @@ FAMILIES: dict[str, tuple[Keys, ...]] = {
     "causal drafts": tuple({"s_qo": n, "mask": "causal", **NO_TREE} for n in (3, 8)),
     "drafts that see all": ({"s_qo": 3, "mask": "full", **NO_TREE},),
     "draft trees": (TREE,),
+    "prefix masks": tuple({"mask": "prefix", "mask_prefix": n, "s_qo": q, **NO_TREE} for n, q in ((2, 3), (9, 20))),
     "whole prompts": ({"s_qo": 77, "s_kv": 77, "mask": "causal", **NO_TREE},),
     "query lengths that differ": ({"s_qo": 4, "min_s_qo": 1, "batch_size": 4, "mask": "causal", **NO_TREE},),
     "KV lengths that differ": ({"seq_lens": "random", "batch_size": 4},),

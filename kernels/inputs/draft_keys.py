@@ -107,7 +107,8 @@ def _sees(inputs: Inputs, query: Tensor, key: Tensor) -> Tensor:
     behind = query - key
     if p.window is not None:
         return behind.abs() < p.window if p.mask == "full" else (behind >= 0) & (behind < p.window)
-    return behind >= (0 if p.mask == "causal" else -p.s_qo)
+    both_ways = p.s_qo if p.mask == "full" else p.mask_prefix or 0
+    return (behind >= 0) | ((query < both_ways) & (key < both_ways))
 
 
 def _next_blind(inputs: Inputs, own: Tensor) -> Tensor:

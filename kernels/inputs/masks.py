@@ -24,7 +24,21 @@ def visibility(problem: Problem, device: torch.device | str) -> Tensor:
     full = torch.ones(problem.s_qo, problem.s_qo, dtype=torch.bool, device=device)
     if problem.tree is not None:
         return _ancestors(problem.tree, device)
-    return full.tril() if problem.mask == "causal" else full
+    if problem.mask == "full":
+        return full
+    both_ways = problem.mask_prefix or 0
+    causal = full.tril()
+    causal[:both_ways, :both_ways] = True
+    return causal
+
+
+def seen_to(problem: Problem, request: int, rows: range) -> int:
+    """The position behind the last key that any of these queries of a request may see."""
+    before = problem.kv_lens[request] - problem.q_lens[request]
+    if problem.mask == "full" or problem.tree is not None:
+        return problem.kv_lens[request]
+    both_ways = min(problem.mask_prefix or 0, problem.q_lens[request])
+    return before + (max(rows.stop, both_ways) if rows.start < both_ways else rows.stop)
 
 
 def hidden(problem: Problem, request: int, rows: range, keys: range, device: torch.device | str) -> Tensor | None:
@@ -44,7 +58,8 @@ def hidden(problem: Problem, request: int, rows: range, keys: range, device: tor
         return None
     own = draft_start + torch.arange(rows.start, rows.stop, device=device)[:, None]  # the key that is the query's own token
     if reach is None:
-        return key > own
+        both_ways = draft_start + (problem.mask_prefix or 0)
+        return (key > own) & ((own >= both_ways) | (key >= both_ways))
     return (key - own).abs() >= reach if problem.mask == "full" else (key > own) | (key <= own - reach)
 
 
@@ -56,7 +71,8 @@ def sees(problem: Problem, own: Tensor, token: Tensor, key: Tensor) -> Tensor:
         in_draft = (key - own + token).clamp(0, problem.s_qo - 1)
         return _ancestors(problem.tree, key.device)[token, in_draft] | (key < own - token)
     ahead = problem.mask == "full"
-    causal = (key <= own) | ahead
+    both_ways = problem.mask_prefix or 0
+    causal = (key <= own) | ahead | ((token < both_ways) & (key - own + token < both_ways))
     return causal if problem.window is None else causal & (((key - own).abs() if ahead else own - key) < problem.window)
 
 

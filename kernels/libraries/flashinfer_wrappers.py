@@ -39,7 +39,7 @@ ONLY_LENGTHS = frozenset({"s_kv", "seq_lens", "batch_spec", "seed", "page_order"
 
 def needs_no_tree_with_sinks(problem: Problem) -> Need:
     """fa2's variant with attention sinks: its mask is causal, full or a window, and no custom one."""
-    return Need("with attention sinks, a causal or full mask", not problem.sinks or problem.tree is None)
+    return Need("with attention sinks, a causal or full mask", not problem.sinks or not problem.has_custom_mask)
 
 
 def needs_16_bits_with_sinks(problem: Problem) -> Need:
@@ -150,7 +150,7 @@ def paged_wrapper(inputs: Inputs, backend: str, kernel: str) -> Any:
         paged_kv_indices_buf=inputs.kv_indices.clone(),
         paged_kv_last_page_len_buf=inputs.last_page_len.clone(),
         **(sink_variant(p, kernel) if has_variant(p, kernel) else {"backend": backend}),
-        **({} if p.tree is None else _mask_buffers(inputs)),
+        **(_mask_buffers(inputs) if p.has_custom_mask else {}),
     )
 
 
@@ -171,7 +171,7 @@ def plan_paged(wrapper: Any, inputs: Inputs, lengths: HostLengths) -> None:
 def prefill_plan(inputs: Inputs) -> dict[str, Any]:
     """What the plans of both prefill wrappers take by name, over pages and without."""
     p = inputs.problem
-    custom = flat_custom(p, inputs.device) if p.tree is not None else None
+    custom = flat_custom(p, inputs.device) if p.has_custom_mask else None
     return {"causal": p.mask == "causal", "custom_mask": custom, **_scale_window_dtypes(inputs)}
 
 

@@ -44,6 +44,7 @@ class Mutant(Adapter):
     query_lengths: QueryLengths = "varlen"
     takes_window: bool = True
     takes_two_sided_window: bool = True
+    takes_prefix_mask: bool = True
     takes_more_queries: bool = True
     takes_sinks: bool = True
     takes_soft_cap: bool = True

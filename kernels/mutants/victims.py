@@ -153,6 +153,14 @@ def two_sided_and_left(p: Problem) -> Needs:
     return two_sided(p) | {"a victim with more of the last query tokens than the window": p.window is not None and last > p.window}
 
 
+def prefixed(p: Problem) -> Needs:
+    return {"a mask whose prefix sees both ways, and a victim of two query tokens or more": p.mask == "prefix" and _lens(p)[0] > 1}
+
+
+def longer_than_prefix(p: Problem) -> Needs:
+    return prefixed(p) | {"a victim with more query tokens than the prefix": _lens(p)[0] > (p.mask_prefix or 0)}
+
+
 def branches(p: Problem) -> Needs:
     tree = (p.tree or ())[: _lens(p)[0]]
     return {"a tree in which the victim's queries branch": any(parent != i - 1 for i, parent in enumerate(tree))}

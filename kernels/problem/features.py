@@ -12,18 +12,20 @@ from kernels.problem.dtypes import FP8, default_output
 from kernels.problem.fields import ProblemFields
 
 Feature = Literal[
-    "attention sinks", "a soft cap of logits", "a sliding window", "a full mask", "a tree of drafts", "query lengths that differ",
-    "KV lengths that differ", "scales of keys and values", "block scales", "an output of another dtype", "padded requests",
+    "attention sinks", "a soft cap of logits", "a sliding window", "a full mask", "a prefix mask", "a tree of drafts",
+    "query lengths that differ", "KV lengths that differ", "scales of keys and values", "block scales",
+    "an output of another dtype", "padded requests",
 ]  # fmt: skip
 FEATURES: tuple[Feature, ...] = get_args(Feature)
 # For backends that hand over all that a kernel of FlashAttention's kind takes. Padded requests come with lengths that differ.
-ALL_BUT_BLOCKS: frozenset[Feature] = frozenset(FEATURES) - {"block scales", "padded requests"}
+ALL_BUT_BLOCKS: frozenset[Feature] = frozenset(FEATURES) - {"block scales", "padded requests", "a prefix mask"}
 
 _HAS: dict[Feature, Callable[[ProblemFields], bool]] = {
     "attention sinks": lambda p: p.sinks,
     "a soft cap of logits": lambda p: p.soft_cap is not None,
     "a sliding window": lambda p: p.window is not None,
     "a full mask": lambda p: p.s_qo > 1 and p.mask == "full",
+    "a prefix mask": lambda p: p.mask == "prefix",
     "a tree of drafts": lambda p: p.tree is not None,
     "query lengths that differ": lambda p: p.min_s_qo is not None,
     "KV lengths that differ": lambda p: p.seq_lens != "fixed",

@@ -32,7 +32,10 @@ class ProblemFields(BaseModel):
     seq_lens: Literal["fixed", "random", "listed"] = "fixed"
     batch_spec: str | None = None  # lengths of each request, such as 2q2k_8q1s1k; None if they are equal or drawn
     max_seq_len: Count | None = None  # KV tokens that the page table has room for, as engines pass it; None: the batch's longest
-    mask: str = "causal"  # causal, full, or the name of the tree in `tree`
+    mask: str = "causal"  # causal, full, prefix, or the name of the tree in `tree`
+    # mask=prefix: so many query tokens of each request, from its first on, see one another both ways, as those of an image or of a
+    # prefix language model do. All others are causal.
+    mask_prefix: Count | None = None
     tree: tuple[int, ...] | None = None  # parent of each query token, -1 for the root; every parent comes before its children
     # Keys that a query sees, counted back from its own and including it; under a full mask as many ahead of it too. None: all.
     window: Count | None = None
@@ -72,6 +75,11 @@ class ProblemFields(BaseModel):
     def paged(self) -> bool:
         """Whether the KV cache lies in pages."""
         return self.routine != "ragged_prefill"
+
+    @property
+    def has_custom_mask(self) -> bool:
+        """Whether a kernel that has a causal and a full mask alone needs a mask of its own."""
+        return self.tree is not None or self.mask == "prefix"
 
     @property
     def prefix_tokens(self) -> int:

@@ -50,6 +50,8 @@ class Problem(ProblemFields):
             unused |= {"min_s_qo"}
         kept = {key: value for key, value in keys.items() if key not in unused}
         kept = with_listed_lengths(kept) if isinstance(kept.get("batch_spec"), str) else kept
+        if kept.get("mask") != "prefix":
+            kept.pop("mask_prefix", None)
         if names_usual_scale(kept):
             del kept["softmax_scale"]
         if kept.get("graph_batch") in (None, kept.get("batch_size")):  # no request is added
@@ -171,7 +173,8 @@ class Problem(ProblemFields):
         if self.window is not None:
             whole = min(max(self.window - (length - q), 0), q)  # queries that see all before them
             return whole * (length - q) + whole * (whole + 1) // 2 + (q - whole) * self.window
-        return q * length - (q * (q - 1) // 2 if self.mask == "causal" else 0)
+        both_ways = min(self.mask_prefix or 0, q)
+        return q * length - (0 if self.mask == "full" else q * (q - 1) // 2 - both_ways * (both_ways - 1) // 2)
 
     @cached_property
     def visible_kv_tokens(self) -> int:

@@ -9,7 +9,7 @@ from kernels.problem import batch_spec
 from kernels.problem.batch_spec import MAX_REQUESTS
 from kernels.problem.fields import ProblemFields
 
-PLAIN_MASKS = ("causal", "full")
+PLAIN_MASKS = ("causal", "full", "prefix")
 WIDEST_SCALE = 64  # times 1/sqrt(head_dim_qk), or its inverse: models have 1 (head_dim 512) to 1/128 (head_dim 128)
 PADDED_ROUTINES = ("paged_decode", "paged_prefill", "mla")  # of which engines capture graphs of several requests
 
@@ -78,14 +78,19 @@ def _heads(p: ProblemFields) -> None:
 
 def _mask(p: ProblemFields) -> None:
     if (p.mask in PLAIN_MASKS) != (p.tree is None):
-        raise ValueError(f"mask={p.mask!r}: allowed: {' or '.join(PLAIN_MASKS)}, or the name of a tree in conf/trees")
+        raise ValueError(f"mask={p.mask!r}: allowed: {', '.join(PLAIN_MASKS)}, or the name of a tree in conf/trees")
     if p.tree is not None and (
         len(p.tree) != p.s_qo or p.tree[0] != -1 or any(not 0 <= parent < i for i, parent in enumerate(p.tree) if i)
     ):
         raise ValueError(
             f"mask={p.mask!r}: tree {list(p.tree)} for s_qo={p.s_qo}; allowed: s_qo parents, -1 and then earlier tokens"
         )
-    if p.window is not None and p.tree is not None:
+    if p.mask == "prefix" and (p.mask_prefix is None or not 1 < p.mask_prefix <= p.s_qo):
+        raise ValueError(
+            f"mask_prefix={p.mask_prefix}: mask=prefix needs it, the tokens that see one another both ways; allowed: 2 to "
+            f"s_qo={p.s_qo}; type +sweep.mask_prefix=[{max(2, p.s_qo // 2)}]"
+        )
+    if p.window is not None and p.has_custom_mask:
         raise ValueError(f"window={p.window}: allowed only with mask=causal or full, not with mask={p.mask!r}")
 
 

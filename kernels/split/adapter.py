@@ -116,6 +116,7 @@ class Split(Adapter):
     query_lengths: QueryLengths = "varlen"
     takes_window: bool = True  # as far as both parts do: their own rules say so
     takes_two_sided_window: bool = True
+    takes_prefix_mask: bool = True
     takes_sinks: bool = True
     takes_soft_cap: bool = True
     max_seq_len: EngineMaximum = "passed"

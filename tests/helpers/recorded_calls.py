@@ -156,7 +156,9 @@ def _engine_function(name: str, real: Callable[..., Any], log: Log) -> Callable[
             return torch.zeros(1)
         if bound.get("return_softmax_lse"):
             return bound["out"], torch.zeros(bound["q"].shape[1], bound["q"].shape[0])
-        return (torch.zeros(*keys["q"].shape[:-1], keys["head_dim_v"]), None) if name == "flash_mla_with_kvcache" else None
+        if name != "flash_mla_with_kvcache":
+            return None
+        return torch.zeros(*keys["q"].shape[:-1], keys["head_dim_v"]), torch.zeros(keys["q"].shape[:3]).transpose(1, 2)
 
     return record
 

@@ -56,7 +56,10 @@ class ProblemColumns(TypedDict, total=False):
         int | None,
         About("KV tokens that the page table has room for, as engines pass it. Null: the batch's own longest.", "tokens"),
     ]
-    mask: Annotated[str, About("causal, full, or the name of the draft tree in tree.")]
+    mask: Annotated[str, About("causal, full, prefix, or the name of the draft tree in tree.")]
+    mask_prefix: Annotated[
+        int | None, About("mask=prefix: the first query tokens of a request, which see one another both ways.", "tokens")
+    ]
     tree: Annotated[list[int] | None, About("Parent of each query token in the draft tree, -1 for the root.", "index")]
     window: Annotated[int | None, About("Sliding window: keys that a query sees, its own included. Null: all.", "tokens")]
     sinks: Annotated[bool, About("Whether each head has an attention sink, a learned logit that joins its softmax.")]

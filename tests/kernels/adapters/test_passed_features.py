@@ -39,6 +39,7 @@ WITH: dict[Feature, dict[str, Any]] = {
     "a soft cap of logits": {"soft_cap": 30.0},
     "a sliding window": {"window": 30},
     "a full mask": {"mask": "full"},
+    "a prefix mask": {"mask": "prefix", "mask_prefix": 3},
     "a tree of drafts": {"mask": "fork", "tree": FORK},
     "query lengths that differ": {"batch_spec": "q4s100_q2s100_q3s100"},
     "KV lengths that differ": {"batch_spec": "2q4s100_q4s98"},
@@ -52,6 +53,7 @@ OTHERS: dict[Feature, tuple[dict[str, Any], ...]] = {
     "a soft cap of logits": ({"soft_cap": None}, {"soft_cap": 31.0}),
     "a sliding window": ({"window": None}, {"window": 31}),
     "a full mask": ({"mask": "causal"},),
+    "a prefix mask": ({"mask_prefix": 2},),
     "a tree of drafts": ({"mask": "chain", "tree": CHAIN},),
 }
 NO_SUCH_PROBLEM: dict[str, set[Feature]] = {

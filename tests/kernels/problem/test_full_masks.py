@@ -31,6 +31,9 @@ CASES: list[dict[str, Any]] = [
     {"s_qo": 40, "s_kv": 300, "window": 33, "routine": "paged_prefill", "sinks": True},
     {"s_qo": 5, "s_kv": 77, "window": 3, "routine": "paged_decode", "kv_dtype": "fp8_e4m3"},
     {"batch_spec": "q100_q3s80", "window": 20},
+    {"s_qo": 130, "s_kv": 130, "mask": "prefix", "mask_prefix": 90},
+    {"s_qo": 40, "s_kv": 200, "mask": "prefix", "mask_prefix": 9, "routine": "paged_prefill", "kv_dtype": "fp8_e4m3"},
+    {"batch_spec": "q5s50_q30", "mask": "prefix", "mask_prefix": 8},
 ]
 
 
@@ -42,6 +45,9 @@ def seen_by_definition(p: Problem, request: int) -> torch.Tensor:
     """Bool [Q, L]."""
     q, length = p.q_lens[request], p.kv_lens[request]
     own, key = torch.arange(length - q, length)[:, None], torch.arange(length)
+    if p.mask == "prefix":
+        start = length - q
+        return (key <= own) | ((own - start < (p.mask_prefix or 0)) & (key - start < (p.mask_prefix or 0)))
     return torch.ones(q, length, dtype=torch.bool) if p.window is None else (key - own).abs() < p.window
 
 
@@ -77,7 +83,9 @@ def test_the_reference_is_right_and_wrong_kernels_are_caught(keys: dict[str, Any
         runner.out.fill_(float("nan"))
         runner()
         assert name == "previous_run" or not judge_whole(runner.out, x, answer, runner.arithmetic).passed, name
-    named = {"window_ignored", "window_one_sided"} if p.window is not None else set()
+    named = (
+        {"window_ignored", "window_one_sided"} if p.window is not None else {"prefix_as_causal"} if p.mask == "prefix" else set()
+    )
     assert {*named, "mask_one_early", "one_token_short"} <= wrong.keys()
 
 
@@ -86,6 +94,8 @@ def test_the_reference_is_right_and_wrong_kernels_are_caught(keys: dict[str, Any
     [
         ({**CROSS, "mask": "causal"}, "any s_qo with mask=full, as in cross attention"),
         ({**CROSS, "window": 9}, "allowed with s_qo <= s_kv"),
+        ({"s_qo": 8, "s_kv": 9, "mask": "prefix"}, r"mask=prefix needs it.*type \+sweep.mask_prefix=\[4\]"),
+        ({"s_qo": 8, "s_kv": 9, "mask": "prefix", "mask_prefix": 9}, "allowed: 2 to s_qo=8"),
         ({"s_qo": 3, "s_kv": 9, "mask": "fork", "tree": (-1, 0, 0), "window": 4}, "only with mask=causal or full"),
     ],
 )
@@ -103,6 +113,7 @@ def test_who_serves_them_on_an_h200():
     torch_ = {"torch_sdpa", "torch_chunks", "flex_attention"}
     assert serving("ragged_prefill", s_qo=128, s_kv=64) == fa | torch_ | {"fa2", "fa3", "auto"}
     assert serving("ragged_prefill", s_qo=1024, s_kv=1024, window=512) == fa | torch_
+    assert serving("paged_prefill", s_qo=600, s_kv=900, mask="prefix", mask_prefix=256, page_size=16) == torch_ | {"fa2", "auto"}
 
 
 H200 = known_devices()["h200"]
