@@ -22,7 +22,7 @@ from orchestrator.reporting.opened import mix_of, opened
 from orchestrator.storage.row import STATUSES
 from orchestrator.tables import Grid
 
-MAIN_TABLES, MAIN_LINES, MAIN_CONTEXTS = 3, 16, 8  # of question=best that the summary shows: a screen
+MAIN_TABLES = 3  # of question=best that the summary shows
 TOP_REASONS = 12
 MODULES: dict[str, ModuleType] = {  # `columns` is about the columns of every dataset
     name: import_module(f"{questions.__name__}.{name}") for name in get_args(Question) if name != "columns"
@@ -73,7 +73,7 @@ def grids(data: Dataset, question: str | None = None) -> list[Grid]:
         answer = [*MODULES[question].grids(data), *(pad_up.grids(data) if question in pad_up.BESIDE else [])]
         how = [*how_timed.grids(data), *gpu_grids(data)] if answer else []
         return [*answer, *_left_out(data, question), *exactness.left_out(data), *how]
-    main = [thinned(grid, MAIN_LINES, MAIN_CONTEXTS) for grid in best.fastest_grids(data)[:MAIN_TABLES]]
+    main = [thinned(grid) for grid in best.fastest_grids(data)[:MAIN_TABLES]]
     short, how = in_short(data, sum(map(_problems_in, main))), [*how_timed.grids(data), *gpu_grids(data)]
     return [*main, *best.references(data), short, *exactness.left_out(data), *how, status_grid(data)]
 

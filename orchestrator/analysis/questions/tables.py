@@ -13,6 +13,7 @@ from orchestrator.analysis.keys import GRID_AXES, PROBLEM_KEYS
 from orchestrator.tables import Grid
 
 TITLE_KEYS = ("device_name", "model", "q_dtype", "kv_dtype", "l2")  # each combination gets a table; so do other keys that vary
+WHOLE, PART = (16, 8), (8, 6)  # lines and contexts of a table in a summary: that is shown whole, and of a part of one
 MAX_SHOWN = 5_000  # fetched for a terminal: nobody reads more, and DuckDB has them all
 
 
@@ -88,18 +89,16 @@ def across_contexts(
     return Grid(title, header, tuple(cells))
 
 
-def thinned(grid: Grid, lines: int, contexts: int, beside: int = 2) -> Grid:
-    """A table of `across_contexts` with at most so many lines and contexts, spread evenly; its title says so.
+def thinned(grid: Grid, beside: int = 2) -> Grid:
+    """A table of `across_contexts` that fits a screen: of one that does not, some lines and contexts, spread evenly.
 
-    `beside` is how many columns come before the contexts. Of 2,000 problems the whole would take as many lines of a terminal.
+    `beside` is how many columns come before the contexts. The whole table of 2,000 problems has as many lines on a terminal.
     """
-    down, across = (
-        _spread(len(grid.cells), lines),
-        [*range(beside), *(beside + i for i in _spread(len(grid.header) - beside, contexts))],
-    )
-    if len(down) == len(grid.cells) and len(across) == len(grid.header):
+    lines, contexts = len(grid.cells), len(grid.header) - beside
+    if lines <= WHOLE[0] and contexts <= WHOLE[1]:
         return grid
-    said = f"{len(down)} of {len(grid.cells)} lines and {len(across) - beside} of {len(grid.header) - beside} contexts"
+    down, across = _spread(lines, PART[0]), [*range(beside), *(beside + i for i in _spread(contexts, PART[1]))]
+    said = f"{len(down)} of {lines} lines and {len(across) - beside} of {contexts} contexts"
     cells = tuple(tuple(grid.cells[line][column] for column in across) for line in down)
     return Grid(f"{grid.title} · {said}; all of them: question=best", tuple(grid.header[column] for column in across), cells)
 
