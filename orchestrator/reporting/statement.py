@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FALSE_ALARMS = 1e-4  # right kernels that are called wrong, at most
-DRAW = "mode=check_power check.draws=8"
+DRAW = "mode=check_power check.draws=20"
+ONE_REQUEST = f"{DRAW} sweep.batch_size=[1]"  # of which a drawn pair, wrong in one request, is wrong in all
 COLUMNS = ("check_min_tokens", "check_pairs_covered", "check_stale_covered", "check_max_error")
 RARELY = "a right kernel is called wrong less than once in 10,000"
 TITLE = "what the check promises here, with probability 0.99: a wrong kernel of these kinds is called wrong"
@@ -31,6 +32,7 @@ class Clause:
     against: int  # of these kernels, those that speak against it
     count: int
     rate: float = 1 - CAUGHT  # of those that speak against it, at most
+    to_test: str = DRAW
 
     @property
     def holds(self) -> bool:
@@ -39,7 +41,11 @@ class Clause:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        shown = f"{self.count - self.against:,} of {self.count:,} {self.tested_by}" if self.count else f"not tested; type {DRAW}"
+        shown = (
+            f"{self.count - self.against:,} of {self.count:,} {self.tested_by}"
+            if self.count
+            else f"not tested; type {self.to_test}"
+        )
         return self.words, self.here, shown, "–" if not self.count else "yes" if self.holds else "NO"
 
 
@@ -59,7 +65,7 @@ def clauses(current: pd.DataFrame) -> list[Clause]:
     alarms, known = int((right["status"] == "mismatch").sum()), right if len(right) else wrong
     return [
         _of("loses, doubles or replaces N neighbouring keys of a KV head", _of_keys(known), "drawn faults", lost),
-        _of("gets one pair of any query token wrong in all heads", _of_pairs(known), "drawn pairs", pairs),
+        _of("gets one pair of any query token wrong in all heads", _of_pairs(known), "drawn pairs", pairs, ONE_REQUEST),
         _of("whatever the sign and size of logits", "up to ±128", "kernels wrong in their softmax", of_logits),
         _of("no query head is off by more than check_max_error in root mean square", _of_errors(known), "heads that are", heads),
         _of("if a stored answer could not have been found, the row says so", _of_stale(wrong), "stored answers", kept),
@@ -67,9 +73,9 @@ def clauses(current: pd.DataFrame) -> list[Clause]:
     ]
 
 
-def _of(words: str, here: str, tested_by: str, wrong: pd.DataFrame) -> Clause:
+def _of(words: str, here: str, tested_by: str, wrong: pd.DataFrame, to_test: str = DRAW) -> Clause:
     """One that each wrong kernel speaks against that was not caught."""
-    return Clause(words, here, tested_by, int((wrong["status"] == "ok").sum()), len(wrong))
+    return Clause(words, here, tested_by, int((wrong["status"] == "ok").sum()), len(wrong), to_test=to_test)
 
 
 def _promised(faults: pd.DataFrame, right: pd.DataFrame) -> pd.DataFrame:

@@ -84,5 +84,6 @@ def test_one_missed_of_hundreds_is_what_a_probability_of_99_percent_allows():
 def test_clauses_that_nothing_tested_say_what_to_type():
     (grid,) = statement.grids(pd.DataFrame([wrong("", backend="full_draft")]))
 
-    assert "not tested; type mode=check_power check.draws=8" in grid.cells[0]
+    assert "not tested; type mode=check_power check.draws=20" in grid.cells[0]
+    assert "not tested; type mode=check_power check.draws=20 sweep.batch_size=[1]" in grid.cells[1]
     assert statement.grids(pd.DataFrame([{**COMMON, "resolved_backend": "fa2", "backend": "fa2", "status": "ok"}])) == []
