@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 # Of the tolerance, for many rows. On an H200 right kernels had up to 0.37, in 16 bits (XQA over FP8 caches) and in fp8_e4m3
 # (FlashAttention-3 over prompts), and emulated ones up to 0.41 of 16 rows. A kernel that narrows 16-bit operands is granted the
-# error of their logits besides, which few rows have: up to 0.18. docs/correctness_numbers.md has the table.
-SHARE, SHARE_NARROWED = 0.55, 0.4
+# error of their logits besides, which few rows have: up to 0.18. Emulations of a kernel that does not scale probabilities up before
+# it rounds them, as SGLang's Triton kernels, had 0.31 of 64 rows over 131,072 keys. docs/correctness_numbers.md has the table.
+SHARE, SHARE_NARROWED = 0.55, 0.45
 # An element may be off by the tolerance, and of few rows by more. Right kernels had half of this limit at most.
 OF_FEW_ROWS = 4.0
 
