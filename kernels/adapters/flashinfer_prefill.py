@@ -270,16 +270,10 @@ def _ragged() -> Iterator[WrapperPrefill]:
     """The backends without pages. `auto` refuses a variant, and cuDNN and CUTLASS have no argument for sinks."""
     yield from (RaggedPrefill(name=name, takes_sinks=True, passes=WITH_SINKS) for name in ("fa2", "fa3"))
     yield RaggedPrefill(name="auto")
-    cudnn: dict[str, Any] = {
-        "takes_more_queries": False,
-        "max_seq_len": "passed",
-        "skips_unused": False,
-        "distributions": common.CUDNN,
-    }
+    less: dict[str, Any] = {"takes_window": False, "takes_soft_cap": False, "takes_more_queries": False}
+    cudnn: dict[str, Any] = {"max_seq_len": "passed", "skips_unused": False, "distributions": common.CUDNN, **less}
     yield RaggedPrefill(name="cudnn", rules_hold_for=common.READ_ONLY, **cudnn)
-    yield RaggedPrefill(
-        name="cutlass", takes_window=False, takes_soft_cap=False, takes_more_queries=False, rules_hold_for=common.READ_ONLY
-    )
+    yield RaggedPrefill(name="cutlass", rules_hold_for=common.READ_ONLY, **less)
 
 
 ADAPTERS = (
