@@ -28,8 +28,8 @@ def execute(config: Mapping[str, Any], overrides: Sequence[str]) -> int:
     `overrides` are the arguments as typed, for commands to print. Raises UserError for wrong input that was found before
     anything started.
     """
-    from orchestrator.commands.model_words import with_typed
     from orchestrator.formats.import_config import resolve_files
+    from orchestrator.planning.model_words import with_typed
 
     settings = load(with_typed(resolve_files(config), overrides))
     if wrong := complaint(overrides, settings.mode, getattr(settings, "question", None)):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from orchestrator.commands import model_words
 from orchestrator.commands.invocation import OK, Invocation
 from orchestrator.config.settings import PlanSettings
 from orchestrator.errors import UserError
+from orchestrator.planning import model_words
 
 ELSEWHERE: tuple[int, ...] = (16, 2)  # cores of machines that may compile, if the plan is not for this one
 

@@ -65,6 +65,7 @@ REFUSED = {  # what this project has no routine for, by the key that says so
     "is_encoder_decoder": "has an encoder, and cross attention",
     "alibi": "adds ALiBi to its scores",
 }
+MAX_BYTES, MAX_LAYERS, MAX_NAME = 10**6, 1_000, 60
 MAX_TP = 16  # GPUs that share a model without more words
 SHAPE = (*HEADS, "sliding_window", "windowed", "sinks", "kinds", "softmax_scale", "soft_cap", "index_topk")  # what attention is
 
@@ -83,7 +84,7 @@ def read(given: str, key: str = "model") -> Keys:
     path = Path(expanded(given))
     path = path / "config.json" if path.is_dir() else path
     with reading(f"{key}={given}", "give the config.json of a model"):
-        return _named(_keys_of(_of_text(from_json(read_text(path, key))), f"{key}={given}"), path)
+        return _named(_keys_of(_of_text(from_json(read_text(path, key, MAX_BYTES))), f"{key}={given}"), path)
 
 
 def _of_text(config: Mapping[str, Any]) -> Keys:
@@ -113,6 +114,8 @@ def _keys_of(c: Keys, asked: str) -> Keys:
         raise UserError(
             f"{asked}: num_attention_heads={heads!r}: allowed: a whole number, the query heads of {who}; write it there"
         )
+    if not isinstance(layers := c.get("num_hidden_layers") or 1, int) or layers > MAX_LAYERS:
+        raise UserError(f"{asked}: num_hidden_layers={layers!r}: allowed: a whole number, up to {MAX_LAYERS:,}; write it there")
     window, kinds = _window_of(c), _kinds_of(c)
     if not (window and WINDOWED in kinds):
         kinds[FULL] += kinds.pop(WINDOWED, 0)
@@ -268,7 +271,7 @@ def _named(found: Keys, path: Path) -> Keys:
         return {**found, **rest, "max_positions": found.get("max_positions") or known.get("max_positions")}
     own = _plain(str(said).rpartition("/")[2]) if said else re.sub(r"_?for_?\w+$|_?model$", "", _plain(architecture or "model"))
     heads = "_".join(str(found[key]) for key in HEADS[:3])
-    return {**found, "name": f"{own or 'model'}_{heads}"}
+    return {**found, "name": f"{own[:MAX_NAME] or 'model'}_{heads}"}
 
 
 def _is_alike(found: Keys, model: Mapping[str, Any]) -> bool:

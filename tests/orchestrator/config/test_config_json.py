@@ -93,6 +93,8 @@ def test_a_latent_has_the_scale_of_its_yarn(read: Callable[..., Any]):
         ({"layer_types": ["mamba"] * 12}, "none of the layers of this model attends: 12 Mamba"),
         ({"num_attention_heads": None}, "num_attention_heads=None: allowed: a whole number"),
         ({"head_dim": None, "hidden_size": 1000, "num_attention_heads": 7}, "hidden_size=1000 does not divide by 7 heads"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000: allowed: a whole number, up to 1,000"),
+        ({"query_pre_attn_scalar": -4}, "config.json: "),
         ({"head_dim": "big"}, "config.json: "),
         ({"head_dim": None}, "config.json: "),
     ],

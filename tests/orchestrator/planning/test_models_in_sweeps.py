@@ -9,12 +9,12 @@ import pytest
 import yaml
 
 from orchestrator import ROOT
-from orchestrator.commands.model_words import with_typed
 from orchestrator.config.settings import Settings, load, sweep_names
 from orchestrator.errors import UserError
 from orchestrator.machines import known_devices
 from orchestrator.planning.decide import make_plan
 from orchestrator.planning.expand import expand
+from orchestrator.planning.model_words import with_typed
 from orchestrator.reporting.plan_tables import why_nothing_runs
 from tests.helpers.command_line import composed
 
