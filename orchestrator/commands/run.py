@@ -8,13 +8,14 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, cast
 
+from orchestrator.commands import profile
 from orchestrator.commands.compare import compared
 from orchestrator.commands.invocation import BAD_POINTS, INTERRUPTED, OK, Invocation, command_line
 from orchestrator.config.modes import MODES, companion
 from orchestrator.config.parts import Results
 from orchestrator.config.settings import ReplaySettings, RunSettings, SuspectSettings
 from orchestrator.errors import CannotStore, DatasetGone, NoWorkers, UserError
-from orchestrator.planning import model_words, profile
+from orchestrator.planning import model_words
 from orchestrator.point import Point
 from orchestrator.storage.access import DatasetWriter
 from orchestrator.storage.row import describe
