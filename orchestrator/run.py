@@ -208,7 +208,8 @@ def exit_code(counts: Counter[str], mode: str, draws: int = 0) -> int:
     """0 if no point has a bad status, else 1.
 
     In mode=check_power a mismatch is good, because the check caught the mutant, and an `ok` mutant escaped, which is bad.
-    It is not bad if mutants are drawn (`draws` of each backend): a drawn fault may be too small to be found.
+    It is not bad if mutants are drawn (`draws` of each backend): a drawn fault may be too small to be found. Whether the statement
+    of the check holds is asked beside this (`orchestrator/reporting/statement.py`).
     """
     bad = set(BAD)
     if mode == "check_power":
