@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kernels.check.tolerance import lse_tolerance
-from kernels.inputs.copies import NATURAL
+from kernels.problem.arithmetic import NATURAL
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,7 +8,6 @@ before the call: it orders a batch before it computes queries, and has keys and 
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Literal
@@ -19,9 +18,8 @@ from kernels.inputs import Inputs
 from kernels.inputs.rows import rows_of, token_rows
 from kernels.inputs.states import State, attend, ranges
 from kernels.inputs.tensors import bits
+from kernels.problem.arithmetic import NATURAL
 from kernels.problem.dtypes import torch_dtype
-
-NATURAL: dict[str, float] = {"e": 1.0, "2": math.log(2)}  # what makes a natural logarithm of one in this base
 
 
 class InputCopy(ABC):

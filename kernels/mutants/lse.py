@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kernels.adapter import LseBase, Runner
-from kernels.inputs.copies import NATURAL
 from kernels.inputs.sentinel_keys import context_positions
 from kernels.mutants import victims
 from kernels.mutants.faults import victim
@@ -18,6 +17,7 @@ from kernels.mutants.mutant import Mutant
 from kernels.mutants.reference_case import ReferenceCase, case_of
 from kernels.mutants.victims import Applies, Needs
 from kernels.problem import ROUTINES
+from kernels.problem.arithmetic import NATURAL
 from kernels.problem.dtypes import FP8
 
 if TYPE_CHECKING:

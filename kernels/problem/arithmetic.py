@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+
+NATURAL: dict[str, float] = {"e": 1.0, "2": math.log(2)}  # what makes a natural logarithm of one in this base
 
 
 @dataclass(frozen=True)
