@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,7 +17,7 @@ from orchestrator.untrusted.door import fault
 
 MAX_SHOWN, MAX_NAMES = 20, 12
 
-T = TypeVar("T")
+S, T = TypeVar("S"), TypeVar("T")
 
 
 class NotTaken(ValueError):
@@ -51,6 +52,12 @@ class Remainder:
         except Exception as error:  # what is wrong with a file's data may raise anything
             self.add(line, fault(error))
         return None
+
+    def each(self, lines: Iterable[tuple[int, S]], attempt: Callable[[S], T]) -> Iterator[tuple[int, T]]:
+        """The results of an attempt at each line, with its number; without the lines that it leaves out."""
+        for line, given in lines:
+            if (found := self.collect(line, partial(attempt, given))) is not None:
+                yield line, found
 
     def problem(self, line: int, keys: dict[str, object]) -> Problem | None:
         """The problem that these keys describe, or None and what is wrong with them."""

@@ -6,7 +6,8 @@ import hashlib
 import math
 from pathlib import Path
 
-from orchestrator.storage.row import Row
+from orchestrator.point import Point
+from orchestrator.storage.row import Row, describe
 from orchestrator.untrusted.files import written_at
 
 SHORTEST_MS = 1e-6
@@ -33,3 +34,11 @@ def common(path: str, content: bytes, sweep: str, origin: str) -> Row:
         "started_at": written,
         "finished_at": written,
     }
+
+
+def timed(point: Point, us: float | None, common: Row) -> Row:
+    """The values of a row with its time, from which its rates follow."""
+    found: Row = {**describe(point), **common}
+    if us is not None:
+        found |= {"median_us": us, "tflops": point.problem.flops / us / 1e6, "tb_per_sec": point.problem.bytes / us / 1e6}
+    return found

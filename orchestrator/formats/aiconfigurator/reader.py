@@ -5,6 +5,7 @@ What its collectors do and the tables do not say is in their source: page sizes,
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,19 +14,28 @@ from kernels.problem import Problem
 from orchestrator.config.model import Model
 from orchestrator.errors import UserError
 from orchestrator.formats import imported
-from orchestrator.formats.aiconfigurator.table import MAX_BYTES, OPS, file_named, our_dtype, read_records, single, unknown_columns
+from orchestrator.formats.aiconfigurator.table import (
+    MAX_BYTES,
+    OF_ATTENTION,
+    OF_MLA,
+    OPS,
+    OPTIONAL,
+    file_named,
+    our_dtype,
+    read_records,
+    single,
+)
 from orchestrator.point import Point, fingerprint
 from orchestrator.remainder import Remainder
-from orchestrator.storage.row import Row, describe, finish
+from orchestrator.storage.row import Row, finish
 from orchestrator.untrusted.files import read_bytes
 
 ORIGIN = "aiconfigurator"  # `orchestrator_version` of an imported row
 FRAMEWORKS = {"VLLM": "vllm", "SGLang": "sglang", "TRTLLM": "trtllm"}
+ENCODER = "encoder_attention"
 # The backend here that runs the same kernel. Another kernel keeps its name: the table of TensorRT-LLM names none.
+FLASH_ATTENTION = re.compile(r"(?:vllm_(?:vit_)?flash_attn_fa|flash_attention_v)([234])")
 KERNELS = {
-    "vllm_flash_attn_fa2": "flash_attn_2",
-    "vllm_flash_attn_fa3": "flash_attn_3",
-    "vllm_flash_attn_fa4": "flash_attn_4",
     "vllm_flash_attn_mla": "flash_attn_3",
     "vllm_flashmla": "flash_mla_vllm",
     "vllm_triton_attn": "vllm_triton",
@@ -38,14 +48,6 @@ KERNELS = {
     "triton": "sglang_triton",
     "trtllm_mha": "trtllm-native",
     "trtllm_mla": "trtllm-native",
-}
-ENCODER = "encoder_attention"
-ENCODER_KERNELS = {  # FlashAttention's; others are kernels of their own
-    "vllm_vit_flash_attn_fa2": "flash_attn_2",
-    "vllm_vit_flash_attn_fa3": "flash_attn_3",
-    "vllm_vit_flash_attn_fa4": "flash_attn_4",
-    "flash_attention_v3": "flash_attn_3",
-    "flash_attention_v4": "flash_attn_4",
 }
 SGLANG_PAGED = ("trtllm_mha", "trtllm_mla")  # with pages of 64 tokens; its other collectors use slots of one token
 LATENT = {"head_dim_qk": 192, "head_dim_vo": 128, "head_dim_ckv": 512, "head_dim_kpe": 64}  # DeepSeek's, which its collectors use
@@ -61,12 +63,10 @@ def read(path: str, device: Device | None, model: Model, sweep: str) -> list[Row
     common = _common(path, records, device, sweep)
     rest = Remainder(path, "row")
     found: dict[str, Row] = {}
-    for column in unknown_columns(records[0]):
+    for column in sorted({*records[0]} - {*OF_MLA, *OF_ATTENTION, *OPTIONAL}):
         rest.add(1, f"column {column} has no counterpart here")
-    for number, record in enumerate(records, 1):
-        row = rest.collect(number, lambda number=number, record=record: _row(number, record, model, common))  # type: ignore[misc]
-        if row is not None:
-            found[row["point_id"]] = row
+    for number, row in rest.each(enumerate(records, 1), lambda record: _row(record, model, common)):
+        found[row["point_id"]] = finish(row, "ok", f"imported: row {number} {row['reason']}")
     rest.close(len(found), "the number after the file is that of the row, from 1")
     return list(found.values())
 
@@ -93,78 +93,64 @@ def _common(path: str, records: list[dict[str, Any]], device: Device | None, swe
     }
 
 
-def _row(number: int, record: Mapping[str, Any], model: Model, common: Row) -> Row:
+def _row(record: Mapping[str, Any], model: Model, common: Row) -> Row:
     """The row of a line. Raises ValueError for a value without a counterpart."""
     if empty := [column for column, value in record.items() if value is None]:
         raise ValueError(f"{empty[0]} is empty; allowed: a value in every column")
-    problem = Problem.model_validate(_keys(record, common, model))
-    kernel, backend = str(record["kernel_source"]), _backend(record)
+    problem, kernel = Problem.model_validate(_keys(record, common, model)), str(record["kernel_source"])
     how = fingerprint([ORIGIN, common["cluster"], record["op_name"], kernel])
-    us = imported.microseconds("latency", record["latency"])
-    row: Row = {
-        **describe(Point(problem, backend, how)),
-        **common,
-        "median_us": us,
-        "tflops": problem.flops / us / 1e6,
-        "tb_per_sec": problem.bytes / us / 1e6,
-        "resolved_backend": kernel,
-    }
-    return finish(row, "ok", _reason(number, record, common))
+    row = imported.timed(Point(problem, _backend(record), how), imported.microseconds("latency", record["latency"]), common)
+    reason = str(common["reason"])
+    if record["op_name"] != ENCODER:
+        reason += ", page size and order as in its collector, kv_layout not said"
+        reason += ", its calls also write the new keys and values" if record["framework"] == "VLLM" else ""
+    return {**row, "resolved_backend": kernel, "reason": reason}
 
 
 def _backend(record: Mapping[str, Any]) -> str:
-    """The backend here that runs the kernel of a record, or the kernel's own name."""
+    """The backend here that runs the kernel of a record, or the kernel's own name, as for most of encoders."""
     kernel = str(record["kernel_source"])
+    if found := FLASH_ATTENTION.fullmatch(kernel):
+        return f"flash_attn_{found[1]}"
     if record["op_name"] == ENCODER:
-        return ENCODER_KERNELS.get(kernel, kernel)
+        return kernel
     if kernel == "flashinfer":
         return "fa2_tc" if record["isl"] == 1 else "fa2"
     return KERNELS.get(kernel, kernel)
 
 
 def _keys(record: Mapping[str, Any], common: Row, model: Model) -> dict[str, object]:
+    """The keys of a problem. Tokens of an image or of audio see one another, have as many KV heads as query heads, and no cache."""
     op = record["op_name"]
     if op not in OPS:
         why = "; MLA's prompts may be absorbed or not, which the table does not say" if "mla" in op else ""
         raise ValueError(f"op_name={op!r}: allowed: {', '.join(OPS)}{why}")
     if record.get("beam_width", 1) != 1:
         raise ValueError(f"beam_width={record['beam_width']}: allowed: 1, a request has one sequence here")
-    routine, latent = OPS[op], OPS[op] == "mla"
-    if op == ENCODER:
-        return _encoder_keys(record, model)
+    is_encoder, latent = op == ENCODER, OPS[op] == "mla"
     q_dtype = our_dtype("mla_dtype" if latent else "attn_dtype", record)
-    kv_dtype = our_dtype("kv_cache_dtype", record)
+    kv_dtype = q_dtype if is_encoder else our_dtype("kv_cache_dtype", record)
     if _rounds_queries(record) and kv_dtype.startswith("fp8"):
         q_dtype = "fp8_e4m3"
     keys: dict[str, object] = {
-        "routine": routine,
+        "routine": OPS[op],
+        "mask": "full" if is_encoder else "causal",
         "batch_size": record["batch_size"],
         "s_qo": record["isl"],
-        "s_kv": record["isl"] + record["step"],
+        "s_kv": record["isl"] + (0 if is_encoder else record["step"]),
         "num_qo_heads": record["num_heads"],
-        "num_kv_heads": record["num_heads"] if latent else record["num_key_value_heads"],
+        "num_kv_heads": record["num_heads"] if latent or is_encoder else record["num_key_value_heads"],
         **(LATENT if latent else {"head_dim_qk": record["head_dim"], "head_dim_vo": record["head_dim"]}),
         "q_dtype": q_dtype,
         "kv_dtype": kv_dtype,
         "window": record.get("window_size") or None,
-        **_pages(record, common),
+        **({} if is_encoder else _pages(record, common)),
     }
-    return {**keys, **_named(keys, model)}
-
-
-def _encoder_keys(record: Mapping[str, Any], model: Model) -> dict[str, object]:
-    """All tokens of an image or of audio see one another, with as many KV heads as query heads."""
-    dtype = our_dtype("attn_dtype", record)
-    keys: dict[str, object] = {
-        "routine": OPS[ENCODER],
-        "mask": "full",
-        "batch_size": record["batch_size"],
-        **dict.fromkeys(("s_qo", "s_kv"), record["isl"]),
-        **dict.fromkeys(("num_qo_heads", "num_kv_heads"), record["num_heads"]),
-        **dict.fromkeys(("head_dim_qk", "head_dim_vo"), record["head_dim"]),
-        **dict.fromkeys(("q_dtype", "kv_dtype"), dtype),
-    }
-    return {**keys, **_named(keys, model)}
+    for tp in () if model.sinks else model.tp:  # tables have no attention sinks
+        share = model.share(OPS[op], tp)
+        if all(keys.get(key) == share.get(key) for key in ("num_qo_heads", "num_kv_heads", *LATENT)):
+            return {**keys, "model": model.name, "tp": tp}
+    return keys
 
 
 def _rounds_queries(record: Mapping[str, Any]) -> bool:
@@ -177,30 +163,11 @@ def _rounds_queries(record: Mapping[str, Any]) -> bool:
 
 def _pages(record: Mapping[str, Any], common: Row) -> dict[str, object]:
     """Page size and order as the collector has them; only vLLM's draws the blocks."""
-    latent = OPS[record["op_name"]] == "mla"
-    match record["framework"]:
-        case "VLLM":
-            return {"page_size": 64, "page_order": "random"}
-        case "SGLang":
-            return {"page_size": 64 if record["kernel_source"] in SGLANG_PAGED else 1, "page_order": "sequential"}
-    blackwell = latent and not any(name in common["device_name"] for name in ("H100", "H200"))
-    return {"page_size": 32 if blackwell else 64, "page_order": "sequential"}
-
-
-def _named(keys: Mapping[str, object], model: Model) -> dict[str, object]:
-    """The model and its tensor-parallel size, if the heads are a share of it. Tables have no attention sinks."""
-    for tp in () if model.sinks else model.tp:
-        share = model.share(str(keys["routine"]), tp)
-        if all(keys.get(key) == share.get(key) for key in ("num_qo_heads", "num_kv_heads", *LATENT)):
-            return {"model": model.name, "tp": tp}
-    return {}
-
-
-def _reason(number: int, record: Mapping[str, Any], common: Row) -> str:
-    parts = [f"imported: row {number} {common['reason']}"]
-    if record["op_name"] == ENCODER:
-        return parts[0]
-    parts.append("page size and order as in its collector, kv_layout not said")
     if record["framework"] == "VLLM":
-        parts.append("its calls also write the new keys and values")
-    return ", ".join(parts)
+        return {"page_size": 64, "page_order": "random"}
+    if record["framework"] == "SGLang":
+        size = 64 if record["kernel_source"] in SGLANG_PAGED else 1
+    else:
+        hopper = any(name in common["device_name"] for name in ("H100", "H200"))
+        size = 64 if hopper or OPS[record["op_name"]] != "mla" else 32
+    return {"page_size": size, "page_order": "sequential"}

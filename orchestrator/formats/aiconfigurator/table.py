@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,10 @@ from orchestrator.untrusted.files import read_bytes
 TEXT = ("framework", "version", "device", "op_name", "kernel_source", "kv_cache_dtype")
 WHOLE = ("batch_size", "isl", "num_heads", "step")
 OF_ATTENTION = (*TEXT, "attn_dtype", *WHOLE, "num_key_value_heads", "head_dim", "beam_width", "latency")
-OF_ENCODER = (
-    *("framework", "version", "device", "op_name", "kernel_source", "attn_dtype"),
-    *("batch_size", "isl", "num_heads", "head_dim", "latency"),
-)  # as many KV heads as query heads, no mask, no cache
+NOT_OF_ENCODER = ("kv_cache_dtype", "step", "num_key_value_heads", "beam_width")  # as many KV heads as query heads, and no cache
+OF_ENCODER = tuple(column for column in OF_ATTENTION if column not in NOT_OF_ENCODER)
 OF_MLA = (*TEXT, "mla_dtype", *WHOLE, "tp_size", "latency")
-NOT_READ = frozenset({"power", "power_limit"})  # means and limits; a row here holds the highest draw
-OPTIONAL = frozenset({"window_size"}) | NOT_READ
+OPTIONAL = frozenset({"window_size", "power", "power_limit"})  # power is not read: a row here holds the highest draw
 OPS = {
     "context_attention": "paged_prefill",
     "generation_attention": "paged_decode",
@@ -51,11 +48,6 @@ def read_records(path: str) -> list[dict[str, Any]]:
     if not records:
         raise UserError(f"import={path}: it has no rows; give a table with some")
     return records
-
-
-def unknown_columns(names: Iterable[str]) -> list[str]:
-    """The columns that have no counterpart here."""
-    return sorted({*names} - {*OF_MLA, *OF_ATTENTION, *OPTIONAL})
 
 
 def _require_columns(path: str, names: list[str]) -> None:
