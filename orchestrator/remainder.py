@@ -17,7 +17,8 @@ from orchestrator.untrusted.door import fault
 
 MAX_SHOWN, MAX_NAMES = 20, 12
 
-S, T = TypeVar("S"), TypeVar("T")
+S = TypeVar("S")
+T = TypeVar("T")
 
 
 class NotTaken(ValueError):

@@ -29,28 +29,25 @@ TORCH_DTYPES = {"torch.float8_e4m3fn": "fp8_e4m3", "torch.float8_e5m2": "fp8_e5m
     f"torch.{theirs}": DTYPES[theirs] for theirs in ("float32", "float16", "bfloat16")
 }
 RENAMED = {**OLD_NAMES, "prims_ts": "prims-ts"}  # FlashInfer's old names of its backends
-# `trtllm-native` there is a different function in each routine; here each function has its own name.
-BACKENDS = {("paged_prefill", "trtllm-native"): "trtllm-context"}
-NOT_OURS = frozenset({("ragged_prefill", "trtllm-native")})  # trtllm_ragged_attention_deepseek
+# `trtllm-native` there is a different function in each routine; here each function has its own name, or none.
+BACKENDS = {
+    ("paged_prefill", "trtllm-native"): "trtllm-context",
+    ("ragged_prefill", "trtllm-native"): "trtllm-native (FlashInfer's benchmark)",  # trtllm_ragged_attention_deepseek
+}
 MLA_NOPE, MLA_VALUES = 128, 128  # head dims before absorption, from which the softmax scale is computed
 SEED = 42
 
-# The columns of its result files that attention routines fill.
-RESULT_COLUMNS = ("routine", "median_time", "std_time", "tflops", "tb_per_sec", "backend", "resolved_backend")
+# The columns of its result files that attention routines fill, in their order.
 LENGTH_COLUMNS = ("s_qo", "s_kv", "head_dim_qk", "head_dim_vo", "head_dim_ckv", "head_dim_kpe")
-SHAPE_COLUMNS = (*LENGTH_COLUMNS, "causal", "q_dtype", "kv_dtype", "avg_actual_seq_len", "random_actual_seq_len")
 HEAD_COLUMNS = ("num_qo_heads", "num_kv_heads", "page_size")
-OPTION_COLUMNS = ("enable_pdl", "refcheck", "no_cuda_graph", "use_cupti", "allow_output_mismatch", "random_seed")
-NOTE_COLUMNS = ("case_tag", "generate_repro_command", "repro_command")
 COLUMNS = (
-    *RESULT_COLUMNS,
-    *SHAPE_COLUMNS,
-    "batch_size",
-    "out_dtype",
+    *("routine", "median_time", "std_time", "tflops", "tb_per_sec", "backend", "resolved_backend"),
+    *LENGTH_COLUMNS,
+    *("causal", "q_dtype", "kv_dtype", "avg_actual_seq_len", "random_actual_seq_len", "batch_size", "out_dtype"),
     *HEAD_COLUMNS,
-    *OPTION_COLUMNS,
-    *NOTE_COLUMNS,
-)  # those of attention, in the order of its file
+    *("enable_pdl", "refcheck", "no_cuda_graph", "use_cupti", "allow_output_mismatch", "random_seed"),
+    *("case_tag", "generate_repro_command", "repro_command"),
+)
 
 
 @dataclass(frozen=True)
@@ -93,8 +90,6 @@ def our_dtype(word: str) -> str:
 def our_backend(routine: str, word: str) -> str:
     """Our name of a backend in one of our routines; a backend that we do not have keeps its name."""
     known_as = RENAMED.get(word, word)
-    if (routine, known_as) in NOT_OURS:
-        return f"{known_as} (FlashInfer's benchmark)"
     return BACKENDS.get((routine, known_as), known_as)
 
 

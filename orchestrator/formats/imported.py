@@ -39,6 +39,12 @@ def common(path: str, content: bytes, sweep: str, origin: str) -> Row:
 def timed(point: Point, us: float | None, common: Row) -> Row:
     """The values of a row with its time, from which its rates follow."""
     found: Row = {**describe(point), **common}
-    if us is not None:
-        found |= {"median_us": us, "tflops": point.problem.flops / us / 1e6, "tb_per_sec": point.problem.bytes / us / 1e6}
-    return found
+    if us is None:
+        return found
+    seconds, problem = us / 1e6, point.problem
+    return {
+        **found,
+        "median_us": us,
+        "tflops": problem.flops / seconds / 1e12,
+        "tb_per_sec": problem.bytes / seconds / 1e12,
+    }
