@@ -54,8 +54,8 @@ class Remainder:
             self.add(line, fault(error))
         return None
 
-    def each(self, lines: Iterable[tuple[int, S]], attempt: Callable[[S], T]) -> Iterator[tuple[int, T]]:
-        """The results of an attempt at each line, with its number; without the lines that it leaves out."""
+    def each(self, lines: Iterable[tuple[int, S]], attempt: Callable[[S], T | None]) -> Iterator[tuple[int, T]]:
+        """The results of an attempt at each line, with its number; without those that are None or left out."""
         for line, given in lines:
             if (found := self.collect(line, partial(attempt, given))) is not None:
                 yield line, found

@@ -54,7 +54,11 @@ def any_json(text: str | bytes) -> Any:
 
 def from_json(text: str | bytes) -> dict[str, Any]:
     """The object that a JSON text holds. Raises ValueError as `any_json` does, and for what is no object."""
-    found = any_json(text)
+    return as_object(any_json(text))
+
+
+def as_object(found: object) -> dict[str, Any]:
+    """What a JSON text held, if it is an object. Raises ValueError otherwise."""
     if not isinstance(found, dict):
         raise ValueError("no JSON object, {...}")
     return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
+from collections.abc import Sequence
 
 from orchestrator.analysis.traffic.mix import Mix, TrafficPoint, steps
 from orchestrator.analysis.traffic.requests import INDEPENDENT, MAX_COUNT
@@ -19,37 +20,37 @@ METRICS = {  # of each program the histograms of prompts and of outputs, and the
     "vLLM": ("vllm:request_prompt_tokens", "vllm:request_generation_tokens", "vllm:num_requests_running"),
     "SGLang": ("sglang:prompt_tokens_histogram", "sglang:generation_tokens_histogram", "sglang:num_running_reqs"),
     "TGI": ("tgi_request_input_length", "tgi_request_generated_tokens", "tgi_batch_current_size"),
-    "Dynamo": (
-        *("dynamo_frontend_input_sequence_tokens", "dynamo_frontend_output_sequence_tokens"),
-        "dynamo_frontend_inflight_requests",
-    ),
+    "Dynamo": tuple(f"dynamo_frontend_{name}" for name in ("input_sequence_tokens", "output_sequence_tokens", "inflight_requests")),
 }
-SAMPLE = re.compile(r"(?P<name>[A-Za-z_:][A-Za-z0-9_:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>[^\s]+)(?:\s+-?\d+)?\s*")
+SAMPLE = re.compile(r"([A-Za-z_:][A-Za-z0-9_:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?")
 MAX_COMBINATIONS = 100_000  # of a prompt, an output and a batch
-LE = re.compile(r'(?:^|,)\s*le="(?P<le>[^"]*)"')
+LE = re.compile(r'(?:^|,)\s*le="([^"]*)"')
 
 
 def read(path: str, text: str, allowed: str) -> Mix:
     """The traffic of an engine's histograms. Raises UserError for every line that is wrong, since a histogram counts whole."""
     *histograms, gauge = next((names for names in METRICS.values() if f"{names[0]}_bucket" in text), METRICS["vLLM"])
-    samples = _Samples(histograms, gauge)
-    wrong = Remainder(path)
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip() and not line.lstrip().startswith("#"):
-            wrong.collect(number, lambda line=line: samples.add(line.strip()))  # type: ignore[misc]
+    buckets: dict[str, dict[float, float]] = {name: defaultdict(float) for name in histograms}
+    running, wrong = list[int](), Remainder(path)
+    lines = ((number, line.strip()) for number, line in enumerate(text.split("\n"), 1))
+    samples = ((number, line) for number, line in lines if line and not line.startswith("#"))
+    for _, (name, edge, value) in wrong.each(samples, lambda line: _sample(line, [*histograms, gauge])):
+        if name == gauge:
+            running.append(round(value))
+        else:
+            buckets[name][edge] += value
     wrong.close(0, f"allowed: {allowed}")
-    if missing := [name for name, counts in samples.buckets.items() if not counts]:
+    if missing := [name for name, counts in buckets.items() if not counts]:
         raise UserError(f"traffic={path}: no {missing[0]}_bucket; allowed: {allowed}")
     notes = [INDEPENDENT.format("histograms")]
-    prompts, outputs = (_lengths(path, name, counts, notes) for name, counts in samples.buckets.items())
-    batches: list[int | None] = [batch for batch in samples.running if batch > 0]
+    prompts, outputs = (_lengths(path, name, counts, notes) for name, counts in buckets.items())
+    batches: list[int | None] = [batch for batch in running if batch > 0]
     if not batches:
         notes.append(f"no batch sizes, since {gauge} is absent or 0")
     if (count := len(prompts) * len(outputs) * max(1, len(batches))) > MAX_COMBINATIONS:
-        raise UserError(
-            f"traffic={path}: {len(prompts):,} lengths of prompts, {len(outputs):,} of outputs and {len(batches):,} batches make "
-            f"{count:,} combinations; allowed: up to {MAX_COMBINATIONS:,}; give the metrics of one server"
-        )
+        given = f"{len(prompts):,} lengths of prompts, {len(outputs):,} of outputs and {len(batches):,} batches"
+        allowed = f"allowed: up to {MAX_COMBINATIONS:,}; give the metrics of one server"
+        raise UserError(f"traffic={path}: {given} make {count:,} combinations; {allowed}")
     decode = [
         TrafficPoint(batch, step.s_kv, step.weight)
         for prompt, of_prompt in prompts
@@ -60,25 +61,31 @@ def read(path: str, text: str, allowed: str) -> Mix:
     return Mix(tuple(decode), tuple(TrafficPoint(None, prompt, weight) for prompt, weight in prompts), tuple(notes))
 
 
-class _Samples:
-    """The buckets of the histograms, added over engines, and the running requests of each engine."""
+def _sample(line: str, names: Sequence[str]) -> tuple[str, float, float] | None:
+    """Which of the metrics a sample is of, the end of its bucket (0 for a gauge), and its value; None for another metric."""
+    sample = SAMPLE.fullmatch(line)
+    if sample is None:
+        raise ValueError("neither a comment nor a sample, NAME{labels} VALUE")
+    *histograms, gauge = names
+    metric, labels, value = sample.groups()
+    if metric == gauge:
+        return gauge, 0, _number(value)
+    name = metric.removesuffix("_bucket")
+    if name == metric or name not in histograms:
+        return None
+    if (le := LE.search(labels or "")) is None:
+        raise ValueError("a bucket without le")
+    return name, math.inf if le[1] == "+Inf" else _number(le[1]), _number(value)
 
-    def __init__(self, histograms: list[str], gauge: str) -> None:
-        self.buckets: dict[str, dict[float, float]] = {name: defaultdict(float) for name in histograms}
-        self.gauge, self.running = gauge, list[int]()
 
-    def add(self, line: str) -> None:
-        sample = SAMPLE.fullmatch(line)
-        if sample is None:
-            raise ValueError("neither a comment nor a sample, NAME{labels} VALUE")
-        name, value = sample["name"], sample["value"]
-        if name == self.gauge:
-            self.running.append(round(_number(value)))
-        elif name.removesuffix("_bucket") in self.buckets and name.endswith("_bucket"):
-            le = LE.search(sample["labels"] or "")
-            if le is None:
-                raise ValueError("a bucket without le")
-            self.buckets[name.removesuffix("_bucket")][_edge(le["le"])] += _number(value)
+def _number(word: str) -> float:
+    try:
+        value = float(word)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= MAX_COUNT:
+        raise ValueError(f"{word}: allowed: a number from 0 to {MAX_COUNT:g}")
+    return value
 
 
 def _lengths(path: str, name: str, counts: dict[float, float], notes: list[str]) -> list[tuple[float, float]]:
@@ -102,18 +109,3 @@ def _lengths(path: str, name: str, counts: dict[float, float], notes: list[str])
     if not found:
         raise UserError(f"traffic={path}: {name} counts no request; take the metrics of a server that has served some")
     return found
-
-
-def _edge(word: str) -> float:
-    """The end of a bucket of lengths; infinity for the last one."""
-    return math.inf if word == "+Inf" else _number(word)
-
-
-def _number(word: str, most: float = MAX_COUNT) -> float:
-    try:
-        value = float(word)
-    except ValueError:
-        raise ValueError(f"{word!r} is no number") from None
-    if not 0 <= value <= most:
-        raise ValueError(f"{word}: allowed: a number from 0 to {most:g}")
-    return value

@@ -11,14 +11,14 @@ import csv
 import io
 import re
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any
 
 from orchestrator.analysis.traffic.mix import Mix, TrafficPoint, steps
 from orchestrator.errors import UserError
 from orchestrator.remainder import Remainder
-from orchestrator.untrusted.door import any_json, from_json
+from orchestrator.untrusted.door import any_json, as_object, from_json
 
 Record = tuple[int, Mapping[str, Any]]  # with its line, or its number in a list
 Shares = list[tuple[float, float]]  # lengths, each with its weight
@@ -48,7 +48,7 @@ def read(path: str, text: str, allowed: str) -> Mix:
     """The traffic of the requests in a text. Raises UserError that says what is `allowed` if it has none."""
     rest, reader = Remainder(path), _Reader()
     for number, record in _csv_records(text) if is_csv(text) else _json_records(rest, text):
-        rest.collect(number, lambda record=record: reader.add(record))  # type: ignore[misc]
+        rest.collect(number, partial(reader.add, record))
     if reader.prompts and not reader.decode:
         raise UserError(f"traffic={path}: no request has output tokens, so nothing is decoded; give one that does")
     rest.close(len(reader.decode), f"allowed: {allowed}")
@@ -65,21 +65,15 @@ def _json_records(rest: Remainder, text: str) -> Iterator[Record]:
     try:
         whole = any_json(text)
     except ValueError:
-        for number, line in enumerate(text.split("\n"), 1):  # JSON may hold what splitlines() takes for the end of a line
-            if line.strip() and (record := rest.collect(number, lambda line=line: from_json(line))) is not None:  # type: ignore[misc]
-                yield number, record
-        return
-    for number, record in enumerate(whole if isinstance(whole, list) else [whole], 1):
-        if isinstance(record, dict):
-            yield number, record
-        else:
-            rest.add(number, "no JSON object, {...}")
+        lines = enumerate(text.split("\n"), 1)  # JSON may hold what splitlines() takes for the end of a line
+        return rest.each(((number, line) for number, line in lines if line.strip()), from_json)
+    return rest.each(enumerate(whole if isinstance(whole, list) else [whole], 1), as_object)
 
 
 def _csv_records(text: str) -> Iterator[Record]:
-    reader = csv.DictReader(io.StringIO(text.lstrip(), newline=""))
+    reader = csv.DictReader(io.StringIO(text.lstrip(), newline=""), restkey="")
     for cells in reader:
-        yield reader.line_num, {str(name): _of_cell(cell) for name, cell in cells.items()}
+        yield reader.line_num, {name: _of_cell(cell) for name, cell in cells.items()}
 
 
 def _of_cell(cell: object) -> object:
@@ -156,10 +150,8 @@ def _pairs(mapping: Mapping[str, Any]) -> list[tuple[Shares, Shares]]:
 
 def _shares(name: str, value: object, least: int) -> Shares:
     """A length; or from percentiles, and from the least and the greatest, the middle between neighbours with the share there."""
-    if not isinstance(value, dict):
-        return [(_number(name, value, least), 1.0)]
-    if "value" in value:
-        return [(_number(name, value["value"], least), 1.0)]
+    if not isinstance(value, dict) or "value" in value:
+        return [(_number(name, value["value"] if isinstance(value, dict) else value, least), 1.0)]
     marks = {int(found[1]) / 100: value[key] for key in value if (found := PERCENTILE.fullmatch(str(key)))}
     marks |= {share: value[key] for key, share in (("min", 0), ("max", 1)) if key in value}
     edges = sorted((share, _number(name, mark, least, whole=False)) for share, mark in marks.items())
