@@ -10,29 +10,23 @@ from typing import Any
 from orchestrator.untrusted.door import from_json
 from orchestrator.untrusted.files import read_bytes
 
-HEADS, PAGE = r"h(?P<h>\d+)_kv(?P<kv>\d+)_d(?P<d>\d+)", r"_ps(?P<ps>\d+)"
+HEADS, LATENT, PAGE = r"h(?P<h>\d+)_kv(?P<kv>\d+)_d(?P<d>\d+)", r"ckv(?P<ckv>\d+)_kpe(?P<kpe>\d+)", r"_ps(?P<ps>\d+)"
+TABLE = "(?P<table>trtllm|xqa)_batch"
 # Of the public data set, and those that FlashInfer writes by itself (flashinfer/trace/templates/attention.py): its wrappers' names
 # leave `_causal` out, and the calls behind XQA and trtllm-gen have page tables.
 NAMES = (
-    ("paged_decode", re.compile(f"gqa_paged_decode_{HEADS}{PAGE}")),
-    ("paged_prefill", re.compile(f"gqa_paged_prefill_(?:causal_)?{HEADS}{PAGE}")),
+    ("paged_decode", re.compile(f"(?:gqa_paged|{TABLE})_decode_{HEADS}{PAGE}")),
+    ("paged_prefill", re.compile(f"(?:gqa_paged_prefill(?:_causal)?|{TABLE}_context)_{HEADS}{PAGE}")),
     ("ragged_prefill", re.compile(f"gqa_ragged_(?:prefill_)?(?:causal_)?{HEADS}")),
-    ("mla", re.compile(rf"mla_paged_(?:decode|prefill|prefill_causal)_h(?P<h>\d+)_ckv(?P<ckv>\d+)_kpe(?P<kpe>\d+){PAGE}")),
-    ("paged_decode", re.compile(f"(?P<table>trtllm|xqa)_batch_decode_{HEADS}{PAGE}")),
-    ("paged_prefill", re.compile(f"(?P<table>trtllm)_batch_context_{HEADS}{PAGE}")),
-    (
-        "mla",
-        re.compile(
-            r"(?P<table>trtllm|xqa)_batch_decode_mla_(?:dense_|ragged_)?h(?P<h>\d+)_d_qk\d+_ckv(?P<ckv>\d+)_kpe(?P<kpe>\d+)"
-            rf"_nope(?P<nope>\d+){PAGE}"
-        ),
-    ),
+    ("mla", re.compile(rf"mla_paged_(?:decode|prefill|prefill_causal)_h(?P<h>\d+)_{LATENT}{PAGE}")),
+    ("mla", re.compile(rf"{TABLE}_decode_mla_(?:dense_|ragged_)?h(?P<h>\d+)_d_qk\d+_{LATENT}_nope(?P<nope>\d+){PAGE}")),
 )
 AXES = {"num_qo_heads": "h", "num_kv_heads": "kv", "head_dim": "d", "page_size": "ps", "head_dim_ckv": "ckv", "head_dim_kpe": "kpe"}
 OF_TABLES = {"num_qo_heads": "num_heads", "head_dim_ckv": "kv_lora_rank", "head_dim_kpe": "qk_rope_head_dim"}  # their names there
 ALLOWED = "gqa_paged_decode_*, gqa_paged_prefill_*, gqa_ragged_*, mla_paged_*, trtllm_batch_*, xqa_batch_*"
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2"}
-QUERIES, CACHES = ("q", "q_nope", "query"), ("k_cache", "k", "ckv_cache", "kv_cache")
+ENDS = {"": "bf16", "_fp8e4m3": "fp8_e4m3"}  # of a name, and the dtypes of queries and cache
+TENSORS = {"q_dtype": ("q", "q_nope", "query"), "kv_dtype": ("k_cache", "k", "ckv_cache", "kv_cache")}
 NOPE, VALUES = 128, 128  # of DeepSeek, whose softmax scale the definitions of MLA name: 1/sqrt(128 + 64)
 MAX_BYTES = 1_000_000  # of a definition's file
 
@@ -58,11 +52,6 @@ class Definition:
         """Tokens in a page; 1 for a ragged cache."""
         return int(self.keys.get("page_size", 1))
 
-    @property
-    def softmax_dim(self) -> int:
-        """The head dimension that the softmax scale comes from."""
-        return int(self.keys["head_dim_qk"])
-
 
 def find(name: object, root: Path) -> Definition:
     """A definition by its name. Its file under `definitions/` counts where it is at hand, and the name's parts otherwise.
@@ -71,37 +60,28 @@ def find(name: object, root: Path) -> Definition:
     """
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_]{1,200}", name):
         raise ValueError(f"definition={str(name)[:80]!r}: allowed: the name of a definition, of letters, digits and _")
-    for routine, pattern in NAMES:
-        if found := pattern.match(name):
-            groups = found.groupdict()
-            parts = {axis: int(groups[part]) for axis, part in AXES.items() if part in groups}
-            rest = name[found.end() :]
-            dtypes = {"q_dtype": "bf16", "kv_dtype": "bf16"}
-            if rest not in ("", "_fp8e4m3"):
-                raise ValueError(
-                    f"definition={name}: {rest!r} is not known at the end of such a name; allowed: nothing or _fp8e4m3"
-                )
-            if rest:
-                dtypes = dict.fromkeys(dtypes, "fp8_e4m3")
-            parts, dtypes = _of_file(name, root, parts, dtypes)
-            nope = int(groups.get("nope") or NOPE)
-            keys = _keys(routine, parts, NOPE if nope == parts.get("head_dim_ckv") else nope)  # some say the absorbed one
-            has_table = "table" in groups
-            if has_table:
-                keys.pop("kv_layout", None)
-            return Definition(name, "_decode_" in name and not has_table, {**keys, **dtypes}, has_table)
-    raise ValueError(f"definition={name}: no operation of this project; allowed: {ALLOWED}")
+    matches = ((routine, pattern.match(name)) for routine, pattern in NAMES)
+    routine, found = next(((routine, found) for routine, found in matches if found), ("", None))
+    if found is None:
+        raise ValueError(f"definition={name}: no operation of this project; allowed: {ALLOWED}")
+    if (end := name[found.end() :]) not in ENDS:
+        raise ValueError(f"definition={name}: {end!r} is not known at the end of such a name; allowed: nothing or _fp8e4m3")
+    groups = found.groupdict()
+    parts = {axis: int(groups[part]) for axis, part in AXES.items() if part in groups}
+    parts, dtypes = _of_file(name, root, parts, dict.fromkeys(("q_dtype", "kv_dtype"), ENDS[end]))
+    nope, has_table = int(groups.get("nope") or NOPE), bool(groups.get("table"))
+    keys = _keys(routine, parts, NOPE if nope == parts.get("head_dim_ckv") else nope)  # some say the absorbed one
+    if has_table:
+        keys.pop("kv_layout", None)
+    return Definition(name, "_decode_" in name and not has_table, {**keys, **dtypes}, has_table)
 
 
 def _keys(routine: str, axes: dict[str, int], nope: int) -> dict[str, Any]:
-    paged = {"page_size": axes["page_size"]} if "page_size" in axes else {}
+    keys: dict[str, Any] = {"routine": routine, **axes}
     if routine == "mla":
-        ckv, kpe = axes["head_dim_ckv"], axes["head_dim_kpe"]
-        dims = {"head_dim_ckv": ckv, "head_dim_kpe": kpe, "head_dim_qk": nope + kpe, "head_dim_vo": VALUES}
-        return {"routine": routine, "num_qo_heads": axes["num_qo_heads"], "num_kv_heads": axes["num_qo_heads"], **dims, **paged}
-    layout = {"kv_layout": "NHD"} if paged else {}  # [num_pages, page_size, num_kv_heads, head_dim]
-    heads = {key: axes[key] for key in ("num_qo_heads", "num_kv_heads")}
-    return {"routine": routine, **heads, "head_dim_qk": axes["head_dim"], "head_dim_vo": axes["head_dim"], **paged, **layout}
+        return keys | {"num_kv_heads": axes["num_qo_heads"], "head_dim_qk": nope + axes["head_dim_kpe"], "head_dim_vo": VALUES}
+    keys |= dict.fromkeys(("head_dim_qk", "head_dim_vo"), keys.pop("head_dim"))
+    return keys | {"kv_layout": "NHD"} if "page_size" in axes else keys  # [num_pages, page_size, num_kv_heads, head_dim]
 
 
 def _of_file(name: str, root: Path, axes: dict[str, int], dtypes: dict[str, str]) -> tuple[dict[str, int], dict[str, str]]:
@@ -113,18 +93,14 @@ def _of_file(name: str, root: Path, axes: dict[str, int], dtypes: dict[str, str]
         parsed = from_json(read_bytes(file, MAX_BYTES))
         constants = parsed["axes"]
         written = {axis: constants[axis if axis in constants else OF_TABLES[axis]]["value"] for axis in axes}
-        inputs = {key: parsed["inputs"][key]["dtype"] for key in (*QUERIES, *CACHES) if key in parsed["inputs"]}
+        inputs = {key: parsed["inputs"][key]["dtype"] for keys in TENSORS.values() for key in keys if key in parsed["inputs"]}
     except (OSError, ValueError, KeyError, TypeError):
         raise ValueError(
             f"definition={name}: {file.name} is no definition with the axes {', '.join(axes)}; correct it or move it away"
         ) from None
     if not all(isinstance(value, int) and not isinstance(value, bool) and value > 0 for value in written.values()):
         raise ValueError(f"definition={name}: {file.name} has a constant axis that is no whole number above 0")
-    for key, dtype in inputs.items():
-        if dtype not in DTYPES:
-            raise ValueError(f"definition={name}: {key} has the dtype {dtype!r}; allowed: {', '.join(DTYPES)}")
-    found = {
-        kind: next((DTYPES[inputs[key]] for key in keys if key in inputs), None)
-        for kind, keys in (("q_dtype", QUERIES), ("kv_dtype", CACHES))
-    }
-    return written, {kind: found[kind] or dtypes[kind] for kind in dtypes}
+    if wrong := [key for key, dtype in inputs.items() if dtype not in DTYPES]:
+        raise ValueError(f"definition={name}: {wrong[0]} has the dtype {inputs[wrong[0]]!r}; allowed: {', '.join(DTYPES)}")
+    found = {kind: [DTYPES[inputs[key]] for key in keys if key in inputs] for kind, keys in TENSORS.items()}
+    return written, dtypes | {kind: several[0] for kind, several in found.items() if several}

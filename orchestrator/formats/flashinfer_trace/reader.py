@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ def read(path: str) -> tuple[list[Rule], str]:
     found: dict[str, Rule] = {}
     taken = exact = 0
     for number, trace in traces_of(path, rest):
-        rule = rest.collect(number, lambda trace=trace: rule_of(trace, root))  # type: ignore[misc]
+        rule = rest.collect(number, partial(rule_of, trace, root))
         if rule is not None and rest.problem(number, {**rule[0]}) is not None:
             taken, exact = taken + 1, exact + rule[1]
             found[json.dumps(rule[0], sort_keys=True)] = rule[0]
@@ -51,9 +52,7 @@ def traces_of(path: str, rest: Remainder) -> Iterator[tuple[int, Mapping[str, An
     lines = [(n, line) for n, line in enumerate(read_text(path, "import", MAX_BYTES).split("\n"), 1) if line.strip()]
     if not lines:
         raise UserError(f"import={path}: it has no lines; {GIVE}, one JSON object a line")
-    for number, line in lines:
-        if (trace := rest.collect(number, lambda line=line: _trace(line))) is not None:  # type: ignore[misc]
-            yield number, trace
+    return rest.each(lines, _trace)
 
 
 def _trace(line: str) -> Mapping[str, Any]:
@@ -92,7 +91,7 @@ def rule_of(trace: Mapping[str, Any], root: Path) -> tuple[Rule, bool]:
 def _scale(definition: Definition, inputs: Mapping[str, Any]) -> Rule:
     """The softmax scale, if one is given. That of a call over FP8 tables holds the cache's scale as well."""
     given = inputs.get("sm_scale", inputs.get("bmm1_scale") if definition.keys["kv_dtype"] in ("bf16", "fp16") else None)
-    value, usual = given.get("value") if isinstance(given, dict) else None, definition.softmax_dim**-0.5
+    value, usual = given.get("value") if isinstance(given, dict) else None, definition.keys["head_dim_qk"] ** -0.5
     is_usual = value is None or (isinstance(value, int | float) and math.isclose(value, usual, rel_tol=SCALE_ERROR))
     return {} if is_usual else {"softmax_scale": value}
 

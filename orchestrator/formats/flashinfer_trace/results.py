@@ -14,7 +14,7 @@ from orchestrator.formats.flashinfer_trace.reader import GIVE, MAX_BYTES, root_o
 from orchestrator.formats.flashinfer_trace.writer import AUTHOR
 from orchestrator.point import Point, fingerprint
 from orchestrator.remainder import Remainder
-from orchestrator.storage.row import Row, Status, describe, finish
+from orchestrator.storage.row import Row, Status, finish
 from orchestrator.untrusted.files import read_bytes
 
 ORIGIN = "flashinfer_trace"  # `orchestrator_version` of an imported row
@@ -42,29 +42,30 @@ def read(path: str, device: Device | None, sweep: str) -> list[Row]:
     rest, root = Remainder(path), root_of(Path(path))
     common = imported.common(path, read_bytes(path, MAX_BYTES), sweep, ORIGIN)
     rows: dict[str, Row] = {}
-    for number, trace in traces_of(path, rest):
-        row = rest.collect(number, lambda n=number, trace=trace: _row(n, trace, root, device, common))  # type: ignore[misc]
-        if row is not None:
-            rows[row["point_id"] + row["device_name"]] = row
+    for number, (row, status, words) in rest.each(traces_of(path, rest), lambda trace: _row(trace, root, device, common)):
+        reason = f"imported: line {number} of {common['cluster']}, {words}"
+        rows[row["point_id"] + row["device_name"]] = finish(row, status, reason)
     rest.close(len(rows), GIVE)
     return list(rows.values())
 
 
-def _row(number: int, trace: Mapping[str, Any], root: Path, device: Device | None, common: Row) -> Row:
-    """The row of a trace. Raises ValueError for a value without a counterpart."""
+def _row(trace: Mapping[str, Any], root: Path, device: Device | None, common: Row) -> tuple[Row, Status, str]:
+    """The row of a trace, its status, and a word on it. Raises ValueError for a value without a counterpart."""
     evaluation, solution = trace.get("evaluation"), str(trace.get("solution"))
     if not isinstance(evaluation, dict):
         raise ValueError("no evaluation; +sweep.backend=[auto] makes a point of its workload")
     if (word := str(evaluation.get("status"))) not in STATUSES:
         raise ValueError(f"evaluation.status={word!r:.80}: allowed: {', '.join(STATUSES)}")
     keys, is_exact = rule_of(trace, root)
-    problem, environment = Problem.model_validate(keys), _mapping(evaluation, "environment")
+    environment, status, us = _mapping(evaluation, "environment"), STATUSES[word], None
     own = solution.removeprefix(f"{AUTHOR}_").removesuffix(f"_{trace['definition']}")
     libs = {name: str(version) for name, version in _mapping(environment, "libs").items()}
     error = _mapping(evaluation, "correctness").get("max_relative_error")
+    if status == "ok":
+        us = imported.microseconds("latency_ms", _mapping(evaluation, "performance").get("latency_ms"))
+    backend = own if solution.startswith(AUTHOR) else solution
     row: Row = {
-        **describe(Point(problem, own if solution.startswith(AUTHOR) else solution, fingerprint([ORIGIN, solution]))),
-        **common,
+        **imported.timed(Point(Problem.model_validate(keys), backend, fingerprint([ORIGIN, solution])), us, common),
         "device_name": _device_name(str(environment.get("hardware", "")).replace("_", " "), device),
         "torch_version": libs.get("torch"),
         "cuda": libs.get("cuda"),
@@ -72,11 +73,7 @@ def _row(number: int, trace: Mapping[str, Any], root: Path, device: Device | Non
         "check": f"not_checked: imported; its max_relative_error is {error!r:.40}",
         "timer": f"{ORIGIN}, which does not say how",
     }
-    if STATUSES[word] == "ok":
-        us = imported.microseconds("latency_ms", _mapping(evaluation, "performance").get("latency_ms"))
-        row |= {"median_us": us, "tflops": problem.flops / us / 1e6, "tb_per_sec": problem.bytes / us / 1e6}
-    even = "" if is_exact else ", lengths split evenly"
-    return finish(row, STATUSES[word], f"imported: line {number} of {common['cluster']}, {word}{even}")
+    return row, status, word if is_exact else f"{word}, lengths split evenly"
 
 
 def _mapping(parent: Mapping[str, Any], key: str) -> Mapping[str, Any]:
