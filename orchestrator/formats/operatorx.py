@@ -22,6 +22,7 @@ Rule = dict[str, Any]
 MHA, MLA = "attention_mha", "attention_mla"
 MAX_BYTES = 64 * 10**6
 OF_WEIGHTS = frozenset({"nvfp4", "int4"})  # its lists have the precision of the weights there
+ROUNDED = "with queries of 4 bits, as no kernel has them; taken as those of the output, in MLA of the latent"
 DTYPES = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8_e4m3"}
 PAGE_SIZE = 64  # of a paged cache whose pages it does not name
 SHAPE = ("batch_size", "seq_len_q", "seq_len_kv", "num_heads")
@@ -43,16 +44,11 @@ def read(path: str) -> tuple[list[Rule], str]:
     if not isinstance(entries, list):
         raise UserError(f"import={path}: no list; give an attention list of OperatorX, [{{type: {MHA}, args: ...}}]")
     rest, found = Remainder(path, "operation"), dict[str, Rule]()
-    for number, entry in enumerate(entries, 1):
-        keys = rest.collect(number, lambda entry=entry: _keys(entry))  # type: ignore[misc]
-        if keys is not None and rest.problem(number, keys) is not None:
+    for number, keys in rest.each(enumerate(entries, 1), _keys):
+        if rest.problem(number, keys) is not None:
             found[json.dumps(keys, sort_keys=True)] = keys
-            if (query := entry["args"].get("dtype_q")) in OF_WEIGHTS:
-                rest.add(
-                    number,
-                    "with queries of 4 bits, as no kernel has them; taken as those of the output, in MLA of the latent",
-                    query,
-                )
+            if (query := entries[number - 1]["args"].get("dtype_q")) in OF_WEIGHTS:
+                rest.add(number, ROUNDED, query)
     left = rest.close(len(found), f"the number after the file is that of the operation, from 1; allowed: {MHA}, {MLA}")
     return list(found.values()), f"{len(found):,} different operations of {path}, over pages of {PAGE_SIZE} tokens{left}"
 
@@ -68,33 +64,30 @@ def _keys(entry: object) -> Rule:
         raise ValueError(f"args: {missing[0]} is missing")
     if unknown := sorted(map(str, args.keys() - NEEDED[kind] - OPTIONS)):
         raise ValueError(f"args.{unknown[0]} has no counterpart here")
-    q_len, kv_len = args["seq_len_q"], args["seq_len_kv"]
     if wrong := sorted(key for key in NEEDED[kind] if type(args[key]) is not int):
         raise ValueError(f"args.{wrong[0]}={args[wrong[0]]!r:.80}: allowed: a whole number")
+    latent, q_len, kv_len = kind == MLA, args["seq_len_q"], args["seq_len_kv"]
     is_prompt = q_len == kv_len and q_len != 1
+    cached = "mla" if latent else "paged_decode" if q_len <= MAX_DRAFT else "paged_prefill"
     keys = {
+        "routine": "ragged_prefill" if is_prompt else cached,
         "batch_size": args["batch_size"],
         "s_qo": q_len,
         "s_kv": kv_len,
         "num_qo_heads": args["num_heads"],
+        "num_kv_heads": args["num_heads" if latent else "num_heads_kv"],  # of MLA before absorption
+        "head_dim_qk": args["head_dim_qk_nope"] + args["head_dim_qk_rope"] if latent else args["head_dim"],
+        "head_dim_vo": args["head_dim_v" if latent else "head_dim"],
         "mask": "causal" if args.get("causal", True) else "full",
         "window": args.get("sliding_window"),
         "sinks": False,
-        **_dtypes(args, kind == MLA, is_prompt),
+        **_dtypes(args, latent, is_prompt),
     }
-    if kind == MHA:
-        routine = "ragged_prefill" if is_prompt else "paged_decode" if q_len <= MAX_DRAFT else "paged_prefill"
-        heads = {"num_kv_heads": args["num_heads_kv"], "head_dim_qk": args["head_dim"], "head_dim_vo": args["head_dim"]}
-    else:
-        rope = args["head_dim_qk_rope"]
-        routine = "ragged_prefill" if is_prompt else "mla"
-        heads = {
-            "num_kv_heads": args["num_heads"],  # before absorption
-            "head_dim_qk": args["head_dim_qk_nope"] + rope,
-            "head_dim_vo": args["head_dim_v"],
-        } | ({} if is_prompt else {"head_dim_ckv": args["kv_lora_rank"], "head_dim_kpe": rope})
-    pages = {} if is_prompt else {"page_size": args.get("block_size") or PAGE_SIZE}
-    return {"routine": routine, **keys, **heads, **pages}
+    if is_prompt:
+        return keys
+    if latent:
+        keys |= {"head_dim_ckv": args["kv_lora_rank"], "head_dim_kpe": args["head_dim_qk_rope"]}
+    return {**keys, "page_size": args.get("block_size") or PAGE_SIZE}
 
 
 def _dtypes(args: Mapping[str, Any], latent: bool, is_prompt: bool) -> dict[str, object]:

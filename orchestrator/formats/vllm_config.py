@@ -6,6 +6,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, partial
 from typing import Any
 
 from kernels.problem import batch_spec
@@ -28,12 +29,7 @@ LATENT_ROUTINES: dict[Phase, tuple[str, ...]] = {"decode": ("mla",), "verify": (
 NAME = re.compile(r"\{([A-Za-z_]\w*)\}")  # in a template
 VERSION = re.compile(r"fa(\d)")  # the benchmark's names of FLASH_ATTN's versions for MLA's prompts
 DEFAULT_SHAPE = {"num_q_heads": 32, "num_kv_heads": 8, "head_dim": 128, "block_size": 16}  # vLLM's defaults
-DEFAULT_LATENT_SHAPE = {  # of MLA, as in DeepSeek-V3
-    "kv_lora_rank": 512,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-}
+DEFAULT_LATENT_SHAPE = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}  # DeepSeek-V3's
 # A point is one layer, and has the lengths of its batch.
 MODEL_KEYS = frozenset({"name", "num_layers", "max_model_len", *DEFAULT_SHAPE, *DEFAULT_LATENT_SHAPE})
 KV_DTYPES = {"auto": "bf16", "fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3"}  # auto is the model's dtype, bf16
@@ -46,15 +42,8 @@ BACKEND_KEYS = ("backend", "backends", "decode_backends")
 PROMPT_KEYS = ("prefill_backend", "prefill_backends")
 BOTH_SIDES = "decode_vs_prefill"  # a mode: every batch is decoded, and prefilled too
 POINT_KEYS = (
-    *BACKEND_KEYS,
-    *PROMPT_KEYS,
-    "description",
-    "batch_specs",
-    "batch_spec_ranges",
-    "batch_sizes",
-    "model",
-    "model_parameter_sweep",
-    "kv_cache_dtype",
+    *(*BACKEND_KEYS, *PROMPT_KEYS, "description", "batch_specs", "batch_spec_ranges", "batch_sizes"),
+    *("model", "model_parameter_sweep", "kv_cache_dtype"),
 )
 MAX_SPECS = 10_000  # a file with more was not meant
 MAX_LENGTH = 2**31 - 1
@@ -72,7 +61,7 @@ def read(path: str, known: Known, major: int | None = None) -> tuple[list[Rule],
     for key, value in config.data.items():
         if key not in (*POINT_KEYS, *MEASURING_KEYS):
             config.leave_out(key, f"{str(value)[:100]} has no counterpart here")
-    names = list(_names(config, BACKEND_KEYS))
+    names = _names(config, BACKEND_KEYS)
     latent = any("MLA" in name.upper() for _, name in names) or "kv_lora_rank" in config.mapping("model")
     shapes, chosen = list(_shapes(config, latent)), _Chosen(config, names, known, latent, major)
     specs = list(_specs(config))
@@ -86,10 +75,8 @@ def read(path: str, known: Known, major: int | None = None) -> tuple[list[Rule],
     return rules, f"{config.data.get('description') or 'batch specs'} ({path}{ignored}{rest})"
 
 
-def _names(config: YamlFile, keys: Sequence[str]) -> Iterator[tuple[str, str]]:
-    for key in keys:
-        for where, name in config.items(key):
-            yield where, str(name)
+def _names(config: YamlFile, keys: Sequence[str]) -> list[tuple[str, str]]:
+    return [(where, str(name)) for key in keys for where, name in config.items(key)]
 
 
 class _Chosen:
@@ -100,19 +87,14 @@ class _Chosen:
         self.engine: Engine = selected("vllm")[0]
         self.majors = sorted({cc for flag in self.engine.flags for cc in flag.cc})
         self.routines = LATENT_ROUTINES if latent else ROUTINES
-        cache = str(config.data.get("kv_cache_dtype", "auto"))
-        if cache not in KV_DTYPES:
-            config.leave_out("kv_cache_dtype", f"{cache!r}: allowed: {', '.join(KV_DTYPES)}; bf16 is taken")
-        self.kv_dtype = KV_DTYPES.get(cache, "bf16")
-        self.found: dict[Phase, Calls] = {}
-
-    def calls(self, phase: Phase) -> Calls:
-        """The calls of a phase; an empty name of a backend if the command line names some."""
-        if phase not in self.found:
-            self.found[phase] = self._calls(phase)
-        return self.found[phase]
+        dtype = str(config.data.get("kv_cache_dtype", "auto"))
+        if dtype not in KV_DTYPES:
+            config.leave_out("kv_cache_dtype", f"{dtype!r}: allowed: {', '.join(KV_DTYPES)}; bf16 is taken")
+        self.kv_dtype = KV_DTYPES.get(dtype, "bf16")
+        self.calls = cache(self._calls)
 
     def _calls(self, phase: Phase) -> Calls:
+        """The calls of a phase; an empty name of a backend if the command line names some."""
         of_prompts, found = self.latent and phase == "prefill", Calls()
         sparse = [(where, name) for where, name in self.names if "SPARSE" in name.upper()]
         why = ", for which there is no routine here" if self.known is not None else ", while these points attend to all"
@@ -122,7 +104,7 @@ class _Chosen:
             return {EngineCall(self.routines[phase][0], ""): None}
         names = [one for one in self.names if one not in sparse]
         if of_prompts and (names or not sparse):
-            names = list(_names(self.config, PROMPT_KEYS))
+            names = _names(self.config, PROMPT_KEYS)
             if not names:
                 return self._default(phase)
         for where, name in names:
@@ -155,11 +137,11 @@ class _Chosen:
 
 def _parts(config: YamlFile, where: str, spec: str, latent: bool) -> Iterator[tuple[str, Phase]]:
     """A batch and its phase. MLA's prompts are calls of their own, and a chunk over a cached context is several."""
-    segments = config.rest.collect(config.line(where), lambda: batch_spec.parse(spec))
-    if segments is None:
+    if (segments := config.rest.collect(config.line(where), lambda: batch_spec.parse(spec))) is None:
         return
     if not latent:
-        yield spec, _phase(segments)
+        is_prefill = any(q > 1 and (q > MAX_DRAFT or q >= kv) for _, q, kv in segments)
+        yield spec, "prefill" if is_prefill else _decode(segments)
         return
     longest = MAX_LENGTH if config.data.get("mode") == BOTH_SIDES else MAX_DRAFT
     prompts = [s for s in segments if s[1] == s[2] > 1]
@@ -170,13 +152,11 @@ def _parts(config: YamlFile, where: str, spec: str, latent: bool) -> Iterator[tu
     if prompts:
         yield batch_spec.spelled(prompts), "prefill"
     if decodes:
-        yield batch_spec.spelled(decodes), "decode" if all(q == 1 for _, q, _ in decodes) else "verify"
+        yield batch_spec.spelled(decodes), _decode(decodes)
 
 
-def _phase(segments: Sequence[Segment]) -> Phase:
-    if all(q == 1 for _, q, _ in segments):
-        return "decode"
-    return "verify" if all(q == 1 or (q <= MAX_DRAFT and q < kv) for _, q, kv in segments) else "prefill"
+def _decode(segments: Sequence[Segment]) -> Phase:
+    return "decode" if all(q == 1 for _, q, _ in segments) else "verify"
 
 
 def _rules(chosen: _Chosen, where: str, spec: str, phase: Phase, shape: Mapping[str, Any]) -> Iterator[Rule]:
@@ -197,29 +177,31 @@ def _keys(routine: str, flag: Flag | None, shape: Mapping[str, Any], latent: boo
 
     With an FP8 cache vLLM casts the queries to FP8 if the kernel takes such, which those of MLA do.
     """
-    is_prompt = latent and routine == "ragged_prefill"
-    rounds = latent if flag is None else flag.rounds_q
-    pages = None if flag is None else flag.pages
-    keys: dict[str, object] = {
+    heads: dict[str, object] = {
         "routine": routine,
-        "q_dtype": kv_dtype if rounds and kv_dtype.startswith("fp8") and not is_prompt else "bf16",
-        "kv_dtype": "bf16" if is_prompt else kv_dtype,
         "sinks": False,
         "num_qo_heads": shape["num_q_heads"],
         "num_kv_heads": shape["num_q_heads"] if latent else shape["num_kv_heads"],
         "head_dim_qk": shape["qk_nope_head_dim"] + shape["qk_rope_head_dim"] if latent else shape["head_dim"],
         "head_dim_vo": shape["v_head_dim"] if latent else shape.get("v_head_dim", shape["head_dim"]),
     }
+    if latent and routine == "ragged_prefill":
+        return {**heads, "q_dtype": "bf16", "kv_dtype": "bf16"}
+    rounds, pages, page = (latent, None, 0) if flag is None else (flag.rounds_q, flag.pages, flag.page)
     if routine == "mla":
-        keys |= {"head_dim_ckv": shape["kv_lora_rank"], "head_dim_kpe": shape["qk_rope_head_dim"]}
-    own_page = flag is None or pages is None or shape["block_size"] in pages
-    return keys if is_prompt else keys | {"page_size": shape["block_size"] if own_page else flag.page}  # type: ignore[union-attr]
+        heads |= {"head_dim_ckv": shape["kv_lora_rank"], "head_dim_kpe": shape["qk_rope_head_dim"]}
+    return {
+        **heads,
+        "q_dtype": kv_dtype if rounds and kv_dtype.startswith("fp8") else "bf16",
+        "kv_dtype": kv_dtype,
+        "page_size": shape["block_size"] if pages is None or shape["block_size"] in pages else page,
+    }
 
 
 def _specs(config: YamlFile) -> Iterator[tuple[str, str]]:
     specs = [(where, str(spec)) for where, spec in config.items("batch_specs")]
     for where, made in config.items("batch_spec_ranges"):
-        specs += [(where, spec) for spec in config.rest.collect(config.line(where), lambda made=made: _ranged(made)) or ()]  # type: ignore[misc]
+        specs += [(where, spec) for spec in config.rest.collect(config.line(where), partial(_ranged, made)) or ()]
     sizes = config.items("batch_sizes") or [("", "")]
     if (count := len(specs) * len(sizes)) > MAX_SPECS:
         config.leave_out("batch_sizes", f"with the specs they give {count:,} batches; allowed: up to {MAX_SPECS:,}")
@@ -235,27 +217,28 @@ def _ranged(made: Any) -> list[str]:
     """The specs that a template gives over its ranges. Raises ValueError for anything else."""
     if not isinstance(made, dict) or not isinstance(made.get("template"), str):
         raise ValueError(f"{made!r}: allowed: a mapping with a template such as '{{bs}}q1s1k' and a range for each name in it")
-    names = list(dict.fromkeys(NAME.findall(made["template"])))
-    if set("{}") & set(NAME.sub("", made["template"])):
+    template, given = made["template"], {key: value for key, value in made.items() if key != "template"}
+    names = list(dict.fromkeys(NAME.findall(template)))
+    if set("{}") & set(NAME.sub("", template)):
         words = "a brace without its partner, or with more in it; allowed: only names in its braces, such as {bs}"
-        raise ValueError(f"template {made['template']!r}: {words}")
-    if set(names) != made.keys() - {"template"}:
-        given = sorted(map(str, made.keys() - {"template"}))
-        raise ValueError(f"template {made['template']!r}: its names are {sorted(names)}, the ranges are of {given}")
-    spans = [[given] if isinstance(given := made[name], int | str) else _span(name, given) for name in names]
+        raise ValueError(f"template {template!r}: {words}")
+    if set(names) != given.keys():
+        raise ValueError(f"template {template!r}: its names are {sorted(names)}, the ranges are of {sorted(map(str, given))}")
+    spans = [_span(name, given[name]) for name in names]
     if (count := math.prod(map(len, spans))) > MAX_SPECS:
-        raise ValueError(f"template {made['template']!r}: its ranges give {count:.3g} specs; allowed: up to {MAX_SPECS:,}")
-    return [made["template"].format(**dict(zip(names, chosen, strict=True))) for chosen in itertools.product(*spans)]
+        raise ValueError(f"template {template!r}: its ranges give {count:.3g} specs; allowed: up to {MAX_SPECS:,}")
+    return [template.format(**dict(zip(names, chosen, strict=True))) for chosen in itertools.product(*spans)]
 
 
-def _span(name: str, given: Any) -> range:
+def _span(name: str, given: Any) -> Sequence[int | str]:
+    if isinstance(given, int | str):
+        return [given]
+    words = f"{name}={given!r}: allowed:"
     is_range = isinstance(given, dict) and {"start", "stop"} <= given.keys() <= RANGE_KEYS
     if not is_range or not all(isinstance(given.get(key, 1), int) for key in RANGE_KEYS) or given.get("step", 1) < 1:
-        raise ValueError(
-            f"{name}={given!r}: allowed: a value, or {{start: 1, stop: 16, step: 1, end_inclusive: true}}, a step from 1"
-        )
+        raise ValueError(f"{words} a value, or {{start: 1, stop: 16, step: 1, end_inclusive: true}}, a step from 1")
     if not 0 <= given["start"] <= MAX_LENGTH or not 0 <= given["stop"] <= MAX_LENGTH:
-        raise ValueError(f"{name}={given!r}: allowed: a start and a stop from 0 to {MAX_LENGTH}")
+        raise ValueError(f"{words} a start and a stop from 0 to {MAX_LENGTH}")
     return range(given["start"], given["stop"] + bool(given.get("end_inclusive", True)), given.get("step", 1))
 
 
