@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.untrusted.door import from_json
+from orchestrator.untrusted.door import fault, from_json
 from orchestrator.untrusted.files import read_bytes
 
 LENGTH_BYTES = 8
@@ -24,7 +24,10 @@ def read_vector(path: Path, key: str) -> list[int]:
     """The vector that a file has under a key. Raises ValueError in words for a damaged file or another kind of tensor."""
     import numpy as np
 
-    content = read_bytes(path, MAX_BYTES)
+    try:
+        content = read_bytes(path, MAX_BYTES)
+    except OSError as error:
+        raise ValueError(f"{path.name}: {fault(error)}") from None
     length = int.from_bytes(content[:LENGTH_BYTES], "little")
     if len(content) < LENGTH_BYTES or not 0 < length <= min(MAX_HEADER_BYTES, len(content) - LENGTH_BYTES):
         raise ValueError(f"{path.name}: no safetensors file, or not a whole one")
