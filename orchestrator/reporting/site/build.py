@@ -7,7 +7,7 @@ import html
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from orchestrator import ROOT
 from orchestrator.analysis.dataset import open_dataset
@@ -20,7 +20,7 @@ from orchestrator.reporting.dashboard import data as page_data
 from orchestrator.reporting.dashboard import linked, packing
 from orchestrator.reporting.document import html_body
 from orchestrator.reporting.site import datasets, history, pairs
-from orchestrator.reporting.site.datasets import Listed, Names, link, row
+from orchestrator.reporting.site.datasets import Facts, Listed, Make, Names, link, row
 from orchestrator.reporting.site.target import Target
 from orchestrator.untrusted.text import for_line, for_markdown, for_markdown_cell
 
@@ -47,7 +47,15 @@ class Site(NamedTuple):
     css: str
     about: str
 
-    def write(self, address: str, title: str, text: str, key: str = "", facts: dict[str, Any] | None = None) -> None:
+    def page(self, address: str, title: str, key: str, make: Make) -> Facts:
+        """The facts of a page that an earlier run has made of the same key, else of one that is made and written now."""
+        if (facts := self.target.kept(address, key)) is None:
+            text, facts = make()
+            if text:
+                self.write(address, title, text, key, facts)
+        return facts
+
+    def write(self, address: str, title: str, text: str, key: str, facts: Facts) -> None:
         """Writes a page without a dashboard, of Markdown. `address` is relative to the site; the rest is as for `Target.write`."""
         up, title = "../" * address.count("/"), html.escape(for_line(title))
         back = f'<nav aria-label="Site"><a href="{up}index.html">all datasets</a></nav>\n' if up else ""
@@ -84,30 +92,21 @@ def _built(target: Target, path: str, places: Sequence[str], where: Where) -> Si
     slugs = {place: names.new(name_of(Path(place))) for place in places}
     keys = {place: datasets.digest(place, where, code) if datasets.exists(place) else "" for place in places}
     whole = datasets.joined([*keys.values()])
-    if (known := target.unchanged(INDEX, whole)) is not None:
-        return SiteContent(**known)
+    if (known := target.all_kept(INDEX, whole)) is not None:
+        return SiteContent(**known, bytes=target.size)
     site = _with_assets(target)
     listed = list(_datasets(site, slugs, keys, where))
     if not listed:
         raise NoRows(f"results.path={path!r}: no dataset there has {'rows with these values of where' if where else 'rows'}")
     measured = history.gather(listed)
-    histories = list(history.pages(measured, listed, target.kept))
-    for page in histories:
-        if page.text:
-            facts = {"points": page.points, "most": page.most}
-            site.write(page.address, f"History of {page.backend} on {page.gpu}", page.text, page.key, facts)
+    histories = list(history.pages(measured, listed, site.page))
     found = pairs.find(measured)
-    compared = list(pairs.pages(found, listed, where, target.kept))
-    for pair in compared:
-        if pair.text:
-            site.write(pair.address, f"Comparison: {pair.what}", pair.text, pair.key, {"answer": pair.answer})
+    compared = list(pairs.pages(found, listed, where, site.page))
     index = _index(listed, compared, len(found) - len(compared), histories)
-    count = SiteContent(len(listed), len(places) - len(listed), sum(bool(one.address) for one in compared), len(histories), 0)
-    site.write(INDEX, "Attention benchmarks", index)
-    count = count._replace(bytes=target.size)
-    site.write(INDEX, "Attention benchmarks", index, whole, count._asdict())
-    target.finish()
-    return count
+    count = {"datasets": len(listed), "without_rows": len(places) - len(listed), "histories": len(histories)}
+    count["comparisons"] = sum(bool(one.address) for one in compared)
+    site.write(INDEX, "Attention benchmarks", index, whole, count)
+    return SiteContent(**count, bytes=target.finish())
 
 
 def _code() -> str:

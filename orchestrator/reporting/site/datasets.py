@@ -28,7 +28,9 @@ from orchestrator.untrusted.text import for_markdown_cell
 if TYPE_CHECKING:
     import pandas as pd
 
-Kept = Callable[[str, str], dict[str, Any] | None]  # as `Target.kept`
+Facts = dict[str, Any]  # of a page: what the index says of it, as JSON
+Make = Callable[[], tuple[str, Facts]]  # makes a page of Markdown: empty if it cannot be made
+Page = Callable[[str, str, str, Make], Facts]  # as `Site.page`
 MAX_DATASETS = 500
 MAX_NAME = 80  # characters of a file's name
 # What identifies a point whatever the machine, the run and the versions; `tree` is text.

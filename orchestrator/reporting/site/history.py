@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.analysis.names import shown
 from orchestrator.analysis.rough import mark
-from orchestrator.reporting.site.datasets import POINT_KEYS, VERSIONS, Kept, Listed, Names, joined, link, row
+from orchestrator.reporting.site.datasets import POINT_KEYS, VERSIONS, Facts, Listed, Names, Page, joined, link, row
 from orchestrator.untrusted.text import for_markdown, for_markdown_cell
 
 if TYPE_CHECKING:
@@ -35,8 +36,6 @@ class HistoryPage:
     backend: str
     points: int
     most: float
-    text: str  # empty if an earlier run has written the page
-    key: str = ""
 
 
 def gather(datasets: Sequence[Listed]) -> pd.DataFrame:
@@ -51,11 +50,8 @@ def gather(datasets: Sequence[Listed]) -> pd.DataFrame:
     return whole.drop_duplicates(same_row, keep="first", ignore_index=True)
 
 
-def pages(measured: pd.DataFrame, datasets: Sequence[Listed], kept: Kept) -> Iterator[HistoryPage]:
-    """A page for each GPU and backend that has points which several runs measured.
-
-    `kept` gives `points` and `most` of a page that an earlier run has made of the same datasets.
-    """
+def pages(measured: pd.DataFrame, datasets: Sequence[Listed], page: Page) -> Iterator[HistoryPage]:
+    """A page for each GPU and backend that has points which several runs measured."""
     if measured.empty:
         return
     point = measured.groupby([*POINT_KEYS, "device_name"], dropna=False, sort=False).ngroup()
@@ -63,15 +59,14 @@ def pages(measured: pd.DataFrame, datasets: Sequence[Listed], kept: Kept) -> Ite
     several = measured.assign(point=point)[point.isin(runs[runs > 1].index)]
     names = Names("history")
     for (gpu, backend), part in several.groupby(["device_name", "backend"], sort=True):
-        name, of = names.new(f"{gpu} {backend}"), [datasets[number] for number in sorted(part["dataset"].unique())]
+        address, words = f"history/{names.new(f'{gpu} {backend}')}.html", shown(str(backend))
+        of = [datasets[number] for number in sorted(part["dataset"].unique())]
         key = joined([f"{gpu} {backend}", *(f"{one.slug} {one.key}" if one.key else "" for one in of)])
-        if (known := kept(f"history/{name}.html", key)) is not None:
-            yield HistoryPage(f"history/{name}.html", str(gpu), shown(str(backend)), known["points"], known["most"], "")
-        else:
-            yield replace(_page(name, str(gpu), str(backend), part, datasets), key=key)
+        facts = page(address, f"History of {words} on {gpu}", key, partial(_page, part, datasets))
+        yield HistoryPage(address, str(gpu), words, **facts)
 
 
-def _page(name: str, gpu: str, backend: str, part: pd.DataFrame, datasets: Sequence[Listed]) -> HistoryPage:
+def _page(part: pd.DataFrame, datasets: Sequence[Listed]) -> tuple[str, Facts]:
     """The points of a page, those first whose last time differs most from the first one."""
     import numpy as np
 
@@ -87,7 +82,7 @@ def _page(name: str, gpu: str, backend: str, part: pd.DataFrame, datasets: Seque
     header = ("point", "change", "date", "dataset", "µs", "from", "to", *several)
     table = "\n".join([row(header), row(["---"] * len(header)), *lines])
     text = f"{more}All with {for_markdown(', '.join(alike))}. {LEGEND}\n\n{table}\n"
-    return HistoryPage(f"history/{name}.html", gpu, shown(backend), len(change), float(np.exp(change.iloc[0]) - 1), text)
+    return text, {"points": len(change), "most": float(np.exp(change.iloc[0]) - 1)}
 
 
 def _lines(rows: pd.DataFrame, named: Sequence[str], several: Sequence[str], datasets: Sequence[Listed]) -> Iterator[str]:

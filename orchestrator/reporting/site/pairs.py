@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,7 +17,7 @@ from orchestrator.analysis.compare.selection import Selection
 from orchestrator.analysis.sql import Where
 from orchestrator.errors import UserError
 from orchestrator.reporting.dashboard.data import libraries_of
-from orchestrator.reporting.site.datasets import POINT_KEYS, Kept, Listed, Names, joined
+from orchestrator.reporting.site.datasets import POINT_KEYS, Facts, Listed, Names, Page, joined
 from orchestrator.storage import parquet
 from orchestrator.tables import markdown
 from orchestrator.untrusted.text import for_markdown
@@ -48,8 +49,6 @@ class ComparisonPage:
     address: str
     what: str
     answer: str
-    text: str = ""  # empty if an earlier run has written the page
-    key: str = ""
 
 
 def find(measured: pd.DataFrame) -> list[tuple[int, ComparedRows, ComparedRows]]:
@@ -111,12 +110,9 @@ def _points(rows: pd.DataFrame, side: ComparedRows) -> set[int]:
 
 
 def pages(
-    found: Sequence[tuple[int, ComparedRows, ComparedRows]], datasets: Sequence[Listed], where: Where, kept: Kept
+    found: Sequence[tuple[int, ComparedRows, ComparedRows]], datasets: Sequence[Listed], where: Where, page: Page
 ) -> Iterator[ComparisonPage]:
-    """A page for each of the first `MAX_PAIRS`; a line without a page for one that cannot be compared.
-
-    `kept` gives the answer of a page that an earlier run has made of the same key.
-    """
+    """A page for each of the first `MAX_PAIRS`; a line without a page for one that cannot be compared."""
     taken = Names("comparison")
     for _, a, b in found[:MAX_PAIRS]:
         names = a.name(b), b.name(a)
@@ -124,24 +120,21 @@ def pages(
         what = f"{names[0]} and {names[1]}{place}"
         address = f"comparisons/{taken.new(f'{names[0]} to {names[1]} {place}')}.html"
         key = joined([f"{a} {b}", *(datasets[number].key for number in (*a.datasets, *b.datasets))])
-        if (known := kept(address, key)) is not None:
-            yield ComparisonPage(address, what, str(known["answer"]))
-            continue
-        try:
-            yield _page(
-                address, what, key, *(_selection(side, name, datasets, where) for side, name in zip((a, b), names, strict=True))
-            )
-        except UserError as error:
-            yield ComparisonPage("", what, f"cannot be compared: {error}")
+        facts = page(address, f"Comparison: {what}", key, partial(_page, address, a, b, datasets, where))
+        yield ComparisonPage(what=what, **facts)
 
 
-def _page(address: str, what: str, key: str, baseline: Selection, candidate: Selection) -> ComparisonPage:
-    found = compare_rows(baseline, candidate, missing=MISSING)
+def _page(address: str, a: ComparedRows, b: ComparedRows, datasets: Sequence[Listed], where: Where) -> tuple[str, Facts]:
+    try:
+        baseline, candidate = (_selection(*side, datasets, where) for side in ((a, a.name(b)), (b, b.name(a))))
+        found = compare_rows(baseline, candidate, missing=MISSING)
+    except UserError as error:
+        return "", {"address": "", "answer": f"cannot be compared: {error}"}
     best = best_of.best_of(baseline, candidate)
     answer = best_of.headline(best) if best.of_devices and len(best.problems) else tables.headline(found)
     grids = [*best_of.grids(best), *tables.grids(found)]
     notes = "\n".join(f"- {for_markdown(note)}" for note in tables.notes(found))
-    return ComparisonPage(address, what, answer, f"{for_markdown(answer)}\n\n{markdown(grids)}\n\n{notes}\n", key)
+    return f"{for_markdown(answer)}\n\n{markdown(grids)}\n\n{notes}\n", {"address": address, "answer": answer}
 
 
 def _selection(side: ComparedRows, name: str, datasets: Sequence[Listed], where: Where) -> Selection:

@@ -32,12 +32,10 @@ class Target:
 
     def __init__(self, path: str) -> None:
         self.root = Path(path)
-        self._before: set[str] = set()
-        self._written: set[str] = set()
         self._is_new = False
+        self._before: set[str] = set()
         self._made_before: dict[str, Any] = {}
-        self._made: dict[str, Any] = {}  # by file: its key, the digest of its bytes, and what `write` was told of it
-        self._sizes: dict[str, int] = {}
+        self._made: dict[str, Any] = {}  # by file: its key, the digest and the number of its bytes, and what `write` was told of it
 
     def claim(self, path: str) -> None:
         """Makes the folder if there is none. Raises UserError if it holds anything that is not a site, or cannot be written."""
@@ -77,27 +75,26 @@ class Target:
         The file then belongs to the site as if it had been written. Without a key none is kept.
         """
         before = self._made_before.get(name, {})
-        if not key or before.get("key") != key or (content := self._content_of(name)) is None:
+        if not key or before.get("key") != key or not self._is_as_before(name):
             return None
-        self.write(name, content, key, before["facts"])
+        self._made[name] = before
         return dict(before["facts"])
 
-    def unchanged(self, name: str, key: str) -> dict[str, Any] | None:
-        """What `kept` gives of a file that stands for the whole site, if all files of the site are as an earlier run left them."""
-        before = self._made_before.get(name, {})
-        if not key or before.get("key") != key or any(self._content_of(other) is None for other in self._before - {MANIFEST}):
+    def all_kept(self, name: str, key: str) -> dict[str, Any] | None:
+        """As `kept`, of a file that stands for the whole site, if no file of the site has been changed since."""
+        if not all(map(self._is_as_before, self._before)) or (facts := self.kept(name, key)) is None:
             return None
-        return dict(before["facts"])
+        self._made = self._made_before
+        return facts
 
-    def _content_of(self, name: str) -> bytes | None:
-        """The bytes of a file of an earlier run; None if they are others today."""
+    def _is_as_before(self, name: str) -> bool:
+        """Whether a file has the bytes that an earlier run has written."""
         try:
-            with open_to_read(self.root / name, follow=False) as file:
-                content = file.read()
+            with open_to_read(self._folder_of(name) / Path(name).name, follow=False) as file:
+                found = hashlib.sha256(file.read()).hexdigest()
         except OSError:
-            return None
-        known = self._made_before.get(name, {}).get("sha256")
-        return content if name in self._before and hashlib.sha256(content).hexdigest() == known else None
+            return False
+        return name in self._before and found == self._made_before.get(name, {}).get("sha256")
 
     def write(self, name: str, content: str | bytes, key: str = "", facts: dict[str, Any] | None = None) -> None:
         """Writes a file of the site, or leaves it if it holds that already. Raises UserError if it cannot, or if it is too much.
@@ -106,20 +103,17 @@ class Target:
         """
         assert OWN_NAME.fullmatch(name), name
         whole = content.encode() if isinstance(content, str) else content
-        self._made[name] = {"key": key, "sha256": hashlib.sha256(whole).hexdigest(), "facts": facts or {}}
-        self._sizes[name] = len(whole)
+        digest = hashlib.sha256(whole).hexdigest()
+        self._made[name] = {"key": key, "sha256": digest, "bytes": len(whole), "facts": facts or {}}
         if self.size > MAX_BYTES:
             raise UserError(
                 f"export={str(self.root)!r}: the site has more than {MAX_BYTES / 1e9:g} GB; name fewer datasets by results.path, "
                 "or choose rows by where="
             )
         try:
-            folder = self._folder_of(name)
-            if not _holds(self.root / name, whole):
-                _replace(folder, self.root / name, whole)
+            _put(self._folder_of(name) / Path(name).name, whole)
         except OSError as error:
             raise UserError(f"export={str(self.root)!r}: {name} cannot be written ({error.strerror})") from None
-        self._written.add(name)
 
     def _folder_of(self, name: str) -> Path:
         """The folder of a file, made if there is none. Raises OSError if it is no folder, such as a link to one."""
@@ -133,7 +127,7 @@ class Target:
     @property
     def size(self) -> int:
         """Bytes of the files that belong to the site so far."""
-        return sum(self._sizes.values())
+        return sum(one["bytes"] for one in self._made.values())
 
     def abandon(self) -> None:
         """Removes a folder that `claim` has made."""
@@ -146,22 +140,20 @@ class Target:
         Raises UserError if a file cannot be removed.
         """
         try:
-            self._save_manifest(self._before | self._written)
-            for name in self._before - self._written - {MANIFEST}:
+            self._save_manifest(self._before | self._made.keys())
+            for name in self._before - self._made.keys() - {MANIFEST}:
                 _remove(self.root / name)
             for left in [*self.root.glob(".*"), *self.root.glob("*/.*")]:
                 if PART.fullmatch(left.name):  # of a run that was killed
                     _remove(left)
-            self._save_manifest(self._written)
+            self._save_manifest({*self._made})
         except OSError as error:
             raise UserError(f"export={str(self.root)!r}: {error.filename} cannot be removed ({error.strerror})") from None
         return self.size
 
     def _save_manifest(self, names: set[str]) -> None:
-        made = {name: self._made[name] for name in sorted(self._made)}
-        manifest = json.dumps({"made_by": MADE_BY, "files": sorted(names), "made": made}, indent=1) + "\n"
-        if not _holds(self.root / MANIFEST, manifest.encode()):
-            _replace(self.root, self.root / MANIFEST, manifest.encode())
+        manifest = {"made_by": MADE_BY, "files": sorted(names), "made": dict(sorted(self._made.items()))}
+        _put(self.root / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
 
 
 def _remove(file: Path) -> None:
@@ -170,15 +162,14 @@ def _remove(file: Path) -> None:
         file.unlink()
 
 
-def _holds(file: Path, content: bytes) -> bool:
-    """Whether a plain file has this content already."""
-    found = file.lstat() if file.exists() or file.is_symlink() else None
-    return found is not None and stat.S_ISREG(found.st_mode) and found.st_size == len(content) and file.read_bytes() == content
+def _put(file: Path, content: bytes) -> None:
+    """Writes a file beside its place and moves it there, unless it is there: a reader sees the old one or the new.
 
-
-def _replace(folder: Path, file: Path, content: bytes) -> None:
-    """Writes a file beside its place and moves it there: a reader sees the old one or the new. A link there is replaced itself."""
-    part = folder / f".{secrets.token_hex(8)}.part"
+    A link there is replaced itself.
+    """
+    if not file.is_symlink() and file.is_file() and file.stat().st_size == len(content) and file.read_bytes() == content:
+        return
+    part = file.parent / f".{secrets.token_hex(8)}.part"
     fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
         with os.fdopen(fd, "wb") as opened:
