@@ -24,13 +24,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from orchestrator import ROOT
-
-sys.path.insert(0, str(ROOT))
-
 import pandas as pd
+from figures import at_most
 
-from benchmarks.figures import at_most
 from orchestrator import cli
 from orchestrator.storage import parquet
 from orchestrator.tables import Grid, markdown

@@ -15,7 +15,7 @@ from orchestrator import ROOT
 
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.figures import at_most
+from benchmarks.figures import at_most, settings_of
 
 MAIN = ["+sweep=specdec_long_ctx", "mode=plan", "device=h200"]
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -38,7 +38,7 @@ def plan(points: int) -> None:
     from orchestrator.planning.expand import expand
 
     batches = f"sweep.batch_size={list(BATCH_SIZES)}"
-    of_context = len(expand(load(composed([*MAIN, batches, "sweep.s_kv=[8192]"]))))
+    of_context = len(expand(settings_of([*MAIN, batches, "sweep.s_kv=[8192]"])))
     last = 8191 + -(-points // of_context)
     keys = composed([*MAIN, batches, f"sweep.s_kv={{from: 8192, to: {last}, step: 1}}"])
     wall, cpu = time.perf_counter(), time.process_time()

@@ -11,23 +11,17 @@ import sys
 import tempfile
 import time
 
-from orchestrator import ROOT
+from figures import at_most, settings_of
 
-sys.path.insert(0, str(ROOT))
-
-from benchmarks.figures import at_most
-from orchestrator.config.settings import load
 from orchestrator.planning.expand import expand
 from orchestrator.storage.folder import FolderStore
 from orchestrator.storage.row import describe, finish
 
 
 def main(rows: int = 80_000, *, background: bool = True) -> None:
-    from orchestrator.cli import composed
-
-    points = expand(load(composed(["+sweep=smoke", "sweep.batch_size={from: 1, to: 100, step: 1}"])))
-    one, where = describe(points[0]), {"run_id": "r", "cluster": "local", "device_name": "cpu", "samples_us": [20.0] * 100}
-    made = [finish({**one, **where, "point_id": f"{number:012x}", "median_us": 20.0}, "ok") for number in range(2 * rows)]
+    where = {"run_id": "r", "cluster": "local", "device_name": "cpu", "samples_us": [20.0] * 100, "median_us": 20.0}
+    one = {**describe(expand(settings_of(["+sweep=smoke"]))[0]), **where}
+    made = [finish({**one, "point_id": f"{number:012x}"}, "ok") for number in range(2 * rows)]
     with tempfile.TemporaryDirectory() as folder:
         store = FolderStore(folder, background=background)
         store.add(made[:rows])

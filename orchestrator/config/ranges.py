@@ -6,7 +6,7 @@ With a step or a factor a range stands for its numbers, both ends included, and 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -56,20 +56,13 @@ def is_range(value: object) -> bool:
 def numbers(name: str, values: Iterable[Any]) -> Iterator[Any]:
     """The values of an axis, in which a range is its numbers. Raises ValueError for one without a step or a factor."""
     for value in values:
-        if not is_range(value):
-            yield value
-            continue
-        if not {"from", "to"} <= value.keys() or len(value) != 3:
-            raise ValueError(f"{name}={as_typed(value)}: {STEPPED}")
-        yield from _numbers(name, **{f"{key}_": number for key, number in value.items()})
+        yield from _numbers(name, value) if is_range(value) else (value,)
 
 
 def filters(name: str, values: Iterable[Any]) -> Iterator[Any]:
     """The values of a filter, in which a range is its numbers or, without a step or a factor, a `Bounds`. Raises ValueError."""
     for value in values:
-        if not is_range(value):
-            yield value
-        elif {"step", "factor"} & value.keys():
+        if not is_range(value) or {"step", "factor"} & value.keys():
             yield from numbers(name, [value])
         elif not all(map(_is_number, value.values())) or value.get("from", -math.inf) > value.get("to", math.inf):
             raise ValueError(f"{name}={as_typed(value)}: {BOUNDED}")
@@ -84,46 +77,42 @@ def several(value: object) -> tuple[Any, ...]:
 
 def _filter(given: Any) -> object:
     """Columns, each with one value, several, or a range. None selects every row."""
-    columns = {} if given is None else given
-    parts = (
-        {key: tuple(filters(f"where.{key}", several(value))) for key, value in columns.items()}
-        if isinstance(columns, dict)
-        else None
+    wrong = ValueError(
+        f"where={as_typed(given)}: allowed: columns with a value, several or a range, such as "
+        "{s_qo: [1, 4], kv_dtype: bf16, s_kv: {from: 4096, to: 60000}}"
     )
-    if (
-        parts is None
-        or not all(parts.values())
-        or not all(isinstance(part, Scalar | Bounds) for values in parts.values() for part in values)
-    ):
-        raise ValueError(
-            f"where={as_typed(given)}: allowed: columns with a value, several or a range, such as "
-            "{s_qo: [1, 4], kv_dtype: bf16, s_kv: {from: 4096, to: 60000}}"
-        )
-    return {
-        key: values if len(values) != 1 or isinstance(columns[key], list | tuple) else values[0] for key, values in parts.items()
-    }
+    if not isinstance(given, dict | None):
+        raise wrong
+    found = {}
+    for key, value in (given or {}).items():
+        values = tuple(filters(f"where.{key}", several(value)))
+        if not values or not all(isinstance(one, Scalar | Bounds) for one in values):
+            raise wrong
+        found[key] = values if len(values) > 1 or isinstance(value, list | tuple) else values[0]
+    return found
 
 
 Value = Scalar | Bounds
 Filter = Annotated[dict[str, Value | tuple[Value, ...]], BeforeValidator(_filter)]
 
 
-def _numbers(name: str, from_: Number, to_: Number, step_: Number | None = None, factor_: Number | None = None) -> list[Number]:
+def _numbers(name: str, given: Mapping[str, Any]) -> list[Number]:
     """The numbers of a range. Multiplied, whole ends give whole numbers."""
-    given = {"from": from_, "to": to_, **({"factor": factor_} if step_ is None else {"step": step_})}
-    shown = f"{name}={as_typed(given)}"
-    if not all(map(_is_number, given.values())) or from_ > to_:
+    shown, how = f"{name}={as_typed(given)}", given.keys() - {"from", "to"}
+    if len(given) != 3 or len(how) != 1 or not all(map(_is_number, given.values())) or given["from"] > given["to"]:
         raise ValueError(f"{shown}: {STEPPED}")
-    if (step_ is not None and step_ <= 0) or (factor_ is not None and (factor_ <= 1 or from_ <= 0)):
+    first, last, (key,) = given["from"], given["to"], how
+    by = given[key]
+    if by <= 0 or (key == "factor" and (by <= 1 or first <= 0)):
         raise ValueError(f"{shown}: a step is greater than 0, and a factor greater than 1 from a number above 0; {STEPPED}")
-    whole = isinstance(from_, int) and isinstance(to_, int)
-    count = (to_ - from_) / step_ if step_ is not None else math.log(to_ / from_) / math.log(factor_ or 1)
+    count = (last - first) / by if key == "step" else math.log(last / first) / math.log(by)
     if count >= MAX_VALUES:
-        raise ValueError(f"{shown}: more than {MAX_VALUES:,} values; take a larger {'factor' if step_ is None else 'step'}")
+        raise ValueError(f"{shown}: more than {MAX_VALUES:,} values; take a larger {key}")
     every = range(math.floor(count + 1e-9) + 1)  # 0.1 + 2 * 0.1 is more than 0.3
-    if step_ is not None:
-        return [from_ + i * step_ for i in every]
-    return list(dict.fromkeys(round(from_ * factor_**i) if whole else from_ * factor_**i for i in every))  # type: ignore[operator]
+    if key == "step":
+        return [first + i * by for i in every]
+    whole = isinstance(first, int) and isinstance(last, int)
+    return list(dict.fromkeys(round(first * by**i) if whole else first * by**i for i in every))
 
 
 def _is_number(value: object) -> bool:

@@ -15,9 +15,8 @@ from orchestrator.config.parts import todays
 from orchestrator.config.ranges import Bounds, filters, numbers, several
 from orchestrator.errors import unknown
 
-AxisValue = (
-    Scalar | None | dict[str, Scalar | None]
-)  # a mapping sets several keys together; null is the model's value or the default
+# A mapping sets several keys together; null is the model's value or the default.
+AxisValue = Scalar | None | dict[str, Scalar | None]
 
 OF_MODEL = ("heads", "model")  # an axis and its value: the heads of the model, among others that the sweep sets
 NOT_AXES = frozenset({"name", "about", "precision", "exclude", "include"})
@@ -88,12 +87,9 @@ def _check_axis(where: str, axis: str, values: tuple[AxisValue, ...]) -> None:
     for value in values:
         for key in keys_of(axis, value):
             if key not in SWEEP_KEYS:
-                hint = (
-                    ""
-                    if isinstance(value, dict)
-                    else ". An axis of another name takes mappings, such as dtype: [{q: bf16, kv: bf16}]"
-                )
-                raise ValueError(unknown(where, axis if key == axis else f"{axis}.{key}", SWEEP_KEYS) + hint)
+                hint = ". An axis of another name takes mappings, such as dtype: [{q: bf16, kv: bf16}]"
+                words = unknown(where, axis if key == axis else f"{axis}.{key}", SWEEP_KEYS)
+                raise ValueError(words if isinstance(value, dict) else words + hint)
 
 
 def _check_excluded_spec(where: str, spec: str) -> None:
