@@ -10,11 +10,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kernels.adapter import Adapter
-from kernels.device import Device
-from kernels.environment.remote import RemoteTimer
 from kernels.problem.arithmetic import Arithmetic
 from kernels.timing.timers import Timer
-from orchestrator.worker.batch_mates import is_invariant
 from orchestrator.worker.shared_inputs import SharedInputs
 
 if TYPE_CHECKING:
@@ -177,14 +174,6 @@ class OutputCheck:
             return verdict
         reason = f"{AFTER_CHANGE}: {found.reason}"
         return replace(verdict, passed=False, rel_err=found.rel_err, max_abs_err=found.max_abs_err, reason=reason)
-
-    def is_batch_invariant(self, device: Device) -> bool | None:
-        """Whether requests have the same rows in smaller batches, bit by bit (`batch_mates.py`). None in another process."""
-        call = self.call
-        if isinstance(call.timer, RemoteTimer):
-            return None
-        call.launch(poisoned=True)
-        return is_invariant(call.adapter, call.shared.inputs, call.outputs.now()[0], device)
 
     def judge_more_inputs(self, most: int) -> Verdict | None:
         """Judges outputs for several inputs together, if the first alone could not show a lost page and at most so many can.

@@ -10,6 +10,7 @@ from kernels.adapter import Adapter, Runner
 from kernels.device import Device
 from kernels.timing.series import Series
 from orchestrator.storage.row import Row
+from orchestrator.worker.batch_mates import is_batch_invariant
 from orchestrator.worker.messages import Task
 from orchestrator.worker.output_check import OutputCheck
 from orchestrator.worker.shared_inputs import SharedInputs
@@ -77,7 +78,7 @@ class PreparedBackend:
     def check_batch_mates(self, device: Device) -> None:
         """Notes whether the answer depends on the other requests of the batch. It is right either way."""
         if self.output_check and not self.failed_check:
-            self.row["batch_invariant"] = self.output_check.is_batch_invariant(device)
+            self.row["batch_invariant"] = is_batch_invariant(self.output_check.call, device)
 
     def _note(self, verdict: Verdict | None, replaces: bool = False) -> None:
         """Writes a verdict into the row. One that passed leaves the first there, unless it `replaces` it."""
