@@ -80,15 +80,13 @@ class FolderStore:
             self._journal = open_to_write(self.path / JOURNAL)
             self._journal.truncate(0)
             _require_room(self._journal)
-        except NotPlain as error:
+        except (OSError, UserError) as error:
             self._lock.close()
-            raise UserError(f"results.path={path!r}: {error.filename}: {error.strerror}") from None
-        except OSError as error:
-            self._lock.close()
+            if isinstance(error, UserError):
+                raise
+            if isinstance(error, NotPlain):
+                raise UserError(f"results.path={path!r}: {error.filename}: {error.strerror}") from None
             raise UserError(f"{self._cannot(error)}; rows that were reported are kept. Make room there, or give it back") from None
-        except UserError:
-            self._lock.close()
-            raise
 
     def add(self, rows: Iterable[Row]) -> None:
         """Stores rows; they are on disk when this returns. A row replaces an older one of the same key. Raises CannotStore."""
@@ -96,8 +94,7 @@ class FolderStore:
         self._require_still_there()
         whole = self._journal.tell()
         try:
-            _write_all(self._journal, "".join(f"{to_json(row)}\n" for row in new).encode())
-            os.fsync(self._journal.fileno())
+            _write(self._journal, _lines(new))
         except BaseException as error:  # an interrupt too: the same rows may be added again, and must not follow half a line
             with suppress(OSError):  # a disk that has become read-only cannot be truncated either
                 self._journal.truncate(whole)
@@ -144,8 +141,7 @@ class FolderStore:
         """Replaces the journal by one of these rows alone, as a whole. Raises OSError."""
         fresh = open_to_write(self.path / FRESH_JOURNAL, new=True)
         try:
-            _write_all(fresh, "".join(f"{to_json(row)}\n" for row in rows).encode())
-            os.fsync(fresh.fileno())
+            _write(fresh, _lines(rows))
             (self.path / FRESH_JOURNAL).replace(self.path / JOURNAL)
         finally:  # an interrupt too: rows must go to the file that has the name
             if is_same(fresh, self.path / JOURNAL):
@@ -188,8 +184,7 @@ class FolderStore:
         if lines:
             with open_to_write(self.path / SET_ASIDE) as file:
                 file.seek(0, os.SEEK_END)
-                _write_all(file, b"".join(line + b"\n" for line in lines))
-                os.fsync(file.fileno())
+                _write(file, b"".join(line + b"\n" for line in lines))
             note_once(f"the wrong lines of {self.path / JOURNAL} are in {SET_ASIDE} beside it")
 
     def _cannot(self, error: OSError) -> CannotStore:
@@ -240,17 +235,21 @@ def _sync_folder(path: Path) -> None:
 
 def _require_room(journal: IO[bytes]) -> None:
     """Raises OSError now, not after the first point, if the disk is full."""
-    _write_all(journal, b"\n" * BLOCK_BYTES)
-    os.fsync(journal.fileno())
+    _write(journal, b"\n" * BLOCK_BYTES)
     journal.seek(0)
     journal.truncate()
 
 
-def _write_all(file: IO[bytes], data: bytes) -> None:
-    """Writes all of it: a raw file may write only a part, and raise at the next write."""
+def _lines(rows: Iterable[Row]) -> bytes:
+    return "".join(f"{to_json(row)}\n" for row in rows).encode()
+
+
+def _write(file: IO[bytes], data: bytes) -> None:
+    """Writes all of it to disk: a raw file may write only a part, and raise at the next write."""
     left = memoryview(data)
     while left:
         left = left[file.write(left) :]
+    os.fsync(file.fileno())
 
 
 def _require_ours(path: Path) -> None:
@@ -275,18 +274,15 @@ class FolderLock:
             path.mkdir(parents=True, exist_ok=True)
             require_plain(self.path)
             self._folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                self._of_folder = self._take(self._folder, path)
+                self._file = open_to_write(self.path)
+                self._take(self._file.fileno(), path)
+            except (OSError, UserError):
+                os.close(self._folder)
+                raise
         except OSError as error:
             raise UserError(_unwritable(path, error)) from None
-        try:
-            self._of_folder = self._take(self._folder, path)
-            self._file = open_to_write(self.path)
-            self._take(self._file.fileno(), path)
-        except OSError as error:
-            os.close(self._folder)
-            raise UserError(_unwritable(path, error)) from None
-        except UserError:
-            os.close(self._folder)
-            raise
         with suppress(OSError):  # on a full disk the lock works, but does not name its owner
             self._file.truncate(0)
             self._file.write(f"process {os.getpid()} on {platform.node()}".encode())
