@@ -28,23 +28,22 @@ from orchestrator import tables
 from orchestrator.reporting.quality import upper_bound
 from orchestrator.tables import Grid
 
+NEAREST = ("largest error, in tolerances", "largest `weight_over_limit`", "largest root mean square, of its limit")
+HEADER = ("kind", "points", "false alarms", "rate at most (95%)", *NEAREST)
+
 
 @dataclass
 class Count:
-    """Points of one kind: how many there were, how many were called wrong, and how near the right ones came to it."""
+    """Points of one kind: how many there were, how many were called wrong, and how near the right ones came to each limit."""
 
     points: int = 0
     alarms: int = 0
-    of_tolerance: float = 0.0
-    weight_over_limit: float = 0.0
-    rms_of_limit: float = 0.0
+    nearest: tuple[float, ...] = (0.0,) * len(NEAREST)
 
     def add(self, other: Count) -> None:
         self.points += other.points
         self.alarms += other.alarms
-        self.of_tolerance = max(self.of_tolerance, other.of_tolerance)
-        self.weight_over_limit = max(self.weight_over_limit, other.weight_over_limit)
-        self.rms_of_limit = max(self.rms_of_limit, other.rms_of_limit)
+        self.nearest = tuple(map(max, self.nearest, other.nearest))
 
 
 Counts = dict[tuple[str, str], Count]  # by shape and arithmetic
@@ -64,30 +63,12 @@ def _grid(counts: Counts) -> Grid:
     whole = Count()
     for count in counts.values():
         whole.add(count)
-    cells = tuple(_cells(name, count) for name, count in (*lines.items(), ("all", whole)))
-    header = (
-        "kind",
-        "points",
-        "false alarms",
-        "rate at most (95%)",
-        "largest error, in tolerances",
-        "largest `weight_over_limit`",
-        "largest root mean square, of its limit",
-    )
-    return Grid("", header, cells)
+    return Grid("", HEADER, tuple(_cells(name, count) for name, count in (*lines.items(), ("all", whole))))
 
 
 def _cells(name: str, count: Count) -> tuple[str, ...]:
     most = f"{upper_bound(count.alarms, count.points):.2g}" if count.points else "–"
-    return (
-        name,
-        f"{count.points:,}",
-        str(count.alarms),
-        most,
-        f"{count.of_tolerance:.2f}",
-        f"{count.weight_over_limit:.2f}",
-        f"{count.rms_of_limit:.2f}",
-    )
+    return (name, f"{count.points:,}", str(count.alarms), most, *(f"{of:.2f}" for of in count.nearest))
 
 
 def counted(seeds: Sequence[int], processes: int = 1) -> Counts:
@@ -114,8 +95,8 @@ def count(seed: int) -> Counts:
         if reason:
             print(f"{point.shape}, {point.how}, seed {seed}: {reason}", flush=True)
         rms = (verdict.rms_err or 0.0) / (verdict.max_error or 1.0)
-        near = (min(of, 1.0) for of in (verdict.of_tolerance, verdict.weight_over_limit or 0.0, rms))
-        counts.setdefault((point.shape, str(point.how)), Count()).add(Count(1, int(bool(reason)), *near))
+        near = tuple(min(of, 1.0) for of in (verdict.of_tolerance, verdict.weight_over_limit or 0.0, rms))
+        counts.setdefault((point.shape, str(point.how)), Count()).add(Count(1, int(bool(reason)), near))
     return counts
 
 

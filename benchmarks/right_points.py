@@ -59,10 +59,6 @@ def _of(coin: random.Random, s_qo: int, **keys: Any) -> Keys:
     return {"s_qo": s_qo, "s_kv": length, "page_size": size, "batch_size": coin.randint(1, 3), **keys}
 
 
-def _decode(coin: random.Random) -> Keys:
-    return _of(coin, 1, return_lse=coin.random() < 0.5)
-
-
 def _drafts(coin: random.Random) -> Keys:
     return _of(coin, coin.randint(2, 16), mask=coin.choice(("causal", "causal", "full")), return_lse=coin.random() < 0.5)
 
@@ -112,7 +108,7 @@ def _merge(coin: random.Random) -> Keys:
 
 
 SHAPES: dict[str, Callable[[random.Random], Keys]] = {
-    "decode": _decode,
+    "decode": lambda coin: _of(coin, 1, return_lse=coin.random() < 0.5),
     "drafts": _drafts,
     "tree": _tree,
     "window": _window,

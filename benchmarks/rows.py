@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from functools import cache
 from pathlib import Path
@@ -35,12 +34,8 @@ def problem_of(row: Row) -> Problem:
     """The problem of a row, its tree included."""
     found = {key: row[key] for key in FIELDS if key in row}
     tree = found.pop("tree", None)
-    given = tuple((key, int(value) if isinstance(value, float) else value) for key, value in found.items() if not _is_null(value))
+    given = tuple((key, int(value) if isinstance(value, float) else value) for key, value in found.items() if pd.notna(value))
     return _made(given, None if tree is None else tuple(int(parent) for parent in tree))
-
-
-def _is_null(value: object) -> bool:
-    return value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value))
 
 
 @cache  # the backends of one problem each have a row

@@ -63,8 +63,10 @@ class ThrottleFilter:
         before, self._fastest_mhz = self._fastest_mhz, self._fastest()
         # Another fastest clock than before may show that earlier samples were slow, or that they were not.
         outdated = self._judged if self._fastest_mhz != before else self._judged[-1:]
+        slow = MIN_CLOCK_FRACTION * self._fastest_mhz
         for judged in outdated:
-            judged.unthrottled = [not (judged.causes or self._is_slow(mhz)) for mhz in judged.block.mhz]
+            # Not slow if NaN, of a clock that is not known.
+            judged.unthrottled = [not (judged.causes or mhz < slow) for mhz in judged.block.mhz]
         return not all(self._judged[-1].unthrottled)
 
     def _fastest(self) -> float:
@@ -72,9 +74,6 @@ class ThrottleFilter:
         shortest = min(us for judged in self._judged for us in judged.block.us)
         samples = (sample for judged in self._judged for sample in zip(judged.block.us, judged.block.mhz, strict=True))
         return max((mhz for us, mhz in samples if us <= UNDISTURBED * shortest and not math.isnan(mhz)), default=0.0)
-
-    def _is_slow(self, mhz: float) -> bool:
-        return mhz < MIN_CLOCK_FRACTION * self._fastest_mhz  # false for NaN, a clock that is not known
 
     @property
     def blocks(self) -> list[Block]:

@@ -305,7 +305,8 @@ def no_dataset(path: str) -> str:
         return f"{what}, and none lies below it;{nearest_dataset(path)} type results.path=DIR with a dataset, or {RUN}"
     named = ", ".join(below[:MAX_NAMED])
     more = f", and {len(below) - MAX_NAMED} more" if len(below) > MAX_NAMED else ""
-    several = f", or 'results.path={Path(path)}/*' for those directly below it" if _directly_below(path, below) > 1 else ""
+    direct = [dataset for dataset in below if Path(dataset).parent == Path(path)]
+    several = f", or 'results.path={Path(path)}/*' for those directly below it" if len(direct) > 1 else ""
     return f"{what}; below it: {named}{more}; type results.path={below[0]}{several}"
 
 
@@ -313,7 +314,3 @@ def _below(folder: Path) -> list[str]:
     """The datasets and the folders of Parquet files in a folder, and the datasets in its folders; companions come last."""
     found = {file.parent for file in chain.from_iterable(folder.glob(pattern) for pattern in BELOW)}
     return [str(place) for place in sorted(found, key=lambda place: (owner(place) is not None, place))]
-
-
-def _directly_below(path: str, datasets: Sequence[str]) -> int:
-    return sum(Path(dataset).parent == Path(path) for dataset in datasets)

@@ -137,17 +137,13 @@ def gpu_grids(data: Dataset) -> list[Grid]:
             card.device_name,
             f"{card.points:,}",
             f"{math.expm1(card.offset):+.2%} ± {card.se:.2%}",
-            _taken_off(factors[uuid]),
+            "taken off" if factors[uuid] != 1 else "nothing: no more than its error",
         )
         for uuid, card in data.cards.by_uuid.items()
         if uuid in factors
     )
     header = ("GPU", "device", "points that others measured too", "takes over the mean", "in tables of several GPUs")
     return [Grid(f"GPUs of one kind differ, by {data.cards.source} (docs/report.md)", header, cells)] if cells else []
-
-
-def _taken_off(factor: float) -> str:
-    return "taken off" if factor != 1 else "nothing: no more than its error"
 
 
 def status_grid(data: Dataset) -> Grid:

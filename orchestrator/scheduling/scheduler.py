@@ -102,7 +102,7 @@ class Scheduler:
         """Returns when every task has its row. Raises NoWorkers if tasks are left and no worker can be had."""
         self.queue.append(batches)
         try:
-            while self._has_work():
+            while self.queue or self._more_to_come or any(active.has_tasks for active in self.active):
                 self._start_workers()
                 self._step()
         finally:
@@ -125,9 +125,6 @@ class Scheduler:
     def _enqueue_ready(self, timeout_s: float) -> None:
         if self.arrivals is not None and self.arrivals.left:
             self.queue.append(self.arrivals.batches(timeout_s))
-
-    def _has_work(self) -> bool:
-        return bool(self.queue) or self._more_to_come or any(active.has_tasks for active in self.active)
 
     def _start_workers(self) -> None:
         """A worker for every free slot that has work, no more for a kind of device than batches that may run there."""

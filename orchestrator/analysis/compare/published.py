@@ -57,7 +57,7 @@ def published_grids(settings: CompareSettings) -> list[Grid]:
         select(name, given, settings.results.path, settings.where)
         for name, given in (("baseline", settings.baseline), ("candidate", settings.candidate))
     ]
-    imported = [_is_imported(side) for side in sides]
+    imported = [bool(side.rows["orchestrator_version"].isin(ORIGINS).all()) for side in sides]
     if not any(imported):
         return []
     if all(imported):
@@ -70,10 +70,6 @@ def published_grids(settings: CompareSettings) -> list[Grid]:
             f"heads, dtypes and mask. type others"
         )
     return [_summary(joined), _workloads(joined)]
-
-
-def _is_imported(side: Selection) -> bool:
-    return bool(side.rows["orchestrator_version"].isin(ORIGINS).all())
 
 
 def _joined(published: pd.DataFrame, measured: pd.DataFrame) -> pd.DataFrame:

@@ -61,13 +61,14 @@ def grids(found: Comparison) -> list[Grid]:
     undecided = points[points["verdict"] == "undecided"].sort_values(
         "change", ascending=False, key=abs, na_position="last", kind="stable"
     )
+    others = "suspects: slower, but an unchanged run may have such points" if found.has_gate else "slower, on another kind of GPU"
     return [
         _summary(found),
         _differences(found),
         _timed("slower, red", slower[slower["red"]], MAX_REGRESSIONS_SHOWN),
         _untimed("no time any more, red", points[points["red"] & ~points["comparable"]], MAX_REGRESSIONS_SHOWN),
         _groups(found),
-        _timed(_not_red(found), slower[~slower["red"]], MAX_REGRESSIONS_SHOWN),
+        _timed(others, slower[~slower["red"]], MAX_REGRESSIONS_SHOWN),
         _timed("faster", faster, MAX_POINTS_SHOWN),
         _timed("undecided, the largest change first", undecided, MAX_POINTS_SHOWN),
         _untimed("fixed or new", points[points["verdict"].isin(["fixed", "new"])], MAX_POINTS_SHOWN),
@@ -86,10 +87,6 @@ def headline(found: Comparison) -> str:
     again = f"; {suspects} suspects" if suspects else ""
     answer = "regression" if found.regressed else "no regression"
     return f"{answer if found.has_gate else 'two kinds of GPU, no gate'}: {counted}{_worst(found.points)}{groups}{again}"
-
-
-def _not_red(found: Comparison) -> str:
-    return "suspects: slower, but an unchanged run may have such points" if found.has_gate else "slower, on another kind of GPU"
 
 
 def _worst(points: pd.DataFrame) -> str:

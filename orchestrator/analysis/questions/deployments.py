@@ -293,7 +293,7 @@ class Part:
             name = "what the engine takes by itself is not known" if default is None else f"the default {default.label} has no time"
             why = f" ({default.not_right})" if default is not None else ""
             return Advice(None, self._without(name + why))
-        best = min(others, key=lambda choice: (-_saving(choice), choice.name), default=None)
+        best = min(others, key=lambda choice: (-choice.margin.saving if choice.margin else 1.0, choice.name), default=None)
         if default.record["wrong"] and (right := next((one for one in self.measured if one.is_complete and one in others), None)):
             return Advice(right, f"the default {default.label} was {default.wrong}")
         if best is None or best.margin is None:
@@ -305,10 +305,6 @@ class Part:
     def _without(self, why: str) -> str:
         fastest = next((f"; of what was measured, {one.label} is fastest" for one in self.measured), "")
         return why + fastest
-
-
-def _saving(choice: Choice) -> float:
-    return choice.margin.saving if choice.margin else -1.0
 
 
 def at(record: Mapping[str, Any]) -> str:

@@ -60,7 +60,8 @@ def pack(table: pd.DataFrame, about: Mapping[str, Any]) -> bytes:
         packed = _words(table, name) if _is_words(table, name) else _numbers(table, name)
         columns[name] = arrays.add(*packed) | {"about": about_column(name)}
     tables = {name: _pack_answer(answer, arrays) for name, answer in about.get("tables", {}).items()}
-    header = {**about, "rows": len(table), "axes": axes(table), "filters": _filters(table), "columns": columns, "tables": tables}
+    filters = [name for name in FILTERS if table[name].nunique() > 1]  # beside the axes
+    header = {**about, "rows": len(table), "axes": axes(table), "filters": filters, "columns": columns, "tables": tables}
     head = json.dumps(header, allow_nan=False).encode()
     start = len(head).to_bytes(4, "little") + head
     return gzip.compress(start + b"\0" * (-len(start) % 8) + b"".join(arrays.parts), compresslevel=6, mtime=0)
@@ -103,11 +104,6 @@ def about_column(name: str) -> str:
         return OWN_COLUMNS[name]
     column = COLUMNS[name]
     return f"{column.meaning} Unit: {column.unit}." if column.unit else column.meaning
-
-
-def _filters(table: pd.DataFrame) -> list[str]:
-    """Columns beside the axes that a person filters by, where they vary."""
-    return [name for name in FILTERS if table[name].nunique() > 1]
 
 
 def _type(name: str) -> ColumnType:
