@@ -151,8 +151,7 @@ class ReleaseRuns:
         from orchestrator.config.modes import owner
         from orchestrator.errors import CannotMeasure
 
-        path = self.invocation.settings.results.path
-        before = set(self._rows(path, set())["run_id"])
+        path, before = self.invocation.settings.results.path, self._run_ids()
         started = time.monotonic()
         command = [sys.executable, "-m", PROGRAM, *self._overrides([good, other]), "rerun=all", f"results.path={path}"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -177,6 +176,9 @@ class ReleaseRuns:
         rows = (access.read(path) if access.exists(path) else to_table([])).to_pandas()
         found: pd.DataFrame = rows[~rows["run_id"].isin(before)]
         return found
+
+    def _run_ids(self) -> set[str]:
+        return set(self._rows(self.invocation.settings.results.path, set())["run_id"])
 
     def _note_place(self, rows: pd.DataFrame) -> None:
         self.place = {
