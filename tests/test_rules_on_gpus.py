@@ -85,3 +85,9 @@ def test_the_page_counts_both_sides_of_the_rules(card: str):
     line = f"| {card.upper()} | {len(ran):,} | {allowed:,} of {allowed:,} | {len(told) - strict} | {strict} | {silent} |\n"
 
     assert line in (ROOT / "docs" / "backends.md").read_text()
+
+
+def test_fa2_is_refused_where_it_does_not_load_keys_whole_and_nowhere_else():
+    rows = pd.read_parquet(ROOT / "results" / "h200_rules" / "rule_edges_fa2_keys.parquet").to_dict("records")
+
+    assert {(bool(unmet(row)), was_right(row)) for row in rows} == {(True, False), (False, True)}
