@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from kernels.adapter import Adapter, EngineMaximum, Module, Need, PlanStep, QueryLengths, Runner, Since
+from kernels.adapter import Module, Need, PlanStep, Runner, Since
 from kernels.libraries.flash_attn_3_common import (
     HEURISTIC,
     MAX_HEAD_DIM,
@@ -36,7 +36,7 @@ from kernels.libraries.flash_attn_3_common import (
     splits_of,
     window,
 )
-from kernels.libraries.flash_attn_common import Keys, all_keys, context, drafts, merged, tree_needs
+from kernels.libraries.flash_attn_common import FlashAttention, Keys, all_keys, context, drafts, merged, tree_needs
 from kernels.libraries.flashinfer_common import FLASHINFER, RELEASES
 from kernels.libraries.flashinfer_modules import MERGE_MODULE
 from kernels.problem.dtypes import HALF, torch_dtype
@@ -56,16 +56,10 @@ SMALLEST_QUERY_TILE = 128  # rows, of a query token and a query head of the KV h
 
 
 @dataclass(frozen=True, kw_only=True)
-class FlashAttn3(Adapter):
+class FlashAttn3(FlashAttention):
     name: str = "flash_attn_3"
-    query_lengths: QueryLengths = "varlen"
-    takes_window: bool = True
-    takes_two_sided_window: bool = True
-    takes_more_queries: bool = True
     takes_sinks: bool = True
     gives_lse: bool = True
-    max_seq_len: EngineMaximum = "passed"
-    takes_empty: bool = True  # vLLM captures full graphs with it, whose padded requests have no token
     distributions: tuple[str, ...] = ("tokenspeed-fa3",)
     also_calls: tuple[str, ...] = FLASHINFER  # its merge, over a draft tree
     imports: str = "flash_attn_3"

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner, nothing_to_plan
+from kernels.adapter import Need, Runner, nothing_to_plan
 from kernels.device import Device
 from kernels.inputs import Inputs
-from kernels.libraries.flash_attn_common import all_keys
+from kernels.libraries.flash_attn_common import FlashAttention, all_keys
 from kernels.problem import Problem
 from kernels.problem.dtypes import FP8, HALF
 from kernels.problem.features import ALL_BUT_BLOCKS, Feature
@@ -24,17 +24,11 @@ MAX_SPLITS = 256
 
 
 @dataclass(frozen=True, kw_only=True)
-class FlashAttn4(Adapter):
+class FlashAttn4(FlashAttention):
     name: str = "flash_attn_4"
-    query_lengths: QueryLengths = "varlen"
-    takes_window: bool = True
-    takes_two_sided_window: bool = True
-    takes_more_queries: bool = True
     takes_sinks: bool = True
     takes_soft_cap: bool = True
     takes_num_splits: bool = True
-    max_seq_len: EngineMaximum = "passed"
-    takes_empty: bool = True  # vLLM captures full graphs with it, whose padded requests have no token
     # The library says that NaN in the last page reaches the answer if it loads whole pages, so `skips_unused` stays False.
     distributions: tuple[str, ...] = ("flash-attn-4", "nvidia-cutlass-dsl")
     rules_hold_for: tuple[str, ...] = ("flash-attn-4==4.0.0b36",)

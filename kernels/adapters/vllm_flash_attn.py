@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from kernels.adapter import Adapter, EngineMaximum, Need, PlanStep, QueryLengths, Runner
+from kernels.adapter import Adapter, Need, PlanStep, Runner
 from kernels.libraries.engine_releases import VLLM_READ
 from kernels.libraries.flash_attn_3_common import (
     HEURISTIC,
@@ -36,7 +36,7 @@ from kernels.libraries.flash_attn_3_common import (
     sinks_in_bf16,
     window,
 )
-from kernels.libraries.flash_attn_common import all_keys
+from kernels.libraries.flash_attn_common import FlashAttention, all_keys
 from kernels.problem.dtypes import HALF
 from kernels.problem.features import ALL_BUT_BLOCKS
 
@@ -56,17 +56,11 @@ GROUPED_LSE = "no log-sum-exp for one query token a request and grouped heads wi
 
 
 @dataclass(frozen=True, kw_only=True)
-class FlashAttn3OfVllm(Adapter):
+class FlashAttn3OfVllm(FlashAttention):
     name: str = "flash_attn_3_vllm"
-    query_lengths: QueryLengths = "varlen"
-    takes_window: bool = True
-    takes_two_sided_window: bool = True
-    takes_more_queries: bool = True
     takes_sinks: bool = True
     takes_soft_cap: bool = True
     gives_lse: bool = True
-    max_seq_len: EngineMaximum = "passed"
-    takes_empty: bool = True  # vLLM captures full graphs with it, whose padded requests have no token
     # By the source slots without a token are skipped where `flash_attn_3` says so; no GPU has shown it of this build.
     distributions: tuple[str, ...] = ("vllm",)
     rules_hold_for: tuple[str, ...] = VLLM_READ
@@ -109,16 +103,10 @@ class FlashAttn3OfVllm(Adapter):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FlashAttn2OfVllm(Adapter):
+class FlashAttn2OfVllm(FlashAttention):
     name: str = "flash_attn_2_vllm"
-    query_lengths: QueryLengths = "varlen"
-    takes_window: bool = True
-    takes_two_sided_window: bool = True
-    takes_more_queries: bool = True
     takes_soft_cap: bool = True
     gives_lse: bool = True
-    max_seq_len: EngineMaximum = "passed"
-    takes_empty: bool = True  # vLLM captures graphs of uniform batches with it, whose padded requests have no token
     # By the source no slot behind the last token is loaded; no GPU has shown it yet, so `skips_unused` stays False.
     distributions: tuple[str, ...] = ("vllm",)
     rules_hold_for: tuple[str, ...] = VLLM_READ

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from kernels.adapter import Need
+from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths
 from kernels.inputs.rows import ancestor_rows, rows_of
 from kernels.inputs.tensors import token_major
 from kernels.problem.padded import has_empty
@@ -29,6 +29,18 @@ MERGED_DIMS = (64, 128, 256)  # FlashInfer's merge, `DISPATCH_HEAD_DIM`
 MERGED_ELEMENTS = 8 * 1024  # its block has the heads of one token, 8 elements a thread
 
 Call = Callable[[], tuple["Tensor", ...]]  # writes its output; returns it and the log-sum-exp [H, T], natural
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlashAttention(Adapter):
+    """What all builds of FlashAttention serve."""
+
+    query_lengths: QueryLengths = "varlen"
+    takes_window: bool = True
+    takes_two_sided_window: bool = True
+    takes_more_queries: bool = True
+    max_seq_len: EngineMaximum = "passed"
+    takes_empty: bool = True  # vLLM captures graphs with them, version 2 of uniform batches: its padded requests have no token
 
 
 def tree_needs(p: Problem) -> tuple[Need, ...]:
