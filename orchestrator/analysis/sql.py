@@ -66,13 +66,9 @@ def condition(where: Where) -> str:
 
     Raises UserError for an unknown column.
     """
-    single = [name for name, column in COLUMNS.items() if column.type not in LISTS]
-    parts = ["true"]
-    for column, wanted in where.items():
-        if column not in single:
-            raise UserError(no_column(column, single))
-        parts.append(among(column, several(wanted)))
-    return " AND ".join(parts)
+    for column in where:
+        require_column(column)
+    return " AND ".join(["true", *(among(column, several(wanted)) for column, wanted in where.items())])
 
 
 def among(column: str, values: Sequence[object]) -> str:
@@ -92,11 +88,15 @@ def among(column: str, values: Sequence[object]) -> str:
     return f"({' OR '.join(parts)})"
 
 
-def no_column(name: str, columns: Sequence[str]) -> str:
-    """The error for a name in `where` that is no column of a row; it says so if a report computes it."""
+def require_column(name: str) -> None:
+    """Raises UserError for a name in `where` that is no column of single values; it says so if a report computes it."""
     if name in COMPUTED:
-        return f"where: '{name}' is in no row, because a report computes it; type mode=report question=best columns=[{name}]"
-    return unknown("where", name, columns)
+        raise UserError(
+            f"where: '{name}' is in no row, because a report computes it; type mode=report question=best columns=[{name}]"
+        )
+    single = [column for column in COLUMNS if COLUMNS[column].type not in LISTS]
+    if name not in single:
+        raise UserError(unknown("where", name, single))
 
 
 def weight_sql(weights: WeightRules) -> str:

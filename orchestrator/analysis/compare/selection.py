@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orchestrator.analysis.sources import SIGNS, listed, local_datasets, nearest_dataset
-from orchestrator.analysis.sql import LISTS, Where, no_column, text_of
+from orchestrator.analysis.sql import Where, require_column, text_of
 from orchestrator.config import library_version
 from orchestrator.config.library_version import SHORT
 from orchestrator.config.ranges import Bounds, several
@@ -190,10 +190,8 @@ def _places(path: str) -> list[str]:
 
 def chosen(rows: pd.DataFrame, where: Where) -> pd.DataFrame:
     """The rows that have these values, compared as text, as `mode=report` does. Raises UserError for an unknown column."""
-    single = [name for name, column in COLUMNS.items() if column.type not in LISTS]
     for name, wanted in where.items():
-        if name not in single:
-            raise UserError(no_column(name, single))
+        require_column(name)
         ranges = [one for one in several(wanted) if isinstance(one, Bounds)]
         texts = {COLUMNS[name].renamed.get(text, text) for text in map(text_of, several(wanted))}
         rows = rows[[text_of(value) in texts or any(value in one for one in ranges) for value in rows[name]]]
