@@ -322,7 +322,9 @@ def test_a_pattern_leaves_out_rule_edges_and_what_is_beside_a_sweep_unless_it_na
 
     edges = ["rule_edges", "rule_edges_fa2_keys"]
 
-    assert {"specdec_long_ctx", "study_in_step"} < found and left_out(str(results / "h200_*")) == [f"h200_rules/{one}" for one in edges]
+    assert {"specdec_long_ctx", "study_in_step"} < found and left_out(str(results / "h200_*")) == [
+        f"h200_rules/{one}" for one in edges
+    ]
     assert not {name for name in found if name.endswith(("_noise", "_check_power")) or "rule_edges" in name}
     for pattern, alone in (("h200_r*s/rule*", edges), ("h200_rules/drawn*", ["drawn_check_power"]), ("h200_rules", edges)):
         assert local_datasets(str(results / pattern)) == [results / "h200_rules" / f"{name}.parquet" for name in alone]
