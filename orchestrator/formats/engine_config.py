@@ -14,7 +14,6 @@ from math import exp, isqrt, log
 from statistics import fmean
 from typing import Any
 
-from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.keys import PROBLEM_KEYS
 from orchestrator.analysis.questions import expected_tokens
@@ -54,9 +53,9 @@ def _nothing_to_type(found: Sequence[Part]) -> str:
     """The first line of a text that changes nothing."""
     if not all(part.answer.keeps for part in found):
         return ""
-    names = dict.fromkeys(part.answer.choice.label for part in found if part.answer.choice)
-    wrong = any(part.answer.choice.record["wrong"] for part in found if part.answer.choice)
-    but = ", and was wrong at some workloads" if wrong else ""
+    choices = [part.answer.choice for part in found if part.answer.choice]
+    names = dict.fromkeys(choice.label for choice in choices)
+    but = ", and was wrong at some workloads" if any(choice.record["wrong"] for choice in choices) else ""
     return f"# nothing to type: {', '.join(names)} {'is' if len(names) == 1 else 'are'} the default{but}"
 
 
@@ -65,13 +64,10 @@ def _section(data: Dataset, engine: Engine, section: Sequence[Part], draft: Draf
     yield f"# measured: {path}, {_libraries(data, section[0])}"
     if section[0].left_out:
         yield f"# {section[0].left_out}"
-    typed = []
     for part in section:
         yield from _part(engine, part)
-        choice = part.answer.choice
-        if choice is not None and not choice.is_default:
-            typed.append(part)
-    if typed and (flag := FLAGS_OF_CACHE.get(section[0].choices[0].record["kv_dtype"])):
+    is_typed = any(part.answer.choice is not None and not part.answer.choice.is_default for part in section)
+    if is_typed and (flag := FLAGS_OF_CACHE.get(section[0].choices[0].record["kv_dtype"])):
         yield "# all of this was measured over such a cache"
         yield flag
     if engine.has_draft_table:
@@ -94,7 +90,9 @@ def _part(engine: Engine, part: Part) -> Iterator[str]:
     else:
         yield f"# {part.what}: {answer.choice.label}, {answer.why}"
         yield answer.choice.name
-        yield from _pages(engine, answer.choice)
+        measured, own = answer.choice.record["pages"] or [None], answer.choice.record["own_page"]
+        if engine.page_flag and len(measured) == 1 and measured[0] is not None and own not in (None, measured[0]):
+            yield f"{engine.page_flag} {measured[0]}"  # since the engine takes another page size by itself
     shown = answer.choice if answer.choice and not answer.keeps else _next_best(part)
     if shown is not None and part.default is not None:
         yield f"#   {shown.label}: {_evidence(shown, part.default)}"
@@ -113,13 +111,6 @@ def _next_best(part: Part) -> Choice | None:
     return max(others, key=lambda choice: choice.margin.saving if choice.margin else 0.0, default=None)
 
 
-def _pages(engine: Engine, choice: Choice) -> Iterator[str]:
-    """The page size that was measured, if the engine takes another one by itself."""
-    measured, own = choice.record["pages"] or [], choice.record["own_page"]
-    if len(measured) == 1 and measured[0] is not None and own is not None and own != measured[0] and engine.page_flag:
-        yield f"{engine.page_flag} {measured[0]}"
-
-
 def _evidence(choice: Choice, default: Choice) -> str:
     """A flag beside the default at the workloads where that was right."""
     own, base = choice.record, default.record
@@ -133,11 +124,8 @@ def _evidence(choice: Choice, default: Choice) -> str:
     sources = [(one.label, source) for one in (choice, default) for source in one.record["measured_as"] or ()]
     known += "".join(f"; {label} measured as {source}, which makes the same call" for label, source in sources)
     mean = f"geometric mean of {own['pairs']} workloads; at worst {own['worst_ratio']:.2f} times its time"
-    return f"{change} ({mean}; {noise}; medians {_us(own)} against {_us(base)} µs{error}{known})"
-
-
-def _us(record: Record) -> str:
-    return f"{record['least_us']:,.1f} to {record['most_us']:,.1f}"
+    medians = " against ".join(f"{record['least_us']:,.1f} to {record['most_us']:,.1f}" for record in (own, base))
+    return f"{change} ({mean}; {noise}; medians {medians} µs{error}{known})"
 
 
 # ---- vLLM's table of draft lengths
@@ -291,10 +279,8 @@ def _why_none(steps: Sequence[StepTime], runs: Choice | None, draft: Draft) -> s
         return f"it needs the time of a whole step; type draft.rest={PRESET} draft.cost_us=..., or {costs}"
     if not best_drafts(steps, draft):
         if any(batch.left for batch in _batches(steps, draft).values()):
-            return (
-                f"draft.rest={draft.rest} has no step with as many query tokens as these batches have with and without a draft; "
-                "question=draft says what to measure"
-            )
+            tokens = "as many query tokens as these batches have with and without a draft"
+            return f"draft.rest={draft.rest} has no step with {tokens}; question=draft says what to measure"
         return "what vLLM runs here was not measured with one query token and with more at the same workloads"
     return ""
 
@@ -335,11 +321,9 @@ def _rest_comments(steps: Sequence[StepTime], batches: Sequence[BatchDrafts], dr
     for size, batch in sorted(_batches(steps, draft).items()):
         if batch.left:
             whole = "" if size in sizes else ", and so the whole batch"
-            drafted = ", ".join(map(str, sorted(batch.left)))
-            yield (
-                f"#   left out: batch {size} with {drafted} drafted{whole}, since draft.rest={draft.rest} has no "
-                "step with as many query tokens; question=draft prints the command that measures it"
-            )
+            what = f"batch {size} with {', '.join(map(str, sorted(batch.left)))} drafted{whole}"
+            why = f"since draft.rest={draft.rest} has no step with as many query tokens"
+            yield f"#   left out: {what}, {why}; question=draft prints the command that measures it"
 
 
 def extent(values: Sequence[int]) -> str:

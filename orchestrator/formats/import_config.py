@@ -49,10 +49,8 @@ def resolve_files(config: Mapping[str, Any]) -> Config:
     source, export = config.get("import"), config.get("export")
     if config.get("traffic") is not None:
         if export is not None and config.get("mode") in ("run", "export"):
-            raise UserError(
-                f"export={export} traffic={config['traffic']}: an export does not weigh workloads; leave traffic out, "
-                f"or type mode=report question=one_backend traffic=..., which prints the flags too"
-            )
+            words = "an export does not weigh workloads; leave traffic out, or type mode=report question=one_backend traffic=..."
+            raise UserError(f"export={export} traffic={config['traffic']}: {words}, which prints the flags too")
         return with_traffic(config)
     if source is None:
         return {**config} if export is None else _resolve_export(config, str(export))
@@ -67,15 +65,17 @@ def resolve_files(config: Mapping[str, Any]) -> Config:
             f"flashinfer-trace ({TRACES}), a list of OperatorX (.json), or a table of aiconfigurator ({PARQUET})"
         )
     try:
-        there = require_plain(path, follow=True)
+        if not require_plain(path, follow=True):
+            raise UserError(f"import={source}: there is no such file; give the path of one")
     except OSError as error:
         raise UserError(f"import={source}: {error.strerror}; give the path of another file") from None
-    if not there:
-        raise UserError(f"import={source}: there is no such file; give the path of one")
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", path.stem)
     is_results = path.suffix in RESULT_FILES or (path.suffix == TRACES and _is_of_results(config, path))
     changes = _import_results(config, name) if is_results else _import_points(config, path, name)
-    return {**config, "import": str(path), **changes, "results": _results(config, name)}
+    results_keys = config["results"]
+    if results_keys["path"] == NO_SWEEP_PATH:  # the dataset has the file's name unless a path is given
+        results_keys = {**results_keys, "path": f"results/{name}"}
+    return {**config, "import": str(path), **changes, "results": results_keys}
 
 
 def _resolve_export(config: Mapping[str, Any], export: str) -> Config:
@@ -87,12 +87,6 @@ def _resolve_export(config: Mapping[str, Any], export: str) -> Config:
         return {**config, "mode": "site" if mode == "site" else "export", "export": str(exports.parse(export, mode))}
     except ValueError as error:
         raise UserError(str(error)) from None
-
-
-def _results(config: Mapping[str, Any], name: str) -> Config:
-    """The dataset has the file's name unless a path is given."""
-    results: Config = config["results"]
-    return {**results, "path": f"results/{name}"} if results["path"] == NO_SWEEP_PATH else results
 
 
 def _is_of_results(config: Mapping[str, Any], path: Path) -> bool:
@@ -124,26 +118,18 @@ def _import_points(config: Mapping[str, Any], path: Path, name: str) -> Config:
             f"sweep.{conflicts[0]}: import={path} brings its own points; leave +sweep=NAME out, +sweep.KEY=VALUE may stay"
         )
     known = _known_backends(config.get("adapters") or ())
-    with reading(f"import={path}", GIVE):
-        given = None if "backend" in own else known
-        rules, about = POINT_FILES[path.suffix](str(path), given, _major(config.get("device")))
-    _require_backends(path, [{**rule, **own} for rule in rules], known)
-    include = _each_where_it_is([{**rule, **own} for rule in rules], own.get("backend"), known)
-    return {"sweep": {"name": name, "about": about, "backend": [], "include": include}, "model": NO_MODEL}
-
-
-def _major(device: object) -> int | None:
-    """The major compute capability of a device as it was composed."""
+    device = config.get("device")
     capability = device.get("compute_capability") if isinstance(device, Mapping) else None
-    return capability[0] if isinstance(capability, list) and capability else None
-
-
-def _require_backends(path: Path, rules: list[Config], known: Mapping[str, frozenset[str]]) -> None:
-    """Raises UserError if the file's workloads name no backend."""
-    routines = sorted({str(rule["routine"]) for rule in rules if "backend" not in rule})
-    if routines:
+    with reading(f"import={path}", GIVE):
+        rules, about = POINT_FILES[path.suffix](
+            str(path), None if "backend" in own else known, capability[0] if capability else None
+        )
+    rules = [{**rule, **own} for rule in rules]
+    if routines := sorted({str(rule["routine"]) for rule in rules if "backend" not in rule}):
         options = sorted(frozenset.intersection(*(known[routine] for routine in routines)))
         raise UserError(f"import={path}: a workload names no backend; type +sweep.backend=[{options[0]}], of {', '.join(options)}")
+    include = _each_where_it_is(rules, own.get("backend"), known)
+    return {"sweep": {"name": name, "about": about, "backend": [], "include": include}, "model": NO_MODEL}
 
 
 def _each_where_it_is(rules: list[Config], names: object, known: Mapping[str, frozenset[str]]) -> list[Config]:
@@ -156,9 +142,10 @@ def _each_where_it_is(rules: list[Config], names: object, known: Mapping[str, fr
     of_rules = [[name for name in names if todays(str(name)) in known.get(str(rule["routine"]), ())] for rule in rules]
     if {str(name) for few in of_rules for name in few} != set(map(str, names)):
         return rules
-    for routine, count in Counter(str(rule["routine"]) for rule, few in zip(rules, of_rules, strict=True) if not few).items():
+    given = list(zip(rules, of_rules, strict=True))
+    for routine, count in Counter(str(rule["routine"]) for rule, few in given if not few).items():
         note_once(f"left out: {count:,} workloads of {routine}, which has none of +sweep.backend=[{','.join(map(str, names))}]")
-    return [{**rule, "backend": few} for rule, few in zip(rules, of_rules, strict=True) if few]
+    return [{**rule, "backend": few} for rule, few in given if few]
 
 
 def _known_backends(adapters: str | list[str] | tuple[str, ...]) -> Mapping[str, frozenset[str]]:

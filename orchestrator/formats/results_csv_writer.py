@@ -75,23 +75,24 @@ def problem_of(row: Mapping[str, Any]) -> Problem:
 
 
 def _cells(row: Mapping[str, Any]) -> dict[str, object]:
+    """A row in its columns: times in milliseconds, rates by FlashInfer's formulas. Columns of other routines stay empty."""
     problem = problem_of(row)
-    latent = problem.latent
+    dims = ("head_dim_ckv", "head_dim_kpe") if problem.latent else ("head_dim_qk", "head_dim_vo")
+    same = ("s_qo", "s_kv", "batch_size", "num_qo_heads", "num_kv_heads", *dims)
+    dtypes = {"q_dtype": problem.q_dtype, "kv_dtype": problem.kv_dtype, "out_dtype": problem.output_dtype}
     return {
-        **_perf(row, problem),
-        "s_qo": problem.s_qo,
-        "s_kv": problem.s_kv,
-        "head_dim_qk": "" if latent else problem.head_dim_qk,
-        "head_dim_vo": "" if latent else problem.head_dim_vo,
-        "head_dim_ckv": problem.head_dim_ckv if latent else "",
-        "head_dim_kpe": problem.head_dim_kpe if latent else "",
-        "causal": problem.mask == "causal" and (problem.s_qo > 1 or not (latent or problem.routine == "paged_decode")),
-        **{key: _torch_name(str(getattr(problem, key))) for key in ("q_dtype", "kv_dtype")},
+        **{key: getattr(problem, key) for key in same},
+        **{key: next(theirs for theirs, ours in TORCH_DTYPES.items() if ours == dtype) for key, dtype in dtypes.items()},
+        "routine": next(theirs for theirs, ours in ROUTINES.items() if ours == problem.routine),
+        "median_time": _ms(row["median_us"]),
+        "std_time": _ms(row["std_us"]),
+        "tflops": row["tflops"] - uncounted_flops(problem) / (row["median_us"] * 1e6),
+        "tb_per_sec": row["tb_per_sec"],
+        "backend": their_backend(problem.routine, row["backend"]),
+        "resolved_backend": row["resolved_backend"] or "",
+        "causal": problem.mask == "causal" and (problem.s_qo > 1 or not (problem.latent or problem.routine == "paged_decode")),
         "avg_actual_seq_len": problem.num_kv_tokens // problem.batch_size,
         "random_actual_seq_len": problem.seq_lens == "random",
-        "batch_size": problem.batch_size,
-        "out_dtype": _torch_name(problem.output_dtype),
-        **{key: getattr(problem, key) for key in ("num_qo_heads", "num_kv_heads")},
         "page_size": problem.page_size if problem.paged else 0,
         "enable_pdl": bool(problem.enable_pdl),
         "refcheck": row["check"] == "passed",
@@ -105,24 +106,5 @@ def _cells(row: Mapping[str, Any]) -> dict[str, object]:
     }
 
 
-def _perf(row: Mapping[str, Any], problem: Problem) -> dict[str, object]:
-    """Times in milliseconds, and rates by FlashInfer's formulas."""
-    routines = {ours: theirs for theirs, ours in ROUTINES.items()}
-    uncounted = uncounted_flops(problem) / (row["median_us"] * 1e6)
-    return {
-        "routine": routines[problem.routine],
-        "median_time": _ms(row["median_us"]),
-        "std_time": _ms(row["std_us"]),
-        "tflops": row["tflops"] - uncounted,
-        "tb_per_sec": row["tb_per_sec"],
-        "backend": their_backend(problem.routine, row["backend"]),
-        "resolved_backend": row["resolved_backend"] or "",
-    }
-
-
 def _ms(us: float) -> str:
     return "" if math.isnan(us) else str(Decimal(repr(float(us))).scaleb(-3))
-
-
-def _torch_name(dtype: str) -> str:
-    return next(theirs for theirs, ours in TORCH_DTYPES.items() if ours == dtype)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from orchestrator.analysis import traffic
-from orchestrator.analysis.traffic import TrafficPoint
 from orchestrator.config.modes import MODES
 from orchestrator.config.settings import MAX_TRAFFIC_POINTS
 from orchestrator.errors import UserError
@@ -23,42 +22,30 @@ def with_traffic(config: Mapping[str, Any]) -> Config:
     """
     path, mode = str(config["traffic"]), str(config.get("mode"))
     if config.get("import") is not None:
-        raise UserError(
-            f"traffic={path} import={config['import']}: allowed: one of them at a time; an imported file has lengths of its own"
-        )
+        words = "allowed: one of them at a time; an imported file has lengths of its own"
+        raise UserError(f"traffic={path} import={config['import']}: {words}")
     if mode == "report":
         return {**config}
     if mode in MODES and (MODES[mode].needs != "sweep" or mode == "import"):
-        raise UserError(
-            f"traffic={path}: mode={mode} measures nothing; type mode=plan or run with +sweep=NAME, "
-            f"or mode=report question=one_backend"
-        )
+        words = "type mode=plan or run with +sweep=NAME, or mode=report question=one_backend"
+        raise UserError(f"traffic={path}: mode={mode} measures nothing; {words}")
     sweep = config.get("sweep")
     if not isinstance(sweep, dict):
-        raise UserError(
-            f"traffic={path}: it gives the lengths of a sweep; type +sweep=NAME with it, such as +sweep=specdec_long_ctx"
-        )
+        words = "it gives the lengths of a sweep; type +sweep=NAME with it, such as +sweep=specdec_long_ctx"
+        raise UserError(f"traffic={path}: {words}")
     count = config.get("traffic_points")
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MAX_TRAFFIC_POINTS:
-        raise UserError(
-            f"traffic_points={count!r}: allowed: a whole number from 1 to {MAX_TRAFFIC_POINTS:,}, such as traffic_points=5"
-        )
+        allowed = f"a whole number from 1 to {MAX_TRAFFIC_POINTS:,}, such as traffic_points=5"
+        raise UserError(f"traffic_points={count!r}: allowed: {allowed}")
     mix = traffic.read(path)
     routine = sweep.get("routine")
     rules = [_with_points(rule, rule.get("routine", routine), mix, count) for rule in sweep.get("include") or []]
     found = _with_points(sweep, routine, mix, count)
-    about = [
-        str(sweep.get("about") or ""),
-        f"traffic of {path}: {described(traffic.points(mix, count, prompts=_is_of_prompts(routine)))}",
-        *mix.notes,
-    ]
+    points = traffic.points(mix, count, prompts=_is_of_prompts(routine))
+    sizes = ["" if p.batch_size is None else f"batch {p.batch_size}, " for p in points]
+    said = (f"{size}s_kv {p.s_kv:,.0f} ({p.weight:.0%})" for size, p in zip(sizes, points, strict=True))
+    about = [str(sweep.get("about") or ""), f"traffic of {path}: {', '.join(said)}", *mix.notes]
     return {**config, "sweep": {**found, "include": rules, "about": "; ".join(filter(None, about))}}
-
-
-def described(points: list[TrafficPoint]) -> str:
-    """Points in words, each with its weight."""
-    sizes = ((f"batch {p.batch_size}, " if p.batch_size is not None else "", p) for p in points)
-    return ", ".join(f"{batch}s_kv {p.s_kv:,.0f} ({p.weight:.0%})" for batch, p in sizes)
 
 
 def _is_of_prompts(routine: object) -> bool:
@@ -71,13 +58,7 @@ def _with_points(axes: Mapping[str, Any], routine: object, mix: traffic.Mix, cou
     if prompts and not mix.prompts:
         raise UserError("traffic: its lines have s_kv, of decode steps, and no input_length, which a sweep of ragged_prefill needs")
     found = traffic.points(mix, count, prompts=prompts)
-    replaced = [*LENGTH_AXES, *(["batch_size"] if found[0].batch_size is not None else []), *(["s_qo"] if prompts else [])]
-    kept = {key: value for key, value in axes.items() if key not in replaced}
-    return {**kept, "traffic": [_keys(point, prompts) for point in found]}
-
-
-def _keys(point: TrafficPoint, prompts: bool) -> dict[str, int]:
-    keys = {"s_kv": int(point.s_kv)}
-    if point.batch_size is not None:
-        keys["batch_size"] = point.batch_size
-    return {**keys, "s_qo": keys["s_kv"]} if prompts else keys
+    given = ["s_kv", *(["batch_size"] if found[0].batch_size is not None else []), *(["s_qo"] if prompts else [])]
+    kept = {key: value for key, value in axes.items() if key not in (*LENGTH_AXES, *given)}
+    points = [{"batch_size": p.batch_size, "s_kv": int(p.s_kv), "s_qo": int(p.s_kv)} for p in found]
+    return {**kept, "traffic": [{key: point[key] for key in given} for point in points]}

@@ -129,7 +129,7 @@ def _of_table(
         queries = _differences("cum_seq_lens_q", tensors["cum_seq_lens_q"])
     else:
         total = _whole(axes, "q_len_per_request") * len(kvs) if "q_len_per_request" in axes else _whole(axes, "num_tokens")
-        queries = list(_split(total, len(kvs)))
+        queries = _split(total, len(kvs))
     return _checked(queries, kvs)
 
 
@@ -165,24 +165,21 @@ def _even(definition: Definition, axes: Mapping[str, Any]) -> list[tuple[int, in
     total = _whole(axes, "num_kv_indices" if "num_kv_indices" in axes else "total_kv")
     queries = batch if definition.is_decode else _whole(axes, "total_q")
     kvs = [pages * definition.page_size for pages in _split(total, batch)]
-    return _checked(list(_split(queries, batch)), kvs)
+    return _checked(_split(queries, batch), kvs)
 
 
 def _requests(axes: Mapping[str, Any]) -> int:
-    if "batch_size" in axes:
-        batch = _whole(axes, "batch_size")
-    elif "len_indptr" in axes:
-        batch = _whole(axes, "len_indptr") - 1
-    else:
+    if not axes.keys() & {"batch_size", "len_indptr"}:
         raise ValueError("axes: batch_size or len_indptr is needed")
+    batch = _whole(axes, "batch_size") if "batch_size" in axes else _whole(axes, "len_indptr") - 1
     if not 1 <= batch <= MAX_REQUESTS:
         raise ValueError(f"axes: a batch of {batch} requests; allowed: 1 to {MAX_REQUESTS:,}")
     return batch
 
 
-def _split(total: int, parts: int) -> Iterator[int]:
+def _split(total: int, parts: int) -> list[int]:
     share, rest = divmod(total, parts)
-    return (share + (i < rest) for i in range(parts))
+    return [share + (i < rest) for i in range(parts)]
 
 
 def _whole(axes: Mapping[str, Any], key: str) -> int:
@@ -209,8 +206,8 @@ def _checked(queries: list[int], kvs: list[int]) -> list[tuple[int, int]]:
         if query < 1 or kv < 1:
             raise ValueError(f"a request with {query} query and {kv} KV tokens; allowed: at least one of each")
         if query > kv:
+            words = "allowed: as many KV tokens or more, since they count the query tokens"
             raise ValueError(
-                f"a request with {query} query tokens over {kv} KV tokens; allowed: as many KV tokens or more, since they count "
-                f"the query tokens. Such workloads were captured on a prefix only"
+                f"a request with {query} query tokens over {kv} KV tokens; {words}. Such workloads were captured on a prefix only"
             )
     return list(zip(queries, kvs, strict=True))

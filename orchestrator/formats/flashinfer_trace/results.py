@@ -18,13 +18,11 @@ from orchestrator.storage.row import Row, Status, finish
 from orchestrator.untrusted.files import read_bytes
 
 ORIGIN = "flashinfer_trace"  # `orchestrator_version` of an imported row
+MISMATCHES = ("INCORRECT_SHAPE", "INCORRECT_NUMERICAL", "INCORRECT_DTYPE")
 STATUSES: dict[str, Status] = {
     "PASSED": "ok",
-    "INCORRECT_SHAPE": "mismatch",
-    "INCORRECT_NUMERICAL": "mismatch",
-    "INCORRECT_DTYPE": "mismatch",
-    "RUNTIME_ERROR": "failed",
-    "COMPILE_ERROR": "failed",
+    **dict.fromkeys(MISMATCHES, "mismatch"),
+    **dict.fromkeys(("RUNTIME_ERROR", "COMPILE_ERROR"), "failed"),
     "TIMEOUT": "timeout",
 }
 

@@ -23,13 +23,8 @@ from orchestrator.formats.results_csv_writer import problem_of
 from orchestrator.storage.exported import save_files
 
 AUTHOR = "attention-orchestrator"
-STATUSES = {
-    "ok": "PASSED",
-    "mismatch": "INCORRECT_NUMERICAL",
-    "failed": "RUNTIME_ERROR",
-    "oom": "RUNTIME_ERROR",
-    "timeout": "TIMEOUT",
-}
+FAILED = "RUNTIME_ERROR"
+STATUSES = {"ok": "PASSED", "mismatch": "INCORRECT_NUMERICAL", "failed": FAILED, "oom": FAILED, "timeout": "TIMEOUT"}
 NO_COUNTERPART = ("mask", "window", "sinks", "tree", "max_seq_len", "shared_prefix", "graph_batch", "num_states", "soft_cap")
 DTYPES = {("bf16", "bf16"): "", ("fp8_e4m3", "fp8_e4m3"): "_fp8e4m3"}  # the ends of definitions' names
 REFERENCE = "torch_sdpa"
@@ -66,17 +61,14 @@ def save(found: Mapping[str, list[dict[str, Any]]], folder: str) -> dict[str, in
             "export=flashinfer_trace: no row of the dataset fits its schema; leave where out, or type another results.path"
         )
     contents, written = {}, {}
+    keys = ("definition", "solution", "workload", "evaluation")
     for name, traces in found.items():
         file = f"traces/{AUTHOR}/{_operation(name)}/{name}.jsonl"
-        contents[file] = "".join(json.dumps(_line(trace)) + "\n" for trace in traces).encode()
+        contents[file] = "".join(json.dumps({key: trace[key] for key in keys}) + "\n" for trace in traces).encode()
         contents |= {trace["blob"]: with_vectors(trace["vectors"]) for trace in traces}
         written[file] = len(traces)
     save_files("flashinfer_trace", folder, contents)
     return written
-
-
-def _line(trace: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: trace[key] for key in ("definition", "solution", "workload", "evaluation")}
 
 
 def definition_name(problem: Problem) -> str:
@@ -154,32 +146,26 @@ def _lengths(problem: Problem) -> tuple[dict[str, int], dict[str, Sequence[int]]
 
 
 def _evaluation(row: Mapping[str, Any], reference_us: float) -> dict[str, Any]:
-    status = STATUSES[row["status"]]
+    status, us = STATUSES[row["status"]], row["median_us"]
     libraries = dict(part.rsplit(" ", 1) for part in text_of(row["libraries"]).split(", ") if " " in part)
     named = {"torch": row["torch_version"], "cuda": row["cuda"], AUTHOR: row["orchestrator_version"]}
-    found: dict[str, Any] = {
+    libs = {**libraries, **{k: v for k, v in named.items() if v}}
+    correctness = performance = None
+    if status in ("PASSED", "INCORRECT_NUMERICAL"):
+        extra = {key: number for key in ("rel_err", "tolerance") if (number := _number(row[key])) is not None}
+        errors = {"max_relative_error": _error(row["rel_err"]), "max_absolute_error": _error(row["max_abs_err"])}
+        correctness = {**errors, "extra": {**extra, "check": row["check"]}}
+    if status == "PASSED":
+        latencies = {"latency_ms": us / 1000, "reference_latency_ms": reference_us / 1000}
+        performance = {**latencies, "speedup_factor": reference_us / us}
+    return {
         "status": status,
-        "environment": {
-            "hardware": row["device_name"].replace(" ", "_"),
-            "libs": {**libraries, **{k: v for k, v in named.items() if v}},
-        },
+        "environment": {"hardware": row["device_name"].replace(" ", "_"), "libs": libs},
         "timestamp": row["finished_at"].isoformat(),
         "log": "; ".join(filter(None, (row["reason"], how_known(row)))),
-        "correctness": None,
-        "performance": None,
+        "correctness": correctness,
+        "performance": performance,
     }
-    if status in ("PASSED", "INCORRECT_NUMERICAL"):
-        extra = {key: _number(row[key]) for key in ("rel_err", "tolerance") if _number(row[key]) is not None}
-        errors = {"max_relative_error": _error(row["rel_err"]), "max_absolute_error": _error(row["max_abs_err"])}
-        found["correctness"] = {**errors, "extra": {**extra, "check": row["check"]}}
-    if status == "PASSED":
-        us = row["median_us"]
-        found["performance"] = {
-            "latency_ms": us / 1000,
-            "reference_latency_ms": reference_us / 1000,
-            "speedup_factor": reference_us / us,
-        }
-    return found
 
 
 def _number(value: object) -> float | None:
