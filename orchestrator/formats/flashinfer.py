@@ -16,17 +16,13 @@ ROUTINES = {
     "BatchPrefillWithRaggedKVCacheWrapper": "ragged_prefill",
     "BatchMLAPagedAttentionWrapper": "mla",
 }
-DTYPES = {
-    "float32": "fp32",
-    "float16": "fp16",
-    "bfloat16": "bf16",
-    "fp8_e4m3": "fp8_e4m3",
-    "fp8_e5m2": "fp8_e5m2",
-    "nvfp4": "nvfp4",
-}
+OF_TORCH = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+DTYPES = OF_TORCH | {name: name for name in ("fp8_e4m3", "fp8_e5m2", "nvfp4")}
 # As torch prints them, which is what result files contain.
-TORCH_DTYPES = {"torch.float8_e4m3fn": "fp8_e4m3", "torch.float8_e5m2": "fp8_e5m2", "torch.uint8": "nvfp4"} | {
-    f"torch.{theirs}": DTYPES[theirs] for theirs in ("float32", "float16", "bfloat16")
+TORCH_DTYPES = {f"torch.{theirs}": ours for theirs, ours in OF_TORCH.items()} | {
+    "torch.float8_e4m3fn": "fp8_e4m3",
+    "torch.float8_e5m2": "fp8_e5m2",
+    "torch.uint8": "nvfp4",
 }
 RENAMED = {**OLD_NAMES, "prims_ts": "prims-ts"}  # FlashInfer's old names of its backends
 # `trtllm-native` there is a different function in each routine; here each function has its own name, or none.
@@ -102,35 +98,41 @@ def their_backend(routine: str, name: str) -> str:
 def problem_keys(case: BenchmarkCase) -> dict[str, object]:
     """A case as keys of a problem. Raises ValueError if a key is missing."""
     routine = ROUTINES[case.routine]
-    keys: dict[str, object] = {"routine": routine, "num_qo_heads": case.num_qo_heads, "sinks": False}
-    keys |= _lengths(case, routine) | _heads(case, routine) | _mask(case, routine)
-    if routine != "ragged_prefill":
-        if case.page_size < 1:
-            raise ValueError(f"page_size={case.page_size}: a routine over pages needs one, such as --page_size 16")
-        keys["page_size"] = case.page_size
-    keys |= {"q_dtype": case.q_dtype, "kv_dtype": case.kv_dtype}
     out = case.out_dtype or case.q_dtype  # the benchmark's default, also for 8-bit queries
-    keys["out_dtype"] = None if out == default_output(case.q_dtype) else out
-    return keys if case.enable_pdl is None else keys | {"enable_pdl": case.enable_pdl}
+    keys: dict[str, object] = {
+        "routine": routine,
+        "num_qo_heads": case.num_qo_heads,
+        **_heads(case, routine),
+        **_lengths(case, routine),
+        "mask": _mask(case, routine),
+        "sinks": False,
+        "q_dtype": case.q_dtype,
+        "kv_dtype": case.kv_dtype,
+        "out_dtype": None if out == default_output(case.q_dtype) else out,
+        "enable_pdl": case.enable_pdl,
+    }
+    if routine == "ragged_prefill":
+        return keys
+    if case.page_size < 1:
+        raise ValueError(f"page_size={case.page_size}: a routine over pages needs one, such as --page_size 16")
+    return {**keys, "page_size": case.page_size}
 
 
 def _lengths(case: BenchmarkCase, routine: str) -> dict[str, object]:
     if (case.q_lengths is None) != (case.kv_lengths is None):
         raise ValueError("--mla-q-lengths and --mla-kv-lengths: allowed: both or neither")
     if case.q_lengths is not None and case.kv_lengths is not None:
-        if not len(case.q_lengths) == len(case.kv_lengths) == case.batch_size:
-            raise ValueError(
-                f"batch_size={case.batch_size}: there are {len(case.q_lengths)} query and {len(case.kv_lengths)} KV lengths"
-            )
+        counts = len(case.q_lengths), len(case.kv_lengths)
+        if {*counts} != {case.batch_size}:
+            raise ValueError(f"batch_size={case.batch_size}: there are {counts[0]} query and {counts[1]} KV lengths")
         return dict(batch_spec.keys_of(batch_spec.name(zip(case.q_lengths, case.kv_lengths, strict=True))))
     keys: dict[str, object] = {"batch_size": case.batch_size, "s_qo": case.s_qo, "s_kv": case.s_kv}
     if not case.random_actual_seq_len:
         return keys
-    if routine not in ("paged_prefill", "ragged_prefill"):
-        return keys | {"seq_lens": "random"}
-    if case.redraw:
+    is_prefill = routine in ("paged_prefill", "ragged_prefill")
+    if is_prefill and case.redraw:
         return dict(batch_spec.keys_of(batch_spec.name(drawn(case))))
-    return keys | {"seq_lens": "random", "min_s_qo": 1}
+    return keys | {"seq_lens": "random"} | ({"min_s_qo": 1} if is_prefill else {})
 
 
 def drawn(case: BenchmarkCase) -> list[tuple[int, int]]:
@@ -142,9 +144,8 @@ def drawn(case: BenchmarkCase) -> list[tuple[int, int]]:
     import numpy as np
 
     if not 1 <= case.batch_size <= batch_spec.MAX_REQUESTS or case.s_qo < 1 or case.s_kv < 1:
-        raise ValueError(
-            f"batch_size={case.batch_size}: allowed: 1 to {batch_spec.MAX_REQUESTS:,} requests of random lengths from 1 on"
-        )
+        allowed = f"1 to {batch_spec.MAX_REQUESTS:,} requests of random lengths from 1 on"
+        raise ValueError(f"batch_size={case.batch_size}: allowed: {allowed}")
     raw = np.frombuffer(np.random.RandomState(case.random_seed).bytes(8 * case.batch_size), "<u4").astype(np.int64)
     q = (raw[: case.batch_size] % case.s_qo + 1).tolist()
     if case.s_qo == case.s_kv:
@@ -166,19 +167,16 @@ def _heads(case: BenchmarkCase, routine: str) -> dict[str, object]:
         }
     if case.head_dim_qk is None or case.num_kv_heads is None:
         raise ValueError(f"{case.routine} needs --num_kv_heads and --head_dim_qk")
-    return {
-        "num_kv_heads": case.num_kv_heads,
-        "head_dim_qk": case.head_dim_qk,
-        "head_dim_vo": case.head_dim_vo or case.head_dim_qk,
-    }
+    dims = {"head_dim_qk": case.head_dim_qk, "head_dim_vo": case.head_dim_vo or case.head_dim_qk}
+    return {"num_kv_heads": case.num_kv_heads, **dims}
 
 
-def _mask(case: BenchmarkCase, routine: str) -> dict[str, object]:
+def _mask(case: BenchmarkCase, routine: str) -> str:
     """With one query token the causal and the full mask are the same; we call it causal."""
     if routine == "paged_decode":
-        return {"mask": case.spec_dec_mask if case.s_qo > 1 else "causal"}
+        return case.spec_dec_mask if case.s_qo > 1 else "causal"
     alone = routine == "mla" and case.s_qo == 1 and case.q_lengths is None
-    return {"mask": "causal" if case.causal or alone else "full"}
+    return "causal" if case.causal or alone else "full"
 
 
 def uncounted_flops(problem: Problem) -> int:

@@ -39,12 +39,7 @@ def common(path: str, content: bytes, sweep: str, origin: str) -> Row:
 def timed(point: Point, us: float | None, common: Row) -> Row:
     """The values of a row with its time, from which its rates follow."""
     found: Row = {**describe(point), **common}
-    if us is None:
-        return found
-    seconds, problem = us / 1e6, point.problem
-    return {
-        **found,
-        "median_us": us,
-        "tflops": problem.flops / seconds / 1e12,
-        "tb_per_sec": problem.bytes / seconds / 1e12,
-    }
+    if us is not None:
+        problem, seconds = point.problem, us / 1e6
+        found |= {"median_us": us, "tflops": problem.flops / seconds / 1e12, "tb_per_sec": problem.bytes / seconds / 1e12}
+    return found

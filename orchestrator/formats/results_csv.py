@@ -14,18 +14,7 @@ from typing import Any
 from kernels.device import Device
 from kernels.problem import Problem
 from orchestrator.errors import UserError
-from orchestrator.formats import imported
-from orchestrator.formats.flashinfer import (
-    COLUMNS,
-    HEAD_COLUMNS,
-    LENGTH_COLUMNS,
-    ROUTINES,
-    BenchmarkCase,
-    our_backend,
-    our_dtype,
-    problem_keys,
-    uncounted_flops,
-)
+from orchestrator.formats import flashinfer, imported
 from orchestrator.point import Point, fingerprint
 from orchestrator.remainder import NotTaken, Remainder
 from orchestrator.storage.row import Row, finish
@@ -36,7 +25,7 @@ ORIGIN = "flashinfer_benchmark"  # `orchestrator_version` of an imported row: th
 NEEDED_COLUMNS = ("routine", "median_time", "backend", "batch_size", "s_kv", "num_qo_heads", "q_dtype", "kv_dtype")
 MAX_BYTES = 256 * 10**6
 GIVE = "give a result file of flashinfer_benchmark.py"
-WHOLE_COLUMNS = (*LENGTH_COLUMNS, *HEAD_COLUMNS, "batch_size", "random_seed")
+WHOLE_COLUMNS = (*flashinfer.LENGTH_COLUMNS, *flashinfer.HEAD_COLUMNS, "batch_size", "random_seed")
 TRUTH_COLUMNS = ("causal", "random_actual_seq_len", "enable_pdl")
 CASE_COLUMNS = (*WHOLE_COLUMNS, *TRUTH_COLUMNS)
 NEEDED_NUMBERS = ("batch_size", "s_kv", "num_qo_heads")
@@ -70,7 +59,7 @@ def read(path: str, device: Device, sweep: str) -> list[Row]:
     rest = Remainder(path)
     lines = _lines(path, text)
     header = lines[0][1] if lines else []
-    if twice := [column for column, times in Counter(header).items() if times > 1 and column in COLUMNS]:
+    if twice := [column for column, times in Counter(header).items() if times > 1 and column in flashinfer.COLUMNS]:
         rest.add(1, f"the column {twice[0]!r} stands there twice")
     if missing := [column for column in NEEDED_COLUMNS if column not in header]:
         rest.add(1, f"no column {', '.join(missing)}; allowed: a result file of flashinfer_benchmark.py --output_path")
@@ -85,7 +74,7 @@ def read(path: str, device: Device, sweep: str) -> list[Row]:
         finish(row, "ok", f"imported: line {number} of {common['cluster']}{row['reason']}")
         for number, row in rest.each(cells, lambda values: _row(header, values, common))
     ]
-    rest.close(len(rows), f"{GIVE} with lines of {', '.join(ROUTINES)}")
+    rest.close(len(rows), f"{GIVE} with lines of {', '.join(flashinfer.ROUTINES)}")
     return rows
 
 
@@ -103,15 +92,15 @@ def _row(header: list[str], values: list[str], common: Row) -> Row:
     if len(values) != len(header):
         raise ValueError(f"{len(values)} cells under {len(header)} columns; put quotes around a cell that holds a comma")
     cells = dict(zip(header, values, strict=True))
-    if cells["routine"] not in ROUTINES:
+    if cells["routine"] not in flashinfer.ROUTINES:
         raise NotTaken("of other routines", cells["routine"])
-    if unknown := [column for column in header if column not in COLUMNS and cells[column] not in EMPTY_CELLS]:
+    if unknown := [column for column in header if column not in flashinfer.COLUMNS and cells[column] not in EMPTY_CELLS]:
         raise ValueError(f"{unknown[0]}={cells[unknown[0]]!r} has no counterpart here")
     case, known = _with_lengths(_case(cells), cells)
-    problem, median_us = Problem.model_validate(problem_keys(case)), _read(cells, "median_time")
+    problem, median_us = Problem.model_validate(flashinfer.problem_keys(case)), _read(cells, "median_time")
     imported.microseconds("median_time", median_us / 1e3)
     how = fingerprint([ORIGIN, *(cells.get(column, "") for column in ("no_cuda_graph", "use_cupti"))])
-    row = imported.timed(Point(problem, our_backend(problem.routine, cells["backend"]), how), median_us, common)
+    row = imported.timed(Point(problem, flashinfer.our_backend(problem.routine, cells["backend"]), how), median_us, common)
     return {
         **row,
         **({} if known else _rates(problem, median_us / 1e6, cells)),
@@ -129,33 +118,33 @@ def _rates(problem: Problem, seconds: float, cells: Mapping[str, str]) -> Row:
     """The file's own rates, without FLOPs and bytes, for unknown lengths."""
     tflops, tb_per_sec = (_read(cells, key) if cells.get(key) else None for key in ("tflops", "tb_per_sec"))
     if tflops is not None and problem.min_s_qo is None:
-        tflops += uncounted_flops(problem) / seconds / 1e12
+        tflops += flashinfer.uncounted_flops(problem) / seconds / 1e12
     return {"flops": None, "bytes": None, "tflops": tflops, "tb_per_sec": tb_per_sec}
 
 
 def _reason(cells: Mapping[str, str], known: bool) -> str:
     parts = [f"case_tag {cells['case_tag']}"] if cells.get("case_tag") else []
-    if not cells.get("out_dtype") and our_dtype(cells["q_dtype"]).startswith("fp8"):
+    if not cells.get("out_dtype") and flashinfer.our_dtype(cells["q_dtype"]).startswith("fp8"):
         parts.append("out_dtype is not said and taken to be the query's")
     if not known:
         parts.append(f"lengths drawn there and lost, {cells.get('avg_actual_seq_len') or 'unknown'} on average")
     return "".join(f", {part}" for part in parts)
 
 
-def _case(cells: Mapping[str, str]) -> BenchmarkCase:
+def _case(cells: Mapping[str, str]) -> flashinfer.BenchmarkCase:
     """The case of a line. A cell that says nothing is the flag's default, except for the numbers that every case has."""
     said = [key for key in CASE_COLUMNS if key in NEEDED_NUMBERS or cells.get(key, "") not in EMPTY_CELLS]
     fields = {key: _read(cells, key) for key in said}
-    fields |= {key: our_dtype(cells[key]) for key in ("q_dtype", "kv_dtype", "out_dtype") if cells.get(key)}
+    fields |= {key: flashinfer.our_dtype(cells[key]) for key in ("q_dtype", "kv_dtype", "out_dtype") if cells.get(key)}
     mask = "causal" if fields.get("causal") else "full"
-    return BenchmarkCase(cells["routine"], spec_dec_mask=mask, **fields)
+    return flashinfer.BenchmarkCase(cells["routine"], spec_dec_mask=mask, **fields)
 
 
-def _with_lengths(case: BenchmarkCase, cells: Mapping[str, str]) -> tuple[BenchmarkCase, bool]:
+def _with_lengths(case: flashinfer.BenchmarkCase, cells: Mapping[str, str]) -> tuple[flashinfer.BenchmarkCase, bool]:
     """The case, and whether its lengths are known: they were given, or drawing them again gives the file's average."""
     if not case.random_actual_seq_len:
         return case, True
-    problem = Problem.model_validate(problem_keys(case))
+    problem = Problem.model_validate(flashinfer.problem_keys(case))
     averages = {str(sum(lens) // case.batch_size) for lens in (problem.q_lens, problem.kv_lens)}
     if problem.seq_lens != "random" and cells.get("avg_actual_seq_len") in averages:
         return case, True

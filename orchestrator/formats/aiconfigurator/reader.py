@@ -14,17 +14,7 @@ from kernels.problem import Problem
 from orchestrator.config.model import Model
 from orchestrator.errors import UserError
 from orchestrator.formats import imported
-from orchestrator.formats.aiconfigurator.table import (
-    MAX_BYTES,
-    OF_ATTENTION,
-    OF_MLA,
-    OPS,
-    OPTIONAL,
-    file_named,
-    our_dtype,
-    read_records,
-    single,
-)
+from orchestrator.formats.aiconfigurator import table
 from orchestrator.point import Point, fingerprint
 from orchestrator.remainder import Remainder
 from orchestrator.storage.row import Row, finish
@@ -59,11 +49,11 @@ def read(path: str, device: Device | None, model: Model, sweep: str) -> list[Row
     Heads that are a share of `model` get its name. Raises UserError for a damaged table, for one of another device than `device`,
     and if no row is left.
     """
-    records = read_records(path)
+    records = table.read_records(path)
     common = _common(path, records, device, sweep)
     rest = Remainder(path, "row")
     found: dict[str, Row] = {}
-    for column in sorted({*records[0]} - {*OF_MLA, *OF_ATTENTION, *OPTIONAL}):
+    for column in sorted({*records[0]} - {*table.OF_MLA, *table.OF_ATTENTION, *table.OPTIONAL}):
         rest.add(1, f"column {column} has no counterpart here")
     for number, row in rest.each(enumerate(records, 1), lambda record: _row(record, model, common)):
         found[row["point_id"]] = finish(row, "ok", f"imported: row {number} {row['reason']}")
@@ -73,13 +63,13 @@ def read(path: str, device: Device | None, model: Model, sweep: str) -> list[Row
 
 def _common(path: str, records: list[dict[str, Any]], device: Device | None, sweep: str) -> Row:
     """The values that all rows share."""
-    name, framework, version = (single(path, records, column) for column in ("device", "framework", "version"))
+    name, framework, version = (table.single(path, records, column) for column in ("device", "framework", "version"))
     if device is not None and name not in (device.name, *device.match):
         raise UserError(f"device={device.name!r}: {path} was measured on {name}; leave device out")
     if framework not in FRAMEWORKS:
         raise UserError(f"import={path}: framework={framework!r}; allowed: {', '.join(FRAMEWORKS)}")
     return {
-        **imported.common(path, read_bytes(path, MAX_BYTES), sweep, ORIGIN),
+        **imported.common(path, read_bytes(path, table.MAX_BYTES), sweep, ORIGIN),
         "cluster": f"{ORIGIN}-{FRAMEWORKS[framework]}-{version}",
         "device_name": name,
         "libraries": f"{FRAMEWORKS[framework]} {version}",
@@ -89,7 +79,7 @@ def _common(path: str, records: list[dict[str, Any]], device: Device | None, swe
         "icache": "warm",
         "context": "isolated",
         "cuda_graph": True,
-        "reason": f"of {file_named(path)}",
+        "reason": f"of {table.file_named(path)}",
     }
 
 
@@ -122,18 +112,18 @@ def _backend(record: Mapping[str, Any]) -> str:
 def _keys(record: Mapping[str, Any], common: Row, model: Model) -> dict[str, object]:
     """The keys of a problem. Tokens of an image or of audio see one another, have as many KV heads as query heads, and no cache."""
     op = record["op_name"]
-    if op not in OPS:
+    if op not in table.OPS:
         why = "; MLA's prompts may be absorbed or not, which the table does not say" if "mla" in op else ""
-        raise ValueError(f"op_name={op!r}: allowed: {', '.join(OPS)}{why}")
+        raise ValueError(f"op_name={op!r}: allowed: {', '.join(table.OPS)}{why}")
     if record.get("beam_width", 1) != 1:
         raise ValueError(f"beam_width={record['beam_width']}: allowed: 1, a request has one sequence here")
-    is_encoder, latent = op == ENCODER, OPS[op] == "mla"
-    q_dtype = our_dtype("mla_dtype" if latent else "attn_dtype", record)
-    kv_dtype = q_dtype if is_encoder else our_dtype("kv_cache_dtype", record)
+    is_encoder, latent = op == ENCODER, table.OPS[op] == "mla"
+    q_dtype = table.our_dtype("mla_dtype" if latent else "attn_dtype", record)
+    kv_dtype = q_dtype if is_encoder else table.our_dtype("kv_cache_dtype", record)
     if _rounds_queries(record) and kv_dtype.startswith("fp8"):
         q_dtype = "fp8_e4m3"
     keys: dict[str, object] = {
-        "routine": OPS[op],
+        "routine": table.OPS[op],
         "mask": "full" if is_encoder else "causal",
         "batch_size": record["batch_size"],
         "s_qo": record["isl"],
@@ -147,7 +137,7 @@ def _keys(record: Mapping[str, Any], common: Row, model: Model) -> dict[str, obj
         **({} if is_encoder else _pages(record, common)),
     }
     for tp in () if model.sinks else model.tp:  # tables have no attention sinks
-        share = model.share(OPS[op], tp)
+        share = model.share(table.OPS[op], tp)
         if all(keys.get(key) == share.get(key) for key in ("num_qo_heads", "num_kv_heads", *LATENT)):
             return {**keys, "model": model.name, "tp": tp}
     return keys
@@ -169,5 +159,5 @@ def _pages(record: Mapping[str, Any], common: Row) -> dict[str, object]:
         size = 64 if record["kernel_source"] in SGLANG_PAGED else 1
     else:
         hopper = any(name in common["device_name"] for name in ("H100", "H200"))
-        size = 64 if hopper or OPS[record["op_name"]] != "mla" else 32
+        size = 64 if hopper or table.OPS[record["op_name"]] != "mla" else 32
     return {"page_size": size, "page_order": "sequential"}
