@@ -184,10 +184,8 @@ def draft_lines(data: Dataset, section: Sequence[Part], draft: Draft) -> Iterato
         batches = best_drafts(steps, draft)
         yield from _table_comments(runs, batches, draft)
         yield from _rest_comments(steps, batches, draft)
-        table = {
-            "num_speculative_tokens": max(1, *(b.drafts for b in batches)),
-            "num_speculative_tokens_per_batch_size": ranges(batches),
-        }
+        most = max(1, *(b.drafts for b in batches))
+        table = {"num_speculative_tokens": most, "num_speculative_tokens_per_batch_size": ranges(batches)}
         yield f"--speculative-config '{json.dumps(table)}'"
 
 
@@ -257,9 +255,8 @@ def ranges(batches: Sequence[BatchDrafts]) -> list[list[int]]:
     """vLLM's entries. Between two measured batch sizes the change lies at their geometric mean."""
     entries: list[list[int]] = []
     first = 1
-    for i, batch in enumerate(batches):
-        following = batches[i + 1].size if i + 1 < len(batches) else None
-        last = batch.size if following is None else max(batch.size, isqrt(batch.size * following))
+    for batch, following in zip(batches, [*batches[1:], *batches[-1:]], strict=True):
+        last = max(batch.size, isqrt(batch.size * following.size))
         if entries and entries[-1][2] == batch.drafts:
             entries[-1][1] = last
         else:

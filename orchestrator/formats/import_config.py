@@ -102,9 +102,8 @@ def _import_results(config: Mapping[str, Any], name: str) -> Config:
     if config.get("mode") not in ("run", "import"):
         raise UserError(f"mode={config['mode']}: import={config['import']} holds results, not points to run; leave mode out")
     if config.get("device") is None and not str(config["import"]).endswith((PARQUET, TRACES)):
-        raise UserError(
-            f"device: {config['import']} does not say on which GPU it was measured; type device=h200, or another of conf/device"
-        )
+        words = "does not say on which GPU it was measured; type device=h200, or another of conf/device"
+        raise UserError(f"device: {config['import']} {words}")
     return {"mode": "import", "sweep": {"name": name}}
 
 
@@ -114,16 +113,14 @@ def _import_points(config: Mapping[str, Any], path: Path, name: str) -> Config:
     if config.get("mode") == "import":
         raise UserError(f"mode=import: import={path} holds points to run, not results; leave mode out, or type mode=plan")
     if conflicts := sorted(own.keys() & {"name", "about", "include", "exclude"}):
-        raise UserError(
-            f"sweep.{conflicts[0]}: import={path} brings its own points; leave +sweep=NAME out, +sweep.KEY=VALUE may stay"
-        )
+        words = "brings its own points; leave +sweep=NAME out, +sweep.KEY=VALUE may stay"
+        raise UserError(f"sweep.{conflicts[0]}: import={path} {words}")
     known = _known_backends(config.get("adapters") or ())
     device = config.get("device")
     capability = device.get("compute_capability") if isinstance(device, Mapping) else None
+    major = capability[0] if isinstance(capability, list) and capability else None
     with reading(f"import={path}", GIVE):
-        rules, about = POINT_FILES[path.suffix](
-            str(path), None if "backend" in own else known, capability[0] if capability else None
-        )
+        rules, about = POINT_FILES[path.suffix](str(path), None if "backend" in own else known, major)
     rules = [{**rule, **own} for rule in rules]
     if routines := sorted({str(rule["routine"]) for rule in rules if "backend" not in rule}):
         options = sorted(frozenset.intersection(*(known[routine] for routine in routines)))

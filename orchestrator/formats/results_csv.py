@@ -100,9 +100,9 @@ def _row(header: list[str], values: list[str], common: Row) -> Row:
     problem, median_us = Problem.model_validate(flashinfer.problem_keys(case)), _read(cells, "median_time")
     imported.microseconds("median_time", median_us / 1e3)
     how = fingerprint([ORIGIN, *(cells.get(column, "") for column in ("no_cuda_graph", "use_cupti"))])
-    row = imported.timed(Point(problem, flashinfer.our_backend(problem.routine, cells["backend"]), how), median_us, common)
+    point = Point(problem, flashinfer.our_backend(problem.routine, cells["backend"]), how)
     return {
-        **row,
+        **imported.timed(point, median_us, common),
         **({} if known else _rates(problem, median_us / 1e6, cells)),
         "std_us": _read(cells, "std_time") if cells.get("std_time") else None,
         "resolved_backend": cells.get("resolved_backend") or None,

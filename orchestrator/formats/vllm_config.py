@@ -247,10 +247,9 @@ def _shapes(config: YamlFile, latent: bool) -> Iterator[dict[str, Any]]:
     model, swept = config.mapping("model"), config.mapping("model_parameter_sweep")
     for key in swept.keys() - {"values", "param_name", "label_format"}:
         config.leave_out(f"model_parameter_sweep.{key}", f"{swept[key]!r} has no counterpart here")
-    values = swept.get("values", [{}])
-    if not isinstance(values, list):
+    if not isinstance(values := swept.get("values", [{}]), list):
         config.leave_out("model_parameter_sweep.values", f"{values!r}: allowed: a list")
-        return
+        values = []
     for i, value in enumerate(values):
         change = value if isinstance(value, dict) else {str(swept.get("param_name")): value}
         understood = [_is_shape(config, "model", model), _is_shape(config, f"model_parameter_sweep.values[{i}]", change)]

@@ -96,15 +96,13 @@ def _lengths(path: str, name: str, counts: dict[float, float], notes: list[str])
     found, start, before = [], 0.0, 0.0
     for edge, upto in edges:
         if upto < before:
-            raise UserError(
-                f"traffic={path}: {name} falls from {before:g} to {upto:g} at le={edge:g}; allowed: counts that never fall"
-            )
+            falls = f"falls from {before:g} to {upto:g} at le={edge:g}"
+            raise UserError(f"traffic={path}: {name} {falls}; allowed: counts that never fall")
         if upto > before:
             found.append((max(1.0, start if math.isinf(edge) else (start + edge) / 2), upto - before))
             if math.isinf(edge):
-                notes.append(
-                    f"{(upto - before) / upto:.0%} of {name} lie above the last bucket, at {start:g}, and count as {start:g}"
-                )
+                share = f"{(upto - before) / upto:.0%} of {name}"
+                notes.append(f"{share} lie above the last bucket, at {start:g}, and count as {start:g}")
         start, before = edge, upto
     if not found:
         raise UserError(f"traffic={path}: {name} counts no request; take the metrics of a server that has served some")

@@ -83,9 +83,8 @@ def points(mix: Mix, count: int, *, prompts: bool = False, batches: int = MAX_BA
         contexts = [(e.s_kv, e.weight) for e in part]
         for context, weight in contexts if len({s_kv for s_kv, _ in contexts}) <= count else _quantiles(contexts, count):
             found[batch, max(1, round(context))] += weight / whole
-    return [
-        TrafficPoint(batch, s_kv, weight) for (batch, s_kv), weight in sorted(found.items(), key=lambda p: (p[0][0] or 0, p[0][1]))
-    ]
+    made = (TrafficPoint(batch, s_kv, weight) for (batch, s_kv), weight in found.items())
+    return sorted(made, key=lambda point: (point.batch_size or 0, point.s_kv))
 
 
 def weights(mix: Mix, workloads: Iterable[tuple[int, int]], *, prompts: bool = False) -> WorkloadWeights:
@@ -100,8 +99,7 @@ def weights(mix: Mix, workloads: Iterable[tuple[int, int]], *, prompts: bool = F
     if not by_batch:
         raise ValueError("weights of no workloads; give the (batch_size, s_kv) of those that were measured")
     found = dict.fromkeys(((batch, s_kv) for batch, contexts in by_batch.items() for s_kv in contexts), 0.0)
-    far_batch = far_s_kv = 0.0
-    far = []
+    far_batch, far_s_kv, far = 0.0, 0.0, []
     for point in mix.fine_prompts if prompts else mix.fine_decode:
         batches = list(by_batch) if point.batch_size is None else [_nearest(by_batch, point.batch_size)]
         share = point.weight / len(batches)
@@ -153,9 +151,8 @@ def _by_batch(entries: Sequence[TrafficPoint], most: int) -> Iterator[tuple[int 
     if not sizes:
         yield None, list(entries)
         return
-    if len(sizes) <= most:
-        nearest = dict(zip(sizes, sizes, strict=True))
-    else:
+    nearest = {size: size for size in sizes}
+    if len(sizes) > most:
         parts = _quantiles([(entry.batch_size or 1, entry.weight) for entry in entries], most)
         means = sorted({max(1, round(mean)) for mean, _ in parts})
         nearest = {size: _nearest(means, size) for size in sizes}

@@ -54,9 +54,8 @@ def read(path: str, text: str, allowed: str) -> Mix:
     rest.close(len(reader.decode), f"allowed: {allowed}")
     with_batch = sum(point.batch_size is not None for point in reader.decode)
     if 0 < with_batch < len(reader.decode):
-        raise UserError(
-            f"traffic={path}: {with_batch} of {len(reader.decode)} lines have a batch_size; allowed: all of them or none"
-        )
+        lines = f"{with_batch} of {len(reader.decode)} lines"
+        raise UserError(f"traffic={path}: {lines} have a batch_size; allowed: all of them or none")
     return Mix(tuple(reader.decode), tuple(reader.prompts), tuple(reader.notes(bool(with_batch))))
 
 

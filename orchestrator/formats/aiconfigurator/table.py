@@ -16,6 +16,7 @@ NOT_OF_ENCODER = ("kv_cache_dtype", "step", "num_key_value_heads", "beam_width")
 OF_ENCODER = tuple(column for column in OF_ATTENTION if column not in NOT_OF_ENCODER)
 OF_MLA = (*TEXT, "mla_dtype", *WHOLE, "tp_size", "latency")
 OPTIONAL = frozenset({"window_size", "power", "power_limit"})  # power is not read: a row here holds the highest draw
+TABLES = ("context_attention", "generation_attention", "encoder_attention", "generation_mla")
 OPS = {
     "context_attention": "paged_prefill",
     "generation_attention": "paged_decode",
@@ -55,10 +56,8 @@ def _require_columns(path: str, names: list[str]) -> None:
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise UserError(f"import={path}: it has the column {repeated[0]} twice; give a table with one of each")
     if missing := [name for name in wanted if name not in names]:
-        raise UserError(
-            f"import={path}: no column {', '.join(missing)}; allowed: aiconfigurator's context_attention_perf.parquet, "
-            f"generation_attention_perf.parquet, encoder_attention_perf.parquet or generation_mla_perf.parquet"
-        )
+        tables = ", ".join(f"{name}_perf.parquet" for name in TABLES)
+        raise UserError(f"import={path}: no column {', '.join(missing)}; allowed: aiconfigurator's {tables}")
 
 
 def single(path: str, records: list[dict[str, Any]], column: str) -> str:

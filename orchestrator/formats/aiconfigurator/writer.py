@@ -64,9 +64,8 @@ def _ranked_first(rows: Sequence[Mapping[str, Any]]) -> list[Record]:
 
     if not rows:
         return []
-    data = ranking_of(pd.DataFrame(rows))
-    best = f"({ranked_by(KEYS)}) AS best JOIN current USING (row)"
-    found: list[Record] = data.con.sql(f"SELECT current.* FROM {best} ORDER BY row").df().to_dict("records")
+    query = f"SELECT current.* FROM ({ranked_by(KEYS)}) AS best JOIN current USING (row) ORDER BY row"
+    found: list[Record] = ranking_of(pd.DataFrame(rows)).con.sql(query).df().to_dict("records")
     return found
 
 
@@ -79,9 +78,8 @@ def save(tables: Mapping[str, list[dict[str, Any]]], folder: str, notes: Sequenc
     import pyarrow.parquet as pq
 
     if not tables:
-        raise UserError(
-            "export=aiconfigurator: no row of the dataset fits its tables; leave where out, or type another results.path"
-        )
+        words = "no row of the dataset fits its tables; leave where out, or type another results.path"
+        raise UserError(f"export=aiconfigurator: {words}")
     contents = {}
     for name, lines in tables.items():
         pq.write_table(pa.Table.from_pylist(lines), whole := io.BytesIO())
@@ -107,10 +105,8 @@ def _require_one(rows: Sequence[Mapping[str, Any]]) -> None:
     for column in ("device_name", "context", "l2"):
         found = sorted({str(row[column]) for row in rows})
         if len(found) > 1:
-            raise UserError(
-                f"export=aiconfigurator: the rows have several values of {column} ({', '.join(found)}), and a table has one time "
-                f"for a workload; type where={{{column}: {found[0]}}}"
-            )
+            several = f"the rows have several values of {column} ({', '.join(found)}), and a table has one time for a workload"
+            raise UserError(f"export=aiconfigurator: {several}; type where={{{column}: {found[0]}}}")
 
 
 def _inexpressible(row: Mapping[str, Any]) -> str:
@@ -136,28 +132,20 @@ def _inexpressible(row: Mapping[str, Any]) -> str:
 
 def _table(row: Mapping[str, Any]) -> str:
     """The table of a row. Prompts have as many query tokens as KV tokens, or more than any draft."""
-    latent = row["routine"] == "mla"
+    kind = "mla" if row["routine"] == "mla" else "attention"
     if row["s_qo"] == 1 and row["s_kv"] > 1:
-        return "generation_mla_perf" if latent else "generation_attention_perf"
-    if row["s_qo"] <= MAX_DRAFT and row["s_qo"] < row["s_kv"]:
-        return "draft_mla_perf" if latent else "draft_attention_perf"
-    return "context_mla_perf" if latent else "context_attention_perf"
+        return f"generation_{kind}_perf"
+    return f"draft_{kind}_perf" if row["s_qo"] <= MAX_DRAFT and row["s_qo"] < row["s_kv"] else f"context_{kind}_perf"
 
 
 def _line(row: Mapping[str, Any]) -> dict[str, Any]:
     import pandas as pd
 
     table, latent = _table(row), row["routine"] == "mla"
-    phase = table.split("_")[0]
+    phase, dtype = table.split("_")[0], "mla_dtype" if latent else "attn_dtype"
     us = row["in_step_us"] if row["context"] == "step" else row["median_us"]
-    dtypes = {
-        ("mla" if latent else "attn") + "_dtype": THEIR_DTYPES[row["q_dtype"]],
-        "kv_cache_dtype": THEIR_DTYPES[row["kv_dtype"]],
-    }
-    heads: dict[str, Any] = {"tp_size": row["tp"]}
-    if not latent:
-        window = 0 if pd.isna(row["window"]) else int(row["window"])
-        heads = {"num_key_value_heads": row["num_kv_heads"], "head_dim": row["head_dim_qk"], "beam_width": 1, "window_size": window}
+    window = 0 if pd.isna(row["window"]) else int(row["window"])
+    heads = {"num_key_value_heads": row["num_kv_heads"], "head_dim": row["head_dim_qk"], "beam_width": 1, "window_size": window}
     return {
         "framework": FRAMEWORK,
         "version": row["libraries"] or row["orchestrator_version"],
@@ -167,8 +155,9 @@ def _line(row: Mapping[str, Any]) -> dict[str, Any]:
         "batch_size": row["batch_size"],
         "isl": row["s_qo"],
         "num_heads": row["num_qo_heads"],
-        **heads,
-        **dtypes,
+        **({"tp_size": row["tp"]} if latent else heads),
+        dtype: THEIR_DTYPES[row["q_dtype"]],
+        "kv_cache_dtype": THEIR_DTYPES[row["kv_dtype"]],
         "step": row["s_kv"] - row["s_qo"],
         "latency": us / 1000,
     }

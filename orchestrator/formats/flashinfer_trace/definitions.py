@@ -44,10 +44,6 @@ class Definition:
     has_table: bool = False
 
     @property
-    def routine(self) -> str:
-        return str(self.keys["routine"])
-
-    @property
     def page_size(self) -> int:
         """Tokens in a page; 1 for a ragged cache."""
         return int(self.keys.get("page_size", 1))
@@ -95,9 +91,8 @@ def _of_file(name: str, root: Path, axes: dict[str, int], dtypes: dict[str, str]
         written = {axis: constants[axis if axis in constants else OF_TABLES[axis]]["value"] for axis in axes}
         inputs = {key: parsed["inputs"][key]["dtype"] for keys in TENSORS.values() for key in keys if key in parsed["inputs"]}
     except (OSError, ValueError, KeyError, TypeError):
-        raise ValueError(
-            f"definition={name}: {file.name} is no definition with the axes {', '.join(axes)}; correct it or move it away"
-        ) from None
+        words = f"is no definition with the axes {', '.join(axes)}; correct it or move it away"
+        raise ValueError(f"definition={name}: {file.name} {words}") from None
     if not all(isinstance(value, int) and not isinstance(value, bool) and value > 0 for value in written.values()):
         raise ValueError(f"definition={name}: {file.name} has a constant axis that is no whole number above 0")
     if wrong := [key for key, dtype in inputs.items() if dtype not in DTYPES]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +20,7 @@ from orchestrator.untrusted.door import from_json
 from orchestrator.untrusted.files import read_text
 
 Rule = dict[str, Any]
+Lengths = tuple[list[int], list[int]]  # query and KV tokens of each request
 
 MAX_REQUESTS = 100_000
 MAX_BYTES = 256 * 10**6
@@ -76,16 +77,14 @@ def rule_of(trace: Mapping[str, Any], root: Path) -> tuple[Rule, bool]:
     if not isinstance(axes, dict) or not isinstance(inputs, dict):
         raise ValueError("workload: axes and inputs are needed, each a mapping")
     tensors = _tensors(inputs, root)
-    order = None
     if definition.has_table:
         lengths = _of_table(definition, axes, inputs, tensors)
     else:
-        lengths, order = _exact(definition, axes, tensors) if tensors else (_even(definition, axes), None)
-    keys = definition.keys | batch_spec.keys_of(batch_spec.name(lengths)) | {"mask": "causal", "sinks": False}
-    keys |= _scale(definition, inputs)
-    if order is not None and definition.routine != "ragged_prefill":
-        keys["page_order"] = order
-    return keys, bool(tensors)
+        lengths = _exact(definition, axes, tensors) if tensors else _even(definition, axes)
+    keys = definition.keys | batch_spec.keys_of(batch_spec.name(_checked(*lengths))) | {"mask": "causal", "sinks": False}
+    if "page_size" in keys and not definition.has_table:
+        keys |= _order(tensors)
+    return keys | _scale(definition, inputs), bool(tensors)
 
 
 def _scale(definition: Definition, inputs: Mapping[str, Any]) -> Rule:
@@ -117,7 +116,7 @@ def _tensors(inputs: Mapping[str, Any], root: Path) -> dict[str, list[int]]:
 
 def _of_table(
     definition: Definition, axes: Mapping[str, Any], inputs: Mapping[str, Any], tensors: Mapping[str, list[int]]
-) -> list[tuple[int, int]]:
+) -> Lengths:
     """Lengths beside a page table, or all as long as the longest, or as the table is wide."""
     if (kvs := tensors.get("seq_lens")) is None:
         given = [inputs[name]["value"] for name in ("max_seq_len", "max_kv_len") if "value" in (inputs.get(name) or {})]
@@ -130,13 +129,11 @@ def _of_table(
     else:
         total = _whole(axes, "q_len_per_request") * len(kvs) if "q_len_per_request" in axes else _whole(axes, "num_tokens")
         queries = _split(total, len(kvs))
-    return _checked(queries, kvs)
+    return queries, kvs
 
 
-def _exact(
-    definition: Definition, axes: Mapping[str, Any], tensors: Mapping[str, list[int]]
-) -> tuple[list[tuple[int, int]], str | None]:
-    """Query and KV lengths of each request from the tensors, and the order of its pages."""
+def _exact(definition: Definition, axes: Mapping[str, Any], tensors: Mapping[str, list[int]]) -> Lengths:
+    """Lengths from the tensors."""
     pages = _differences("kv_indptr", tensors["kv_indptr"])
     queries = [1] * len(pages) if definition.is_decode else _differences("qo_indptr", tensors.get("qo_indptr", []))
     last = tensors.get("kv_last_page_len", [definition.page_size] * len(pages))
@@ -148,24 +145,25 @@ def _exact(
     total = axes.get("num_kv_indices", axes.get("total_kv"))
     if total is not None and total != sum(pages):
         raise ValueError(f"kv_indptr ends at {sum(pages)} and the axes say {total}")
-    return _checked(queries, kvs), _order(tensors.get("kv_indices"), tensors["kv_indptr"])
+    return queries, kvs
 
 
-def _order(indices: Sequence[int] | None, indptr: Sequence[int]) -> str | None:
-    """`sequential` if each request's pages follow one another in memory, else `random`; None if they are not at hand."""
-    if indices is None or len(indices) < indptr[-1]:
-        return None
+def _order(tensors: Mapping[str, list[int]]) -> Rule:
+    """The order of pages if they are at hand: `sequential` if those of each request follow one another in memory."""
+    indices, indptr = tensors.get("kv_indices", []), tensors.get("kv_indptr", [])
+    if not indptr or len(indices) < indptr[-1]:
+        return {}
     parts = (indices[start:end] for start, end in pairwise(indptr))
-    return "sequential" if all(b == a + 1 for part in parts for a, b in pairwise(part)) else "random"
+    return {"page_order": "sequential" if all(b == a + 1 for part in parts for a, b in pairwise(part)) else "random"}
 
 
-def _even(definition: Definition, axes: Mapping[str, Any]) -> list[tuple[int, int]]:
+def _even(definition: Definition, axes: Mapping[str, Any]) -> Lengths:
     """Lengths from the sums alone, as even as they can be. Pages of several tokens count as full."""
     batch = _requests(axes)
     total = _whole(axes, "num_kv_indices" if "num_kv_indices" in axes else "total_kv")
     queries = batch if definition.is_decode else _whole(axes, "total_q")
     kvs = [pages * definition.page_size for pages in _split(total, batch)]
-    return _checked(_split(queries, batch), kvs)
+    return _split(queries, batch), kvs
 
 
 def _requests(axes: Mapping[str, Any]) -> int:
@@ -206,8 +204,6 @@ def _checked(queries: list[int], kvs: list[int]) -> list[tuple[int, int]]:
         if query < 1 or kv < 1:
             raise ValueError(f"a request with {query} query and {kv} KV tokens; allowed: at least one of each")
         if query > kv:
-            words = "allowed: as many KV tokens or more, since they count the query tokens"
-            raise ValueError(
-                f"a request with {query} query tokens over {kv} KV tokens; {words}. Such workloads were captured on a prefix only"
-            )
+            why = "since they count the query tokens. Such workloads were captured on a prefix only"
+            raise ValueError(f"a request with {query} query tokens over {kv} KV tokens; allowed: as many KV tokens or more, {why}")
     return list(zip(queries, kvs, strict=True))

@@ -57,9 +57,8 @@ def save(found: Mapping[str, list[dict[str, Any]]], folder: str) -> dict[str, in
     Raises UserError as `save_files` does, and for no traces.
     """
     if not found:
-        raise UserError(
-            "export=flashinfer_trace: no row of the dataset fits its schema; leave where out, or type another results.path"
-        )
+        words = "no row of the dataset fits its schema; leave where out, or type another results.path"
+        raise UserError(f"export=flashinfer_trace: {words}")
     contents, written = {}, {}
     keys = ("definition", "solution", "workload", "evaluation")
     for name, traces in found.items():
@@ -128,12 +127,10 @@ def _trace(row: Mapping[str, Any], problem: Problem, reference_us: float) -> dic
 
 def _lengths(problem: Problem) -> tuple[dict[str, int], dict[str, Sequence[int]]]:
     """The variable axes, and the offsets of requests and their last pages."""
-    size = problem.slots_per_page
+    size, axes = problem.slots_per_page, {"len_indptr": problem.batch_size + 1}
     pages = [-(-length // size) for length in problem.kv_lens]
     vectors: dict[str, Sequence[int]] = {"kv_indptr": [0, *accumulate(pages)]}
-    axes = {"len_indptr": problem.batch_size + 1}
-    is_decode = problem.s_qo == 1 and problem.paged
-    if is_decode:
+    if problem.s_qo == 1 and problem.paged:
         axes["batch_size"] = problem.batch_size
     else:
         axes["total_q"] = problem.num_q_tokens
@@ -156,8 +153,8 @@ def _evaluation(row: Mapping[str, Any], reference_us: float) -> dict[str, Any]:
         errors = {"max_relative_error": _error(row["rel_err"]), "max_absolute_error": _error(row["max_abs_err"])}
         correctness = {**errors, "extra": {**extra, "check": row["check"]}}
     if status == "PASSED":
-        latencies = {"latency_ms": us / 1000, "reference_latency_ms": reference_us / 1000}
-        performance = {**latencies, "speedup_factor": reference_us / us}
+        speedup = {"speedup_factor": reference_us / us}
+        performance = {"latency_ms": us / 1000, "reference_latency_ms": reference_us / 1000, **speedup}
     return {
         "status": status,
         "environment": {"hardware": row["device_name"].replace(" ", "_"), "libs": libs},
