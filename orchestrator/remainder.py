@@ -22,11 +22,7 @@ T = TypeVar("T")
 
 
 class NotTaken(ValueError):
-    """What many lines have in common that are not taken, and the word of this one."""
-
-    def __init__(self, message: str, name: str) -> None:
-        super().__init__(message, name)
-        self.message, self.name = message, name
+    """What many lines have in common that are not taken, and the word of this one: NotTaken(message, name)."""
 
 
 class Remainder:
@@ -46,7 +42,7 @@ class Remainder:
         try:
             return attempt()
         except NotTaken as error:
-            self.add(line, error.message, error.name)
+            self.add(line, *error.args)
         except ValidationError as error:
             for message in explain(error).splitlines():
                 self.add(line, message)

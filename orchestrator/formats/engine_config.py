@@ -76,9 +76,8 @@ def _section(data: Dataset, engine: Engine, section: Sequence[Part], draft: Draf
 
 def _libraries(data: Dataset, part: Part) -> str:
     """The packages that were measured on the GPU of a part."""
-    found = data.execute(
-        f"SELECT DISTINCT libraries FROM current WHERE device_name = {literal(part.place[0])} AND libraries IS NOT NULL"
-    )
+    where = f"device_name = {literal(part.place[0])} AND libraries IS NOT NULL"
+    found = data.execute(f"SELECT DISTINCT libraries FROM current WHERE {where}")
     return ", ".join(sorted({one for (several,) in found for one in several.split(", ") if one})) or "unknown libraries"
 
 

@@ -31,7 +31,6 @@ BACKENDS = {
     ("ragged_prefill", "trtllm-native"): "trtllm-native (FlashInfer's benchmark)",  # trtllm_ragged_attention_deepseek
 }
 MLA_NOPE, MLA_VALUES = 128, 128  # head dims before absorption, from which the softmax scale is computed
-SEED = 42
 
 # The columns of its result files that attention routines fill, in their order.
 LENGTH_COLUMNS = ("s_qo", "s_kv", "head_dim_qk", "head_dim_vo", "head_dim_ckv", "head_dim_kpe")
@@ -67,7 +66,7 @@ class BenchmarkCase:
     causal: bool = False
     spec_dec_mask: str = "causal"
     random_actual_seq_len: bool = False
-    random_seed: int = SEED
+    random_seed: int = 42
     enable_pdl: bool | None = None
     qk_nope_head_dim: int | None = None
     q_lengths: tuple[int, ...] | None = None

@@ -30,9 +30,8 @@ NEEDED = {
     MHA: frozenset({*SHAPE, "num_heads_kv", "head_dim"}),
     MLA: frozenset({*SHAPE, "head_dim_qk_nope", "head_dim_qk_rope", "head_dim_v", "kv_lora_rank"}),
 }
-OPTIONS = frozenset(
-    {"dtype_q", "dtype_k", "dtype_v", "dtype_kv", "dtype_o", "causal", "sliding_window", "rope", "kv_layout", "block_size"}
-)
+OF_DTYPES = frozenset({"dtype_q", "dtype_k", "dtype_v", "dtype_kv", "dtype_o"})
+OPTIONS = OF_DTYPES | {"causal", "sliding_window", "rope", "kv_layout", "block_size"}
 
 
 def read(path: str) -> tuple[list[Rule], str]:

@@ -42,9 +42,8 @@ def read(path: str, known: Mapping[str, frozenset[str]] | None) -> tuple[list[Ru
         if backends := _backends(rest, number, str(rule["routine"]), args.backends, known):
             rules.append({**rule, "backend": backends})
             given.update(name for name in IGNORED if name in args)
-            for option in KERNEL_OPTIONS:
-                if option in args:
-                    rest.add(number, "with options that kernels choose here by themselves", f"--{option}")
+            for option in [one for one in KERNEL_OPTIONS if one in args]:
+                rest.add(number, "with options that kernels choose here by themselves", f"--{option}")
     if not rules and not rest.found:
         rest.add(1, "no case in it; allowed: lines such as --routine BatchDecodeWithPagedKVCacheWrapper --backends fa2 ...")
     left = rest.close(len(rules), f"allowed: --routine {', '.join(ROUTINES)}; +sweep.backend=[fa2,cudnn] names backends for all")

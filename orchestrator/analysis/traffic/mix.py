@@ -121,8 +121,8 @@ def is_near(workload: float, wanted: float) -> bool:
 def axes_to_measure(far: Iterable[TrafficPoint]) -> str:
     """The axes of a sweep with a workload near each of these points: `sweep.batch_size=[100,400] sweep.s_kv=[512]`."""
     far = list(far)
-    batches = _few([point.batch_size for point in far if point.batch_size is not None])
-    axes = {"batch_size": batches, "s_kv": _few([point.s_kv for point in far])}
+    batches = [point.batch_size for point in far if point.batch_size is not None]
+    axes = {"batch_size": _few(batches), "s_kv": _few(point.s_kv for point in far)}
     return " ".join(f"sweep.{name}=[{','.join(map(str, values))}]" for name, values in axes.items() if values)
 
 

@@ -120,7 +120,8 @@ def _keys(record: Mapping[str, Any], common: Row, model: Model) -> dict[str, obj
     is_encoder, latent = op == ENCODER, table.OPS[op] == "mla"
     q_dtype = table.our_dtype("mla_dtype" if latent else "attn_dtype", record)
     kv_dtype = q_dtype if is_encoder else table.our_dtype("kv_cache_dtype", record)
-    if _rounds_queries(record) and kv_dtype.startswith("fp8"):
+    # Its collector hands these FP8 queries over an FP8 cache (`needs_fp8_query` in collect_attn.py); the table says bfloat16.
+    if kv_dtype.startswith("fp8") and str(record["kernel_source"]).startswith(("vllm_flash_attn_fa3", "vllm_flash_attn_fa4")):
         q_dtype = "fp8_e4m3"
     keys: dict[str, object] = {
         "routine": table.OPS[op],
@@ -141,14 +142,6 @@ def _keys(record: Mapping[str, Any], common: Row, model: Model) -> dict[str, obj
         if all(keys.get(key) == share.get(key) for key in ("num_qo_heads", "num_kv_heads", *LATENT)):
             return {**keys, "model": model.name, "tp": tp}
     return keys
-
-
-def _rounds_queries(record: Mapping[str, Any]) -> bool:
-    """Whether the collector hands the kernel FP8 queries over an FP8 cache, although the table says bfloat16.
-
-    vLLM's FlashAttention does (`needs_fp8_query` in collect_attn.py), and FlashAttention-3 takes no others.
-    """
-    return str(record["kernel_source"]).startswith(("vllm_flash_attn_fa3", "vllm_flash_attn_fa4"))
 
 
 def _pages(record: Mapping[str, Any], common: Row) -> dict[str, object]:

@@ -30,10 +30,9 @@ THEIR_DTYPES = {ours: theirs for theirs, ours in DTYPES.items()}
 # Keys that a workload here may have, its tables have no column for, and times depend on: on a softmax scale they do not.
 DEFAULTS = {"mask": "causal", "seq_lens": "fixed", "sinks": False, "return_lse": False}
 EMPTY = ("min_s_qo", "batch_spec", "max_seq_len", "graph_batch", "shared_prefix", "num_states", "soft_cap")
-KEYS = (  # what its tables tell apart
-    *("batch_size", "s_qo", "s_kv", "num_qo_heads", "num_kv_heads", "head_dim_qk", "head_dim_ckv", "q_dtype", "kv_dtype"),
-    "window",
-)
+# What its tables tell apart.
+LENGTHS, HEADS = ("batch_size", "s_qo", "s_kv"), ("num_qo_heads", "num_kv_heads", "head_dim_qk", "head_dim_ckv")
+KEYS = (*LENGTHS, *HEADS, "q_dtype", "kv_dtype", "window")
 
 
 def to_tables(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, list[dict[str, Any]]], Counter[str], list[str]]:
@@ -42,12 +41,9 @@ def to_tables(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, list[dict[st
     `rows` has each point once. Raises UserError if the rows are of several GPUs, or were timed in several ways: a table has one
     time for a workload.
     """
-    left_out, expressible = Counter[str](), []
-    for row in rows:
-        if reason := _inexpressible(row):
-            left_out[reason] += 1
-        else:
-            expressible.append(row)
+    reasons = [_inexpressible(row) for row in rows]
+    left_out = Counter(filter(None, reasons))
+    expressible = [row for row, reason in zip(rows, reasons, strict=True) if not reason]
     _require_one(expressible)
     fastest = _ranked_first(expressible)
     tables: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -97,8 +93,7 @@ def _meta(tables: Mapping[str, list[dict[str, Any]]], notes: Sequence[str]) -> s
         "runtime": {"framework": FRAMEWORK, "version": ", ".join(sorted(versions))},
         "tables": {name: {"status": "complete"} for name in tables},
     }
-    text: str = yaml.safe_dump(found, sort_keys=False)
-    return "".join(f"# {note}\n" for note in notes) + text
+    return "".join(f"# {note}\n" for note in notes) + str(yaml.safe_dump(found, sort_keys=False))
 
 
 def _require_one(rows: Sequence[Mapping[str, Any]]) -> None:

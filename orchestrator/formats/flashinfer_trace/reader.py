@@ -119,8 +119,8 @@ def _of_table(
 ) -> Lengths:
     """Lengths beside a page table, or all as long as the longest, or as the table is wide."""
     if (kvs := tensors.get("seq_lens")) is None:
-        given = [inputs[name]["value"] for name in ("max_seq_len", "max_kv_len") if "value" in (inputs.get(name) or {})]
-        longest = _whole({"longest": given[0]}, "longest") if given else _whole(axes, "max_pages_per_seq") * definition.page_size
+        given = {name: inputs[name]["value"] for name in ("max_seq_len", "max_kv_len") if "value" in (inputs.get(name) or {})}
+        longest = _whole(given, next(iter(given))) if given else _whole(axes, "max_pages_per_seq") * definition.page_size
         kvs = [longest] * _requests(axes)
     if not 1 <= len(kvs) <= MAX_REQUESTS:
         raise ValueError(f"seq_lens: {len(kvs):,} requests; allowed: 1 to {MAX_REQUESTS:,}")
@@ -190,8 +190,7 @@ def _whole(axes: Mapping[str, Any], key: str) -> int:
 def _differences(name: str, offsets: list[int]) -> list[int]:
     if not 2 <= len(offsets) <= MAX_REQUESTS + 1 or offsets[0] != 0:
         raise ValueError(f"{name}: allowed: offsets from 0 on, one more than there are requests")
-    found = [b - a for a, b in pairwise(offsets)]
-    if min(found) < 0:
+    if min(found := [b - a for a, b in pairwise(offsets)]) < 0:
         raise ValueError(f"{name}: the offsets fall; allowed: offsets that never fall")
     return found
 
