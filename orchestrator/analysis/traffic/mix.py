@@ -169,6 +169,6 @@ def _quantiles(values: Sequence[tuple[float, float]], count: int) -> list[tuple[
 
     value, weight = np.array(sorted(values)).T
     weights, sums = (np.concatenate(([0.0], np.cumsum(part))) for part in (weight, weight * value))
-    share = weights[-1] / count
+    share = float(weights[-1]) / count
     means = np.diff(np.interp(np.linspace(0, weights[-1], count + 1), weights, sums)) / share
     return [(mean, share) for mean in means.round(6).tolist()]  # halves stay halves
