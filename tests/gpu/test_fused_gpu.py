@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels.check import fused, fused_reference, oracle, weighing
-from kernels.check.estimates import KeyWeights, OutputErrors
+from kernels.check.estimates import MAX_BLOCK, KeyWeights, OutputErrors, weighed_parts
 from kernels.check.tolerance import noise_floor
 from kernels.check.weighing import weigh
 from kernels.inputs import Inputs
@@ -62,26 +62,38 @@ def test_the_reference_of_the_kernel_is_that_of_torch(name: str, monkeypatch: py
 
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_it_gives_the_sums_that_torch_gives(name: str, monkeypatch: pytest.MonkeyPatch):
+    """Part by part of a prompt: each leaves out blocks of half a row. Rounding decides which, so A of all parts may differ."""
     p = Problem.model_validate({"routine": "paged_decode", **SHAPE, **PROBLEMS[name]})
     x = draw(p, "cuda")
-    answer = oracle.answer(x)
-    noise = 2e-3 * torch.randn(answer.out.shape, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
-    errors = OutputErrors(x, answer, noise * answer.out.norm(dim=-1, keepdim=True) / p.value_dim**0.5, noise_floor(p))
+    errors = _errors(x)
     if p.q_dtype in ("fp8_e4m3", "fp8_e5m2") or p.kv_dtype == "fp8_e4m3":
         assert fused.serves(x) == (torch.cuda.get_device_capability() >= (8, 9))
     else:
         assert fused.serves(x)
-    found = _sums(errors)
+    found = _sums(errors, monkeypatch)
     monkeypatch.setattr(fused, "serves", lambda _: False)
     monkeypatch.setattr(weighing, "keys_and_values", in_fp32)
-    right_sums = _sums(errors)
+    right_sums = _sums(errors, monkeypatch)
 
-    for (what, size), right in right_sums.items():
-        here = found[what, size]
-        tested, tested_too = found["b", size] > 0, right_sums["b", size] > 0
+    for (part, what, size), right in right_sums.items():
+        here = found[part, what, size]
+        tested, tested_too = found[part, "b", size] > 0, right_sums[part, "b", size] > 0
         both = tested & tested_too
         assert (tested != tested_too).sum() <= 1 + 0.01 * tested.numel()  # rounding decides about blocks of half a row
-        assert ((here - right)[both].abs() <= 0.03 * right.abs().max()).all(), f"{what} of blocks of {size} keys"
+        largest = right.abs().max()
+        if what == "a":  # where blocks are few, all may be small beside what chance makes of them
+            largest = largest.maximum(right_sums[part, "variance", size].max().sqrt())
+        assert ((here - right)[both].abs() <= 0.03 * largest).all(), f"{what} of blocks of {size} keys, query tokens {part}"
+
+
+def _errors(inputs: Inputs) -> OutputErrors:
+    """Random errors of 0.2% of each row. Rows with a key near half of their weight say nothing: rounding decides about it."""
+    p, answer = inputs.problem, oracle.answer(inputs)
+    generator = torch.Generator(inputs.device).manual_seed(0)
+    noise = 2e-3 * torch.randn(answer.out.shape, device=inputs.device, generator=generator)
+    unsure = ((answer.peak - answer.lse).exp() - MAX_BLOCK).abs() < 0.01
+    error = noise * answer.out.norm(dim=-1, keepdim=True) / p.value_dim**0.5
+    return OutputErrors(inputs, answer, error, noise_floor(p), unsure=unsure)
 
 
 def in_fp32(inputs: Inputs, requests: tuple[int, ...], keys: range) -> tuple[torch.Tensor, ...]:
@@ -90,13 +102,16 @@ def in_fp32(inputs: Inputs, requests: tuple[int, ...], keys: range) -> tuple[tor
     return tuple(torch.stack([one[i].float().transpose(0, 1) for one in found]).flatten(0, 1) * scales[i] for i in (0, 1))
 
 
-def _sums(errors: OutputErrors) -> dict[tuple[str, int], torch.Tensor]:
-    """A, B and the variance of all blocks, by block size: requests and chunks one after another."""
-    found: dict[tuple[str, int], list[torch.Tensor]] = {}
-    for weights in weigh(errors):
-        if weights.kind == "block":
-            for what, size, level in _levels(errors.inputs.problem, weights):
-                found.setdefault((what, size), []).append(level.flatten())
+def _sums(errors: OutputErrors, monkeypatch: pytest.MonkeyPatch) -> dict[tuple[range, str, int], torch.Tensor]:
+    """A, B and the variance of all blocks, by part of the query tokens and block size: requests and chunks one after another."""
+    p = errors.inputs.problem
+    found: dict[tuple[range, str, int], list[torch.Tensor]] = {}
+    for part in weighed_parts(p, p.s_qo):
+        monkeypatch.setattr(weighing, "weighed_parts", lambda _, q_len, part=part: [range(part.start, min(part.stop, q_len))])
+        for weights in weigh(errors):
+            if weights.kind == "block":
+                for what, size, level in _levels(p, weights):
+                    found.setdefault((part, what, size), []).append(level.flatten())
     return {key: torch.cat(levels) for key, levels in found.items()}
 
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from kernels.check import estimates, oracle
-from kernels.check.estimates import ROWS_AT_ONCE, weighed_parts
+from kernels.check.estimates import ROWS_AT_ONCE, OutputErrors, rows_of, weighed_parts
 from kernels.check.judgement import output_errors, weight_test_of
 from kernels.check.significance import WeightTest
-from kernels.check.weighing import weigh
+from kernels.check.weighing import _of_blocks, weigh
 from kernels.inputs.generate import draw
 from kernels.problem import Problem
 from kernels.problem.arithmetic import Arithmetic
@@ -47,6 +47,24 @@ def test_under_a_window_all_tokens_are_weighed():
 
 def test_other_seeds_draw_other_parts():
     assert weighed_parts(PROMPT, 16384) == weighed_parts(PROMPT, 16384) != weighed_parts(replaced(seed=2), 16384)
+
+
+def test_a_block_that_holds_half_of_a_row_is_left_out_by_that_row_s_part_alone():
+    problem = replaced(s_qo=192, s_kv=256)
+    x, last = draw(problem, "cpu"), problem.s_kv - ROWS_AT_ONCE
+    right = oracle.answer(x)
+    noise = 2e-3 * torch.randn(right.out.shape, generator=torch.Generator().manual_seed(0)) * right.out.norm(dim=-1, keepdim=True)
+    errors = OutputErrors(x, right, noise / problem.value_dim**0.5, 1e-3)
+    parts = [rows_of(errors, (0,), part) for part in weighed_parts(problem, problem.s_qo)]
+    whole, *by_part = (next(_of_blocks(x, rows, torch.full((1, 1), 3.0))) for rows in (parts, *([part] for part in parts)))
+    by_part_b, by_part_a = (torch.stack([getattr(found, what) for found in by_part]) for what in ("b", "a"))
+    seen = torch.cat([torch.arange(count) * size + size <= last for size, count in whole.levels])  # by rows of the last part
+    left_out = (by_part_b[-1] == 0) & (whole.b > 0) & seen
+
+    assert left_out.any()
+    assert (by_part_a[by_part_b == 0] == 0).all()
+    torch.testing.assert_close(whole.a, by_part_a.sum(0), rtol=1e-5, atol=1.0)
+    torch.testing.assert_close(whole.b, by_part_b.sum(0), rtol=1e-5, atol=1.0)
 
 
 def replaced(**keys: int) -> Problem:
