@@ -27,7 +27,8 @@ The inputs (`kernels.inputs.Inputs` has every shape):
   0.5 and 0.75: different, and not 1, so that a backend that forgets or exchanges them gives a wrong answer. MLA's latent is keys
   and values at once, so both are 0.5. nvfp4 has block scales besides (`Inputs.kv_scales`).
 - The cache is [P, K, N, D] (`kv_layout` HND) or [P, N, K, D] (NHD). `token_major(problem, cache)` of `kernels.inputs.tensors` is
-  the NHD view of either. `Inputs.tokens(request, start, stop)` gathers a request's keys and values, [tokens, K, D].
+  the NHD view of either. Its strides are what `kv_memory` asks for: those of keys and of values are equal, and no page need follow
+  another. `Inputs.tokens(request, start, stop)` gathers a request's keys and values, [tokens, K, D].
 - `Inputs.empty_output()` allocates the output, [query tokens, H, D_vo], in the dtype that the problem asks for.
 - `Inputs.empty_lse()` allocates the log-sum-exp, fp32 [query tokens, H], if `problem.return_lse` asks for it, else it is None.
   It is the logarithm of the sum of exp(logit) over the keys of a row, with the softmax scale, in the base that `Runner.lse_base`
@@ -52,6 +53,7 @@ from kernels.contract.module import Module
 from kernels.contract.releases import Since, Versions, is_from, meets, name_of, requirements
 from kernels.contract.runner import LseBase, PlanStep, Runner, nothing_to_plan, without_padding
 from kernels.problem.features import features_of
+from kernels.problem.fields import ANY_MEMORY
 from kernels.problem.padded import launched
 
 if TYPE_CHECKING:
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
     from kernels.inputs.copies import InputCopy
     from kernels.problem import Problem
     from kernels.problem.features import Feature
+    from kernels.problem.fields import KvMemory
 
 __all__ = [
     "Adapter", "EngineMaximum", "LseBase", "Module", "Need", "PlanStep", "QueryLengths", "Runner", "Since", "nothing_to_plan",
@@ -93,6 +96,7 @@ class Adapter(ABC):
     takes_soft_cap: bool = False  # caps logits softly
     gives_lse: bool = False  # can write the log-sum-exp of each row as a second output; see `gives_lse_in`
     max_seq_len: EngineMaximum = "refused"
+    reads_memory: frozenset[KvMemory] = ANY_MEMORY  # by strides; fewer if a kernel takes them from shapes, or reads by TMA
     takes_empty: bool = False  # serves requests without a token, with which vLLM pads its graphs (`graph_fill=0`)
     gets_padding: bool = True  # `needs` and `prepare` get the padded requests too; a mutant, made of another backend, does not
     takes_pdl: bool = False  # the call says whether to use programmatic dependent launch; see `takes_pdl_in`
@@ -296,6 +300,7 @@ class Adapter(ABC):
             ),
             Need("no prefix mask", self.takes_prefix_mask or problem.mask != "prefix"),
             Need("no more query tokens than keys", self.takes_more_queries or problem.s_qo <= problem.s_kv),
+            Need("strides of a cache that the kernel takes (kv_memory)", problem.kv_memory in self.reads_memory),
             Need("no attention sinks", self.takes_sinks or not problem.sinks),
             Need("no soft cap of logits", self.takes_soft_cap or problem.soft_cap is None),
             Need("no log-sum-exp as a second output", self.gives_lse or not problem.return_lse),

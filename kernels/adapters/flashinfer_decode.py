@@ -38,6 +38,7 @@ from kernels.libraries.same_call import with_key
 from kernels.problem import Problem, default_output
 from kernels.problem.dtypes import FP8, HALF
 from kernels.problem.features import Feature
+from kernels.problem.fields import UNREAD_MEMORY, KvMemory
 
 SINKS: frozenset[Feature] = frozenset({"attention sinks"})
 CUDA_CORE_GROUPS = frozenset({1, 2, 3, 4, 6, 8, 16})
@@ -254,6 +255,7 @@ class Cudnn(WrapperDecode):
     takes_soft_cap: bool = False
     max_seq_len: EngineMaximum = "passed"  # the width of the page table bounds the graph's walk
     takes_pdl: bool = False
+    reads_memory: frozenset[KvMemory] = UNREAD_MEMORY
     takes_empty: bool = False  # no engine decodes with it in a graph, and its source is not open
     skips_unused: bool = False  # seen on an H200: with drafts, cuDNN multiplies NaN by zero
     distributions: tuple[str, ...] = common.CUDNN

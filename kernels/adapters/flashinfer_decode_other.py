@@ -20,6 +20,7 @@ from kernels.libraries import flashinfer_common as common
 from kernels.libraries.flashinfer_calls import bound
 from kernels.libraries.flashinfer_wrappers import decode_wrapper, needs_tokens_for_drafts, plan_decode, prepared
 from kernels.problem.dtypes import FP8, HALF
+from kernels.problem.fields import TMA_MEMORY, KvMemory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,6 +49,7 @@ class OtherWrapperDecode(common.FlashInferAdapter):
 
     routine: str = "paged_decode"
     query_lengths: QueryLengths = "uniform"
+    reads_memory: frozenset[KvMemory] = TMA_MEMORY
     passes: frozenset[Feature] | None = PASSES
     rules_hold_for: tuple[str, ...] = common.READ_ONLY
 

@@ -35,6 +35,7 @@ from kernels.libraries.same_call import with_key
 from kernels.problem import Problem, default_output
 from kernels.problem.dtypes import FP8, HALF, size_bytes
 from kernels.problem.features import Feature
+from kernels.problem.fields import UNREAD_MEMORY
 
 FA2_HEAD_DIMS = frozenset({(64, 64), (128, 128), (256, 256), (512, 512), (192, 128)})
 # Every plan takes these; `sinks` reach the variant alone, or the call of the wrapper over pages.
@@ -259,6 +260,7 @@ def _paged() -> Iterator[WrapperPrefill]:
         takes_soft_cap=False,
         takes_more_queries=False,
         takes_empty=False,
+        reads_memory=UNREAD_MEMORY,
         max_seq_len="passed",
         skips_unused=False,
         distributions=common.CUDNN,

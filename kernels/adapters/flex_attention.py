@@ -17,6 +17,7 @@ from unittest.mock import patch
 
 from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
 from kernels.inputs.rows import rows_of
+from kernels.problem.fields import ANY_MEMORY, KvMemory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,6 +50,7 @@ CPU_ELEMENTS = 2**27  # the unfused implementation keeps a few tensors of this s
 class FlexAttention(Adapter):
     name: str = "flex_attention"
     query_lengths: QueryLengths = "varlen"
+    reads_memory: frozenset[KvMemory] = ANY_MEMORY - {"padded"}  # from page to page it counts blocks of a page
     takes_window: bool = True
     takes_two_sided_window: bool = True
     takes_prefix_mask: bool = True

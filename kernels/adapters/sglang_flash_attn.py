@@ -37,6 +37,7 @@ from kernels.libraries.flash_attn_3_common import (
 from kernels.libraries.flash_attn_common import all_keys
 from kernels.libraries.latent_common import TOLD_TO_FLASH_ATTN_3, needs_of_flash_attn_3
 from kernels.problem.features import ALL_BUT_BLOCKS
+from kernels.problem.fields import TMA_MEMORY, KvMemory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,6 +73,7 @@ class FlashAttn3OfSglang(OfSglang):
     takes_window: bool = True
     takes_two_sided_window: bool = True
     takes_more_queries: bool = True
+    reads_memory: frozenset[KvMemory] = TMA_MEMORY
     takes_sinks: bool = True
     takes_soft_cap: bool = True
     gives_lse: bool = True

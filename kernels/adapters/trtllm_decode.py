@@ -20,6 +20,7 @@ from kernels.libraries import flashinfer_common as common
 from kernels.libraries.flashinfer_calls import bound
 from kernels.libraries.flashinfer_modules import flashinfer_module
 from kernels.problem.dtypes import HALF
+from kernels.problem.fields import TMA_MEMORY, KvMemory
 from kernels.problem.padded import has_empty
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class TrtllmDecode(common.FlashInferAdapter):
     routine: str = "paged_decode"
     name: str = "trtllm-native"
     query_lengths: QueryLengths = "varlen"
+    reads_memory: frozenset[KvMemory] = TMA_MEMORY
     takes_window: bool = True
     takes_sinks: bool = True
     gives_lse: bool = True

@@ -15,6 +15,7 @@ from kernels.libraries import flashinfer_common as common
 from kernels.libraries.flashinfer_calls import bound
 from kernels.libraries.flashinfer_modules import flashinfer_module
 from kernels.problem.dtypes import FP8, HALF
+from kernels.problem.fields import TMA_MEMORY, KvMemory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -110,6 +111,7 @@ class FmhaV2(common.FlashInferAdapter):
 @dataclass(frozen=True, kw_only=True)
 class PagedFmhaV2(FmhaV2):
     routine: str = "paged_prefill"
+    reads_memory: frozenset[KvMemory] = frozenset({"paired"})  # csrc/fmha_v2_run.cu: strides follow from shapes
 
     def layout(self, problem: Problem) -> str:
         return f"Q_PAGED_KV_{problem.kv_layout}"
@@ -137,8 +139,9 @@ def _mask_mode(p: Problem) -> str:
 
 def _stacked(inputs: Inputs) -> Tensor:
     """Keys and values as a view of the one allocation they share, [P, 2, ...]."""
-    k = inputs.kv[0]
-    return k.as_strided((k.shape[0], 2, *k.shape[1:]), (k.stride(0), k.stride(0) // 2, *k.stride()[1:]), k.storage_offset())
+    k, v = inputs.kv
+    apart = v.storage_offset() - k.storage_offset()
+    return k.as_strided((k.shape[0], 2, *k.shape[1:]), (k.stride(0), apart, *k.stride()[1:]), k.storage_offset())
 
 
 def _shared(inputs: Inputs) -> dict[str, Any]:
@@ -167,6 +170,7 @@ class TrtllmContext(common.FlashInferAdapter):
     routine: str = "paged_prefill"
     name: str = "trtllm-context"
     query_lengths: QueryLengths = "varlen"
+    reads_memory: frozenset[KvMemory] = TMA_MEMORY
     takes_window: bool = True
     max_seq_len: EngineMaximum = "passed"
     takes_pdl: bool = True

@@ -39,6 +39,7 @@ from kernels.libraries.flash_attn_3_common import (
 from kernels.libraries.flash_attn_common import FlashAttention, all_keys
 from kernels.problem.dtypes import HALF
 from kernels.problem.features import ALL_BUT_BLOCKS
+from kernels.problem.fields import ANY_MEMORY, KvMemory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -105,6 +106,7 @@ class FlashAttn3OfVllm(FlashAttention):
 @dataclass(frozen=True, kw_only=True)
 class FlashAttn2OfVllm(FlashAttention):
     name: str = "flash_attn_2_vllm"
+    reads_memory: frozenset[KvMemory] = ANY_MEMORY  # by pointers, not TMA
     takes_soft_cap: bool = True
     gives_lse: bool = True
     # By the source no slot behind the last token is loaded; no GPU has shown it yet, so `skips_unused` stays False.

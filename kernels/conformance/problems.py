@@ -96,6 +96,10 @@ FAMILIES: dict[str, tuple[Keys, ...]] = {
     "contexts": tuple({"s_kv": n} for n in (64, 1000)),
     "page sizes": tuple({"page_size": n} for n in (1, 16, 64, 128)),
     "page layouts": ({"kv_layout": "HND"}, {"kv_layout": "NHD"}, {"page_order": "sequential"}),
+    "strides of the cache": (
+        *({"kv_memory": memory, "kv_layout": layout} for memory in ("apart", "by_token", "padded") for layout in ("HND", "NHD")),
+        *({"kv_memory": memory, "num_qo_heads": 8, "num_kv_heads": 1} for memory in ("by_token", "padded", "degenerate")),
+    ),
     "an engine's maximum": ({"max_seq_len": 4096}, {"max_seq_len": 4096, "seq_lens": "random", "batch_size": 4}),
     "a padded graph": (
         {"graph_batch": 4, "batch_size": 3},
@@ -119,7 +123,7 @@ FAMILIES: dict[str, tuple[Keys, ...]] = {
 PREFIXES = {"shared_prefix", "shared prefixes"}
 STATES = {"num_states", "numbers of states"}
 PADDING = {"padded graph", "a padded graph"}
-PAGES = {"page_size", "kv_layout", "page_order", "page sizes", "page layouts", "an engine's maximum"}
+PAGES = {"page_size", "kv_layout", "page_order", "page sizes", "page layouts", "strides of the cache", "an engine's maximum"}
 NOT_IN = {  # axes and families that a routine does not have
     "paged_decode": PREFIXES | STATES,
     "paged_prefill": PREFIXES | STATES,
@@ -133,9 +137,9 @@ NOT_IN = {  # axes and families that a routine does not have
         *PADDING,
         *STATES,
     },
-    "merge_states": PREFIXES | PADDING,
+    "merge_states": PREFIXES | PADDING | {"strides of the cache"},
     "ragged_prefill": PAGES | PADDING | PREFIXES | STATES,
-    "mla": {"kv_layout", *PREFIXES, *STATES},
+    "mla": {"kv_layout", "strides of the cache", *PREFIXES, *STATES},
 }
 
 

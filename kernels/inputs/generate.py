@@ -134,9 +134,28 @@ def _empty_cache(p: Problem, device: torch.device | str) -> tuple[tuple[Tensor, 
     if p.head_dim_qk != p.head_dim_vo or not p.paged:
         k, v = (empty(p.num_pages, *inner, dim) for dim in dims)
         return (k, v), None
-    # One allocation [P, 2, ...], as engines hold it; keys and values then have equal strides.
-    both = empty(p.num_pages, 2, *inner, p.head_dim_qk)
-    return (both[:, 0], both[:, 1]), None
+    return _pages_of_one_allocation(p, inner, device), None
+
+
+def _pages_of_one_allocation(p: Problem, inner: tuple[int, int], device: torch.device | str) -> tuple[Tensor, Tensor]:
+    """Keys and values [P, *inner, D] in one allocation, as engines hold them (`KvMemory`); they have equal strides."""
+
+    def empty(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch_dtype(p.kv_dtype), device=device)
+
+    pages, dim = p.num_pages, p.head_dim_qk
+    if p.kv_memory == "apart":
+        k, v = empty(2, pages, *inner, dim)
+    elif p.kv_memory == "by_token":
+        k, v = empty(pages, *inner, 2, dim).unbind(-2)
+    else:
+        pair, padding = 2 * math.prod(inner) * dim, p.num_kv_heads * dim if p.kv_memory == "padded" else 0
+        k, v = empty(pages, pair + padding)[:, :pair].view(pages, 2, *inner, dim).unbind(1)
+    if p.kv_memory == "degenerate":
+        heads = 1 if p.kv_layout == "HND" else 2
+        strides = [1 if axis == heads else stride for axis, stride in enumerate(k.stride())]
+        k, v = (cache.as_strided(cache.shape, strides) for cache in (k, v))
+    return k, v
 
 
 def _fill_cache(inputs: Inputs, generator: torch.Generator) -> None:

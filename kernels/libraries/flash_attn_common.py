@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths
 from kernels.inputs.rows import ancestor_rows, rows_of
 from kernels.inputs.tensors import token_major
+from kernels.problem.fields import TMA_MEMORY, KvMemory
 from kernels.problem.padded import has_empty
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class FlashAttention(Adapter):
     takes_window: bool = True
     takes_two_sided_window: bool = True
     takes_more_queries: bool = True
+    reads_memory: frozenset[KvMemory] = TMA_MEMORY
     max_seq_len: EngineMaximum = "passed"
     takes_empty: bool = True  # vLLM captures graphs with them, version 2 of uniform batches: its padded requests have no token
 

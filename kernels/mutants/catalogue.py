@@ -58,6 +58,8 @@ WRONG: tuple[Entry, ...] = (
     ("two_pages_swapped", "the last two pages are swapped", faults.two_pages_swapped, victims.order_matters),
     ("pages_reversed", "pages are read in reverse order",  # the last comes first, with what lies in its unused slots
      lambda c: faults.with_pages(c, faults.pages_of(c).flip(0)), victims.order_matters),
+    ("strides_ignored", "the strides of the cache are ignored: pages are read as if they lay in pairs",
+     faults.as_pairs, victims.strided),
     ("one_token_short", "the KV length is short by one", _sees(lambda c: c.seen & (c.key < c.length - 1)), victims.always),
     ("first_token_dropped", "the first token is dropped", _sees(lambda c: c.seen & (c.key > 0)), victims.own_first_token),
     *((f"split_of_{n}_dropped", f"one of {n} splits of the KV is dropped",

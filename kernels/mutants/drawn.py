@@ -40,7 +40,7 @@ FACTORS = (0.5, 0.8, 1.25, 2.0)  # of keys or values that are scaled
 # Of a problem: at their defaults they change no draw of before.
 LATER_FIELDS = frozenset({
     "shared_prefix", "return_lse", "max_seq_len", "enable_pdl", "graph_batch", "graph_fill", "num_states",
-    "softmax_scale", "soft_cap", "mask_prefix",
+    "softmax_scale", "soft_cap", "mask_prefix", "kv_memory",
 })  # fmt: skip
 
 

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -89,10 +89,17 @@ def pages_of(case: ReferenceCase) -> Tensor:
     return case.inputs.page_table[case.request, : -(-case.length // case.problem.slots_per_page)].long()
 
 
-def with_pages(case: ReferenceCase, pages: Tensor) -> Tensor:
+def as_pairs(case: ReferenceCase) -> Tensor:
+    """Pages are read where they would lie as [P, 2, ...], whatever strides the cache has."""
+    k, whole = case.inputs.kv[0], case.inputs.kv[0]._base
+    assert whole is not None  # `applies` says so
+    return with_pages(case, pages_of(case), whole.flatten()[: 2 * k.numel()].view(len(k), 2, *k.shape[1:]).unbind(1))
+
+
+def with_pages(case: ReferenceCase, pages: Tensor, caches: Sequence[Tensor] | None = None) -> Tensor:
     k, v = (
         bits(token_major(case.problem, cache))[pages].view(cache.dtype).float().flatten(0, 1)[: case.length]
-        for cache in case.inputs.kv
+        for cache in caches or case.inputs.kv
     )
     return replace(case, k=k * case.inputs.k_scale, v=v * case.inputs.v_scale).answer()
 

@@ -53,6 +53,12 @@ def context(p: Problem) -> Needs:
     return {"a victim with a context longer than its queries, and no window": own_len > 2 * q_len and p.window is None}
 
 
+def strided(p: Problem) -> Needs:
+    """Of padded pages, and of keys and values apart, page 0 lies where it would in a cache of pairs."""
+    several = _lens(p)[1] > p.slots_per_page and p.window is None
+    return {"a cache that is not pairs of pages": p.kv_memory in ("apart", "by_token", "padded"), "a victim of pages": several}
+
+
 def own_first_token(p: Problem) -> Needs:
     return context(p) | {"no shared prefix, whose keys are aimed at a row of one request each": p.shared_prefix is None}
 

@@ -12,9 +12,17 @@ from kernels.problem.dtypes import FP8, DtypeName, default_output
 Count = Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)]
 # Of a softmax: positive and finite. Integers are taken, true is not.
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
+# Where pages of keys and values lie. paired: [P, 2, ...] in one allocation, as in vLLM 0.25. apart: [2, P, ...], as in
+# SGLang's pool. by_token: [P, ..., 2, D], as in vLLM 0.33. padded: pairs with the room of a token behind each page, as hybrid
+# models have it (vLLM's `page_size_padded`). degenerate: pairs whose one KV head has the stride 1 (vLLM PR 40737).
+KvMemory = Literal["paired", "apart", "by_token", "padded", "degenerate"]
 Routine = Literal["paged_decode", "paged_prefill", "ragged_prefill", "mla", "cascade", "merge_states"]
 
 ROUTINES: tuple[str, ...] = get_args(Routine)
+ANY_MEMORY: frozenset[KvMemory] = frozenset(get_args(KvMemory))
+# What TMA reads: strides of a multiple of 16 bytes. vLLM mends a degenerate one before it calls such a kernel.
+TMA_MEMORY = ANY_MEMORY - {"degenerate"}
+UNREAD_MEMORY: frozenset[KvMemory] = frozenset({"paired", "apart"})  # of a kernel whose source is not open
 
 
 class ProblemFields(BaseModel):
@@ -45,6 +53,7 @@ class ProblemFields(BaseModel):
     page_size: Count = 64
     kv_layout: Literal["HND", "NHD"] = "HND"
     page_order: Literal["random", "sequential"] = "random"
+    kv_memory: KvMemory = "paired"
     num_qo_heads: Count
     num_kv_heads: Count
     head_dim_qk: Count

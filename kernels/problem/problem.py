@@ -248,4 +248,5 @@ class Problem(ProblemFields):
         """Bytes of memory for the inputs and one output, counting whole pages and a page table as wide as `max_seq_len`."""
         table = 4 * self.batch_size * self.table_width if self.max_seq_len is not None else 0  # else small beside its cache
         cache = size_bytes(self.kv_dtype, self.num_pages * self.slots_per_page * self.kv_token_elements)
-        return cache + self.query_bytes + self.output_bytes + table
+        padding = size_bytes(self.kv_dtype, self.num_pages * self.kv_token_elements // 2) if self.kv_memory == "padded" else 0
+        return cache + padding + self.query_bytes + self.output_bytes + table

@@ -33,7 +33,7 @@ def names_usual_scale(keys: dict[str, Any]) -> bool:
 
 def require_consistent(problem: ProblemFields) -> None:
     """Raises ValueError with a message for the user if keys of a problem do not fit together."""
-    for check in (_lengths, _room, _heads, _mask, _latent, _shared_prefix, _states, _dtypes, _padding, _scale):
+    for check in (_lengths, _room, _heads, _mask, _latent, _shared_prefix, _states, _dtypes, _padding, _scale, _memory):
         check(problem)
 
 
@@ -166,3 +166,16 @@ def _scale(p: ProblemFields) -> None:
             f"softmax_scale={p.softmax_scale:g}: allowed: {usual / WIDEST_SCALE:.3g} to {usual * WIDEST_SCALE:.3g}, that is, "
             f"1/sqrt(head_dim_qk) times 1/{WIDEST_SCALE} to {WIDEST_SCALE}; null is 1/sqrt(head_dim_qk)"
         )
+
+
+def _memory(p: ProblemFields) -> None:
+    if p.kv_memory == "paired":
+        return
+    plain = p.paged and not p.latent and p.num_states is None and p.kv_dtype != "nvfp4"
+    if not plain or p.head_dim_qk != p.head_dim_vo:
+        raise ValueError(
+            f"kv_memory={p.kv_memory}: allowed with pages of keys and values of one head_dim that a kernel reads, not with "
+            f"routine={p.routine}, head_dims {p.head_dim_qk} and {p.head_dim_vo}, kv_dtype={p.kv_dtype}; type kv_memory=paired"
+        )
+    if p.kv_memory == "degenerate" and p.num_kv_heads != 1:
+        raise ValueError(f"kv_memory=degenerate: allowed with num_kv_heads=1, not {p.num_kv_heads}; type kv_memory=padded")

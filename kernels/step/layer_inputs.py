@@ -32,7 +32,8 @@ def inputs_of_layer(first: Inputs, layer: int) -> Inputs:
         kv = (cache, cache[..., : p.value_dim])
     elif (whole := first.kv[0]._base) is not None:  # keys and values that lie in one allocation
         both = torch.empty_like(whole)
-        kv = (both[:, 0], both[:, 1])
+        k, v = (both.as_strided(cache.shape, cache.stride(), cache.storage_offset()) for cache in first.kv)
+        kv = (k, v)
     else:
         kv = (torch.empty_like(first.kv[0]), torch.empty_like(first.kv[1]))
     made = replace(first, q=torch.empty_like(first.q), kv=kv)

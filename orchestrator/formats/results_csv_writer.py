@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # Keys of a problem that its files have no column for, and on which times depend: on a softmax scale they do not.
 NO_COLUMN = (
     *("window", "sinks", "tree", "kv_layout", "page_order", "min_s_qo", "batch_spec", "max_seq_len"),
-    *("shared_prefix", "return_lse", "graph_batch", "num_states", "mask_prefix", "soft_cap"),
+    *("shared_prefix", "return_lse", "graph_batch", "num_states", "mask_prefix", "soft_cap", "kv_memory"),
 )
 
 

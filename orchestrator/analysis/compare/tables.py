@@ -43,6 +43,7 @@ SHOWN_IF_VARYING = (
     "kv_layout",
     "seq_lens",
     "page_order",
+    "kv_memory",
     "num_qo_heads",
 )
 ALWAYS_SHOWN = GRID_AXES

@@ -28,7 +28,7 @@ from orchestrator.storage.exported import save_files
 FRAMEWORK = "attention-orchestrator"  # no engine ran these calls
 THEIR_DTYPES = {ours: theirs for theirs, ours in DTYPES.items()}
 # Keys that a workload here may have, its tables have no column for, and times depend on: on a softmax scale they do not.
-DEFAULTS = {"mask": "causal", "seq_lens": "fixed", "sinks": False, "return_lse": False}
+DEFAULTS = {"mask": "causal", "seq_lens": "fixed", "sinks": False, "return_lse": False, "kv_memory": "paired"}
 EMPTY = ("min_s_qo", "batch_spec", "max_seq_len", "graph_batch", "shared_prefix", "num_states", "soft_cap")
 # What its tables tell apart.
 LENGTHS, HEADS = ("batch_size", "s_qo", "s_kv"), ("num_qo_heads", "num_kv_heads", "head_dim_qk", "head_dim_ckv")

@@ -25,7 +25,9 @@ from orchestrator.storage.exported import save_files
 AUTHOR = "attention-orchestrator"
 FAILED = "RUNTIME_ERROR"
 STATUSES = {"ok": "PASSED", "mismatch": "INCORRECT_NUMERICAL", "failed": FAILED, "oom": FAILED, "timeout": "TIMEOUT"}
-NO_COUNTERPART = ("mask", "window", "sinks", "tree", "max_seq_len", "shared_prefix", "graph_batch", "num_states", "soft_cap")
+NO_COUNTERPART = (
+    *("mask", "window", "sinks", "tree", "max_seq_len", "shared_prefix", "graph_batch", "num_states", "soft_cap", "kv_memory"),
+)
 DTYPES = {("bf16", "bf16"): "", ("fp8_e4m3", "fp8_e4m3"): "_fp8e4m3"}  # the ends of definitions' names
 REFERENCE = "torch_sdpa"
 

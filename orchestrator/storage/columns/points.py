@@ -66,6 +66,14 @@ class ProblemColumns(TypedDict, total=False):
     page_size: Annotated[int, About("Tokens in a page of the KV cache.", "tokens")]
     kv_layout: Annotated[str, About("Order of the axes in a page: HND (heads, tokens, elements) or NHD.")]
     page_order: Annotated[str, About("Order of a request's pages in memory: random or sequential.")]
+    kv_memory: Annotated[
+        str,
+        About(
+            "How pages of keys and values lie: paired [P, 2, ...], apart [2, P, ...], by_token [P, ..., 2, D], padded (pairs and a "
+            "token's room) or degenerate (pairs, and a stride of 1 for the one KV head).",
+            default="paired",
+        ),
+    ]
     num_qo_heads: Annotated[int, About("Query heads on one GPU.", "heads")]
     num_kv_heads: Annotated[int, About("Key and value heads on one GPU. In MLA the model's own, before absorption.", "heads")]
     head_dim_qk: Annotated[int, About("Length of a query and a key of one head. In MLA the model's own.", "elements")]
