@@ -13,7 +13,8 @@ OrchestratorError
 ├── CannotMeasure        a release gives no times: mode=bisect skips it and names it
 └── WroteInputs          a backend changed small inputs in its turn, while it was timed: its row is a mismatch
 
-Beside the tree stands NotPlain: a name is a link, a FIFO or a folder where a plain file is needed.
+Beside the tree stand NotPlain (a name is a link, a FIFO or a folder where a plain file is needed) and NotTaken (a line of a file of
+others has no counterpart here).
 """
 
 from __future__ import annotations
@@ -82,6 +83,10 @@ class DamagedDataset(UserError):
 
 class NoRows(UserError):
     """A dataset has no rows, or none with the values that `where` asks for."""
+
+
+class NotTaken(ValueError):
+    """What many lines have in common that are not taken, and the word of this one: NotTaken(message, name)."""
 
 
 class NotPlain(OSError):

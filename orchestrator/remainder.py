@@ -21,10 +21,6 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 
-class NotTaken(ValueError):
-    """What many lines have in common that are not taken, and the word of this one: NotTaken(message, name)."""
-
-
 class Remainder:
     """What of one file has no counterpart here, by line. `unit` is what its lines are called."""
 

@@ -1,12 +1,11 @@
-"""Bounds root mean squares of errors: of the rows of each query head of a request, of all rows of a request, and of each element.
+"""Bounds root mean squares of errors: of the rows of each query head of a request, and of all rows of a request.
 
 The worst row alone says little of a kernel that is off by nearly the tolerance in every row. Rounding is so in few: errors of rows
 are nearly independent, so their root mean square is a fraction of the tolerance, the surer the more rows there are. Each row's
-error counts in its own tolerance, so that one of wide tolerance decides nothing. Nor does a row say much of one of its elements:
-without it, the row is off by 1 / sqrt(D).
+error counts in its own tolerance, so that one of wide tolerance decides nothing.
 """
 
-# T = query tokens of all requests, H = num_qo_heads, K = stored KV heads, D = head_dim_vo, B = requests
+# T = query tokens of all requests, H = num_qo_heads, D = head_dim_vo, B = requests
 
 from __future__ import annotations
 
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
 # error of their logits besides, which few rows have: up to 0.18. Emulations of a kernel that does not scale probabilities up before
 # it rounds them, as SGLang's Triton kernels, had 0.31 of 64 rows over 131,072 keys. docs/correctness_numbers.md has the table.
 SHARE, SHARE_NARROWED = 0.55, 0.45
-# An element may be off by the tolerance, and of few rows by more. Right kernels had half of this limit at most.
-OF_FEW_ROWS = 4.0
 
 
 def limit_of(rows: int, problem: Problem, how: Arithmetic) -> float:
@@ -37,21 +34,15 @@ def limit_of(rows: int, problem: Problem, how: Arithmetic) -> float:
     return share + (1 - share) / math.sqrt(max(1, rows))
 
 
-def limit_of_element(rows: int) -> float:
-    """The same of one element of so many rows, beside the root mean square of their elements."""
-    return 1 + OF_FEW_ROWS / math.sqrt(rows)
-
-
 def largest(squares: Tensor, scale: Tensor, problem: Problem, how: Arithmetic) -> tuple[Tensor, ...]:
-    """The largest root mean square of a query head of a request, of a request, and of an element of a KV head, in limits, each with
-    its place among all: six numbers on the device.
+    """The largest root mean square of a query head of a request, and of a request, in limits, each with its place among all: four
+    numbers on the device.
 
     `squares` are those of errors, [T, H, D]. `scale` [T, H] is the tolerance of each row as a length.
     """
     import torch
 
-    p, weights = problem, scale.square().reciprocal()
-    rows = squares.sum(-1) * weights
+    p, rows = problem, squares.sum(-1) / scale.square()
     if len(set(p.q_lens)) == 1:
         sums = rows.view(p.batch_size, -1, p.num_qo_heads).sum(1)
     else:
@@ -62,10 +53,6 @@ def largest(squares: Tensor, scale: Tensor, problem: Problem, how: Arithmetic) -
         limits = [q_len * limit_of(q_len * together, p, how) ** 2 for q_len in p.q_lens]
         limit = limits[0] if len(set(limits)) == 1 else sums.new_tensor(limits)[:, None]
         found += (of / limit).sqrt().flatten().max(0)
-    by_head = (len(squares), p.stored_kv_heads, p.group_size)
-    elements = torch.einsum("tkgd,tkg->kd", squares.view(*by_head, -1), weights.view(by_head))
-    count = by_head[0] * by_head[2]
-    found += (elements * (p.value_dim / count)).sqrt().div(limit_of_element(count)).flatten().max(0)
     return tuple(found)
 
 
@@ -80,16 +67,12 @@ class MeanErrors:
     @property
     def reason(self) -> str:
         """What is wrong, in words; empty if nothing is."""
-        p, (of_head, head, of_request, request, of_element, element) = self.problem, self.found
+        p, (of_head, head, of_request, request) = self.problem, self.found
         if of_head > 1:
             of, number = divmod(int(head), p.num_qo_heads)
             return _in_words(f"the rows of query head {number} of request {of}", of_head, self._limit(of))
         if of_request > 1:
             return _in_words(f"the rows of request {int(request)}", of_request, self._limit(request, p.num_qo_heads))
-        if of_element > 1:
-            kv_head, number = divmod(int(element), p.value_dim)
-            limit = limit_of_element(p.num_q_tokens * p.group_size)
-            return _in_words(f"element {number} of all rows of KV head {kv_head}", of_element, limit)
         return ""
 
     def _limit(self, request: float, heads: int = 1) -> float:

@@ -12,8 +12,8 @@ from typing import Any
 
 from kernels.problem import default_output
 from orchestrator.config.engine import MAX_DRAFT
-from orchestrator.errors import UserError
-from orchestrator.remainder import NotTaken, Remainder
+from orchestrator.errors import NotTaken, UserError
+from orchestrator.remainder import Remainder
 from orchestrator.untrusted.door import any_json
 from orchestrator.untrusted.files import read_text
 

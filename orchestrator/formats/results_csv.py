@@ -13,10 +13,10 @@ from typing import Any
 
 from kernels.device import Device
 from kernels.problem import Problem
-from orchestrator.errors import UserError
+from orchestrator.errors import NotTaken, UserError
 from orchestrator.formats import flashinfer, imported
 from orchestrator.point import Point, fingerprint
-from orchestrator.remainder import NotTaken, Remainder
+from orchestrator.remainder import Remainder
 from orchestrator.storage.row import Row, finish
 from orchestrator.untrusted.files import read_text
 

@@ -237,7 +237,7 @@ def test_the_arguments_and_signals_of_the_process_are_left_as_they_were(invoke: 
 
 
 def test_every_mode_has_a_command_and_every_command_a_mode():
-    files = {module.name for module in pkgutil.iter_modules(commands.__path__)} - {"invocation"}
+    files = {module.name for module in pkgutil.iter_modules(commands.__path__)} - {"invocation", "profile"}
 
     named = [rules.command.partition(".") for rules in MODES.values()]
     assert {module for module, _, _ in named} == files

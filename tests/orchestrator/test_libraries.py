@@ -23,6 +23,7 @@ from orchestrator.planning.plan import Decision, Plan
 from orchestrator.planning.resume import Resume
 from orchestrator.run import imports_of
 from orchestrator.storage import parquet
+from orchestrator.storage.journal import parse_row
 from orchestrator.storage.row import Row, describe, finish, library_column, to_json, to_table
 from tests.helpers.command_line import Invoke
 from tests.helpers.problems import HEADS
@@ -210,8 +211,8 @@ def test_an_older_row_has_the_library_of_its_time_in_a_file_a_journal_and_sql(tm
     assert dict(zip(*(parquet.read(tmp_path).column(n).to_pylist() for n in ("point_id", "libraries")), strict=True)) == expected
     assert dict(open_dataset(str(tmp_path)).execute("SELECT point_id, libraries FROM rows")) == expected
     for one in older:
-        found = parquet.parse_row(to_json(one).encode())
-        assert found and found["libraries"] == expected[found["point_id"]]
+        found = parse_row(to_json(one).encode())
+        assert isinstance(found, dict) and found["libraries"] == expected[found["point_id"]]
 
 
 def test_after_a_library_is_installed_the_newer_row_alone_is_current(tmp_path: Path):

@@ -54,19 +54,6 @@ def test_the_head_that_is_nearest_to_its_limit_is_named_with_its_request(lengths
     assert verdict.max_error == pytest.approx(limit_of(min(p.q_lens), p, how) * tolerance(p, how))
 
 
-@pytest.mark.parametrize(("dtype", "compute", "off"), [("bf16", "bf16", 0.04), ("fp8_e4m3", "fp8_e4m3", 0.6)])
-def test_one_element_of_each_row_may_not_be_off_by_more_than_the_tolerance(dtype: str, compute: str, off: float):
-    p = Problem.model_validate({**HEADS, "head_dim_qk": 128, "head_dim_vo": 128, "s_qo": 4, "s_kv": 3000, "kv_dtype": dtype})
-    x, how = draw(p, "cpu"), Arithmetic(compute)
-    answer = oracle.answer(x)
-    out = answer.out.clone()
-    out[:, 4:, 17] *= 1 - off
-    verdict = judge_rows(out.bfloat16(), x, answer, how)
-
-    assert verdict.of_tolerance < 1
-    assert verdict.reason.startswith("element 17 of all rows of KV head 1: off by")
-
-
 @pytest.mark.parametrize(("compute", "share"), [("bf16", SHARE), ("fp8_e4m3", SHARE_NARROWED)])
 def test_one_row_may_have_all_of_its_tolerance_and_many_a_share(compute: str, share: float):
     p = Problem.model_validate({**HEADS, "s_qo": 1, "s_kv": 300, "kv_dtype": "fp8_e4m3"})
