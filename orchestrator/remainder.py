@@ -11,7 +11,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from kernels.problem import Problem
-from orchestrator.errors import UserError, explain
+from orchestrator.errors import NotTaken, UserError, explain
 from orchestrator.notes import note_once
 from orchestrator.untrusted.door import fault
 

@@ -10,8 +10,8 @@ from itertools import dropwhile
 from typing import Any, NoReturn
 
 from kernels.problem import Problem
-from orchestrator.formats.flashinfer import ROUTINES, BenchmarkCase, our_backend, our_dtype, problem_keys
 from orchestrator.errors import NotTaken
+from orchestrator.formats.flashinfer import ROUTINES, BenchmarkCase, our_backend, our_dtype, problem_keys
 from orchestrator.remainder import Remainder
 from orchestrator.untrusted.files import read_text
 
