@@ -103,12 +103,14 @@ def with_sweep_of_row(config: Config, typed: list[str]) -> tuple[Config, list[st
     takes_row = mode in MODES and MODES[mode].sweep_of_row
     if not takes_row or config.get("sweep") is not None or config.get("import") or path == NO_SWEEP_PATH:
         return config, typed
-    from orchestrator.planning.replay import overrides_of
+    from orchestrator.planning.replay import overrides_of, require_no_environment
 
     if not isinstance(path, str):
         raise UserError(f"results.path={path}: mode={mode} takes one dataset; type the one that has the point")
     words = [*overrides_of(path, point, typed), *typed]
-    return {**from_words(words), "point": point}, words
+    found = from_words(words)
+    require_no_environment(found["sweep"], typed)
+    return {**found, "point": point}, words
 
 
 def _point_of(typed: list[str]) -> str | None:

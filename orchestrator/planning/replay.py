@@ -28,7 +28,9 @@ DESCRIBE = ("sweep", "model", "trees", "timing", "check")  # keys of a stored co
 # Keys that name code, an environment or a file that somebody else chose. A replay has them only if they are typed again.
 TRUSTED = ("adapters", "env", "import", "traffic", "--config-dir")
 OF_ENVIRONMENT = re.compile(r"\benv\b")  # also within a mapping: it installs packages, whose builds are code
-REFERS = re.compile(r"\$\{|^[+]?(?:model|sweep|timing|check|trees)=.*/")  # to variables of this machine, or to files elsewhere
+# To variables of this machine, or to files elsewhere. No `$`: Hydra takes backslashes away, so `$\\{` means `${` too.
+REFERS = re.compile(r"\$|^[+]?(?:model|sweep|timing|check|trees)=.*/")
+BEGINS = [["python", "-m", name] for name in ("orchestrator", "attention_orchestrator")]  # a checkout's commands, and the wheel's
 RENAMED_L2 = ("cold", "dirty")  # the state of the L2 in rows whose command names none, since it was the default
 
 
@@ -81,10 +83,10 @@ def overrides_of(path: str, point_id: str | None, typed: Sequence[str] = ()) -> 
         words = shlex.split(rows[-1]["command"] or "")
     except ValueError:  # a quote that does not end
         words = []
-    if words[:2] != ["python", "-m"]:
+    if words[:3] not in BEGINS or not all("=" in word or word.startswith("~") for word in words[3:]):
         raise UserError(f"point={point_id!r}: its row has no command of this project; type +sweep=NAME, with the sweep that has it")
     if "mode=check_power" in words:
-        raise UserError(f"point={point_id!r}: its row is of a wrong kernel; type its own command: {rows[-1]['command']}")
+        raise UserError(f"point={point_id!r}: its row is of a wrong kernel; type its own command: {shlex.join(words)}")
     own = {_path_of(word) for word in typed}
     stored = [word for word in words[3:] if _path_of(word) not in own]
     if asked := [word for word in stored if _needs_trust(word)]:
@@ -95,6 +97,21 @@ def overrides_of(path: str, point_id: str | None, typed: Sequence[str] = ()) -> 
     kept = [word for word in stored if key_of(word) in DESCRIBE]
     dirty = rows[-1]["l2"] in RENAMED_L2 and not any(word.startswith("timing.l2=") for word in [*kept, *typed])
     return [*kept, *(["timing.l2=dirty"] if dirty else [])]
+
+
+def require_no_environment(sweep: object, typed: Sequence[str]) -> None:
+    """Raises UserError if a sweep, as it was composed with words of a row, names an environment and the typed words do not.
+
+    It installs packages, whose builds are code. This is judged of the values too, since Hydra reads words otherwise than a person.
+    """
+    if _names_environment(sweep) and not any(OF_ENVIRONMENT.search(word) or _path_of(word) == "--config-dir" for word in typed):
+        raise UserError("sweep.env: the command of the point's row names an environment; if you trust it, type sweep.env=[...] too")
+
+
+def _names_environment(value: object) -> bool:
+    if isinstance(value, dict):
+        return value.get("env") is not None or any(map(_names_environment, value.values()))
+    return isinstance(value, list) and any(map(_names_environment, value))
 
 
 def _path_of(word: str) -> str:
