@@ -22,10 +22,11 @@ from orchestrator.untrusted.door import any_json, as_object, from_json
 
 Record = tuple[int, Mapping[str, Any]]  # with its line, or its number in a list
 Shares = list[tuple[float, float]]  # lengths, each with its weight
+Lengths = tuple[Mapping[str, Any], str, str]  # a mapping, and its keys of prompts and of outputs
 
 MAX_TOKENS = 10**8
 MAX_COUNT = 1e15  # of requests, and weights
-MAX_DEPTH = 4  # of the lengths in a record
+MAX_DEPTH, MAX_NAMES = 4, 12  # of the lengths in a record; of what was passed over
 # Names of lengths, of which letters and digits count; the first that a record has.
 PROMPTS = (
     *("inputlength", "inputlen", "inputlens", "inputsequencelength", "isl", "promptlen", "promptlength", "prompttokens"),
@@ -91,6 +92,7 @@ class _Reader:
         self.seen: set[int | str] = set()
         self.blocks = 0
         self.has_percentiles = False
+        self.passed: set[str] = set()
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Adds the requests of a record, or its decode step. Raises ValueError if it has neither."""
@@ -102,13 +104,41 @@ class _Reader:
             return
         given = record.get("hash_ids")
         hashes = [block for block in given if isinstance(block, int | str)] if isinstance(given, list) else []
-        for prompts, outputs in _lengths(record):
+        _, found = self._found(record)
+        if not found:
+            hint = "; vllm bench serve writes lengths with --save-detailed" if "total_input_tokens" in record else ""
+            raise ValueError(f"neither s_kv nor input_length with output_length, nor other names of them{hint}")
+        if "batch_size" in record:
+            raise ValueError("batch_size goes with s_kv, and not with input_length, since a request is decoded in many batches")
+        for prompts, outputs in (pair for lengths in found for pair in _pairs(*lengths)):
             self.has_percentiles |= len(prompts) * len(outputs) > 1
             self.prompts += [TrafficPoint(None, prompt, weight) for prompt, weight in prompts]
             pairs = ((p, o, of_p * of_o) for p, of_p in prompts for o, of_o in outputs)
             self.decode += [step for prompt, output, weight in pairs for step in steps(prompt, output, weight)]
         self.blocks += len(hashes)
         self.seen.update(hashes)
+
+    def _found(self, mapping: Mapping[str, Any], depth: int = MAX_DEPTH) -> tuple[bool, list[Lengths]]:
+        """The lengths in a mapping, and whether they stand in lists.
+
+        Lists go before single lengths, which may be their totals; outer before inner; and of siblings those named as the first.
+        """
+        found: dict[tuple[bool, bool, str], list[Lengths]] = {}  # by whether they are lists, and outer, and where
+        if keys := _keys(tuple(key for key in mapping if mapping[key] is not None)):
+            found[isinstance(mapping[keys[0]], list), True, keys[0]] = [(mapping, *keys)]
+        for name, value in mapping.items() if depth > 1 else ():
+            inner = [
+                self._found(one, depth - 1) for one in (value if isinstance(value, list) else [value]) if isinstance(one, dict)
+            ]
+            if lengths := [one for _, several in inner for one in several]:
+                found[isinstance(value, list) or any(listed for listed, _ in inner), False, name] = lengths
+        if not found:
+            return False, []
+        best = max(key[:2] for key in found)
+        named = next(lengths[0][1] for key, lengths in found.items() if key[:2] == best)
+        taken = {key: lengths for key, lengths in found.items() if key[:2] == best and lengths[0][1] == named}
+        self.passed |= {name for *_, name in found.keys() - taken.keys()}
+        return best[0], [one for lengths in taken.values() for one in lengths]
 
     def notes(self, has_batches: bool) -> Iterator[str]:
         """What was assumed."""
@@ -119,28 +149,21 @@ class _Reader:
         if repeated := self.blocks - len(self.seen):
             share = f"{repeated:,} of {self.blocks:,} blocks of prompts (hash_ids) repeat earlier ones"
             yield f"{share}; a prefix cache would not compute them again, and prompts count whole here"
+        if self.passed:
+            more = ", ..." if len(self.passed) > MAX_NAMES else ""
+            yield f"beside the lengths that were taken, others were passed over: {', '.join(sorted(self.passed)[:MAX_NAMES])}{more}"
 
 
-def _lengths(record: Mapping[str, Any]) -> list[tuple[Shares, Shares]]:
-    """Prompt and output tokens of each request of a record, the outermost that it has. Raises ValueError if it has none."""
-    level = [record]
-    for _ in range(MAX_DEPTH):
-        if found := [pair for mapping in level for pair in _pairs(mapping)]:
-            if "batch_size" in record:
-                raise ValueError("batch_size goes with s_kv, and not with input_length, since a request is decoded in many batches")
-            return found
-        values = (value for mapping in level for value in mapping.values())
-        level = [one for value in values for one in (value if isinstance(value, list) else [value]) if isinstance(one, dict)]
-    hint = "; vllm bench serve writes lengths with --save-detailed" if "total_input_tokens" in record else ""
-    raise ValueError(f"neither s_kv nor input_length with output_length, nor other names of them{hint}")
-
-
-def _pairs(mapping: Mapping[str, Any]) -> list[tuple[Shares, Shares]]:
-    """Those of the requests that stand in this very mapping: one, or lists of them."""
-    names = {_plain(key): key for key in mapping if mapping[key] is not None}
+@lru_cache(maxsize=1000)  # a record has the names of all others
+def _keys(given: tuple[str, ...]) -> tuple[str, str] | None:
+    """Those of the keys that name the lengths of prompts and of outputs."""
+    names = {_plain(key): key for key in given}
     prompt, output = (next((names[name] for name in known if name in names), None) for known in (PROMPTS, OUTPUTS))
-    if prompt is None or output is None:
-        return []
+    return None if prompt is None or output is None else (prompt, output)
+
+
+def _pairs(mapping: Mapping[str, Any], prompt: str, output: str) -> list[tuple[Shares, Shares]]:
+    """Prompt and output tokens of each request in this very mapping: one, or lists of them."""
     prompts, outputs = (value if isinstance(value, list) else [value] for value in (mapping[prompt], mapping[output]))
     if len(prompts) != len(outputs):
         raise ValueError(f"{prompt} has {len(prompts)} lengths and {output} has {len(outputs)}; allowed: as many of both")
@@ -166,6 +189,5 @@ def _number(name: str, value: object, least: int, most: float = MAX_TOKENS, *, w
     return value  # type: ignore[return-value]
 
 
-@lru_cache(maxsize=1000)  # a record has the names of all others
 def _plain(name: object) -> str:
     return re.sub(r"[^a-z0-9]", "", str(name).lower())

@@ -119,6 +119,27 @@ def test_lengths_are_read_under_the_names_of_each_benchmark(tmp_path: Path, cont
     assert [round(point.s_kv) for point in traffic.points(mix, 5)] == [1038, 1062, 1088, 1114, 1138]
 
 
+ONE, MANY = {"prompt_tokens": 1024, "completion_tokens": 128}, {"prompt_tokens": 20_000, "completion_tokens": 4000}
+
+
+@pytest.mark.parametrize(
+    ("record", "passed"),
+    [
+        ({**MANY, "requests": [ONE]}, "prompt_tokens"),
+        ({"summary": MANY, "data": {"requests": [{"usage": ONE}]}}, "summary"),
+        ({"benchmarks": [{**MANY, "requests": [ONE]}]}, "prompt_tokens"),
+        ({**MANY, "input_lens": [1024], "output_lens": [128], "usage": MANY}, "usage"),
+        ({"requests": [ONE], "metrics": {"prompt_tokens": {"mean": 5}, "output_tokens": {}}}, "metrics"),
+        ({"usage": ONE, "timings": {"num_prompt_tokens": 1, "output_tokens": 9}}, "timings"),
+    ],
+)
+def test_requests_go_before_totals_which_are_named(tmp_path: Path, record: dict[str, object], passed: str):
+    mix = traffic.read(written(tmp_path, json.dumps(record)))
+
+    assert [point.s_kv for point in mix.prompts] == [1024]
+    assert mix.notes[-1] == f"beside the lengths that were taken, others were passed over: {passed}"
+
+
 def test_percentiles_of_a_summary_are_shares_of_lengths(tmp_path: Path):
     """As GenAI-Perf and AIPerf summarise a run: profile_export_genai_perf.json."""
     of_prompt = {"unit": "tokens", "avg": 150, "min": 100, "p50": 100, "max": 200, "std": 9}
