@@ -14,6 +14,7 @@ from kernels import adapters as own_adapters
 from kernels.adapter import Adapter
 from kernels.contract import splits as of_keys
 from kernels.contract.releases import installed
+from kernels.contract.runner import said
 from kernels.problem import ROUTINES
 from kernels.split import Split
 from kernels.split.batch import PREFILL_ROUTINE, SPELLING, parsed
@@ -157,8 +158,10 @@ def _adapters_in(module: str) -> tuple[Adapter, ...]:
             raise BadPlugin(f"{module} cannot be imported: {error}") from error
         hint = "start the command in its folder, or put that folder on PYTHONPATH, here and on the workers"
         raise BadPlugin(f"there is no module '{error.name}'; {hint}") from None
-    except (Exception, SystemExit) as error:  # a plugin may raise anything while it is imported
-        raise BadPlugin(f"{module} cannot be imported: {type(error).__name__}: {error}") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a plugin may raise anything while it is imported
+        raise BadPlugin(f"{module} cannot be imported: {said(error)}") from error
     if not isinstance(found, tuple | list) or not all(isinstance(adapter, Adapter) for adapter in found):
         raise BadPlugin(f"{module} has no tuple ADAPTERS of Adapter objects; write ADAPTERS = (MyBackend(),) at its end")
     for old, new in OLD_HOOKS.items():

@@ -26,7 +26,9 @@ def said(error: BaseException) -> str:
     """The class and the words of an exception on one line. One of a backend's own may not even be printed."""
     try:
         words = " ".join(str(error).split())
-    except Exception:
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
         words = "it cannot be printed"
     return f"{type(error).__name__}: {words}"[:MAX_SAID]
 

@@ -58,7 +58,9 @@ def _decided(point: Point, models: Sequence[_DeviceModel], settings: Settings, b
     try:
         decision = _decide(point, models, settings, backends)
         return _if_installed(decision, backends) if look or point.env else decision
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         if not point.plugin_code or isinstance(error, OrchestratorError):
             raise
         names = tuple(model.device.name for model in models)

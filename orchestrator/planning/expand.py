@@ -82,7 +82,9 @@ def _distributions(adapter: Adapter, problem: Problem, plugin: str) -> tuple[str
     """The packages of a backend. A plugin that cannot name them is asked again when its points are decided, and fails there."""
     try:
         return adapter.distributions_for(problem)
-    except (Exception, SystemExit):
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
         if not plugin:
             raise
         return ()

@@ -28,7 +28,7 @@ DESCRIBE = ("sweep", "model", "trees", "timing", "check")  # keys of a stored co
 # Keys that name code, an environment or a file that somebody else chose. A replay has them only if they are typed again.
 TRUSTED = ("adapters", "env", "import", "traffic", "--config-dir")
 OF_ENVIRONMENT = re.compile(r"\benv\b")  # also within a mapping: it installs packages, whose builds are code
-# To variables of this machine, or to files elsewhere. No `$`: Hydra takes backslashes away, so `$\\{` means `${` too.
+# To variables of this machine, or to files elsewhere. No `$`: Hydra takes backslashes away, so a brace may be escaped.
 REFERS = re.compile(r"\$|^[+]?(?:model|sweep|timing|check|trees)=.*/")
 BEGINS = [["python", "-m", name] for name in ("orchestrator", "attention_orchestrator")]  # a checkout's commands, and the wheel's
 RENAMED_L2 = ("cold", "dirty")  # the state of the L2 in rows whose command names none, since it was the default

@@ -11,6 +11,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any, cast
 
+from kernels.contract.runner import said
 from orchestrator.notes import note_once
 from orchestrator.storage.columns import COLUMNS, Column, ColumnType, Row
 from orchestrator.storage.row import KEY, LATER, STATUSES, finish
@@ -39,6 +40,16 @@ INT64, INT32 = 1 << 63, 1 << 31
 
 def storable(row: Row) -> Row:
     """The row as every reader takes it: text in UTF-8, and if a value is none of its column's, `failed` without it, in words."""
+    try:
+        return _storable(row)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # of a value of a plugin's own class
+        plain = {name: value for name, value in row.items() if type(value) in (str, int, float, bool)}
+        return finish(_storable(cast(Row, plain)), "failed", f"its row cannot be stored: {said(error)}")
+
+
+def _storable(row: Row) -> Row:
     whole = {name: _text(value) if isinstance(value, str) else value for name, value in row.items()}
     if not (wrong := damage(whole)):
         return cast(Row, whole)
@@ -49,7 +60,7 @@ def storable(row: Row) -> Row:
 
 def _text(value: str) -> str:
     """Half of a surrogate pair, which no file holds, in Python's escaped form."""
-    whole = value[:MAX_TEXT]
+    whole = str.__str__(value)[:MAX_TEXT]  # plain text also of a plugin's own class
     return whole if whole.isascii() else whole.encode(errors="backslashreplace").decode()
 
 

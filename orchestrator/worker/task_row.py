@@ -51,7 +51,9 @@ def classify_exception(error: Exception) -> tuple[Status, str]:
     `failed`."""
     try:
         return _classified(error)
-    except Exception:  # its words or its number raise themselves
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # its words or its number raise themselves
         return "failed", said(error)
 
 

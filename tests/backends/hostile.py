@@ -26,6 +26,11 @@ class Unprintable(Exception):
         raise RuntimeError("no words")
 
 
+class UnprintableAtAll(Exception):
+    def __str__(self) -> str:
+        raise SystemExit(0)
+
+
 class NoException(BaseException):
     pass
 
@@ -86,6 +91,8 @@ OF_NOBODY: tuple[Adapter, ...] = (  # each costs its own points alone
     Hostile(name="exits_well", plans=ends),
     Hostile(name="launch_exits", launches=ends),
     Hostile(name="unprintable", plans=raises(Unprintable())),
+    Hostile(name="unprintable_exits", plans=raises(UnprintableAtAll())),
+    Hostile(name="rule_no_exception", rule=raises(NoException("mine"))),
     Hostile(name="surrogate", plans=raises(RuntimeError("bad \udcff name"))),
     Hostile(name="no_exception", plans=raises(NoException("mine"))),
 )

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from orchestrator.cli import main
 from orchestrator.storage.columns import COLUMNS, Row
 from orchestrator.storage.folder import FolderStore
+from orchestrator.storage.journal import storable
 from orchestrator.storage.parquet import read
 from tests.backends import hostile
 from tests.helpers.command_line import Invoke
@@ -33,6 +34,8 @@ SAYS = {
     "exits_well": "the worker process died: SystemExit: 0",
     "launch_exits": "the worker process died: SystemExit: 0",
     "unprintable": "Unprintable: it cannot be printed",
+    "unprintable_exits": "UnprintableAtAll: it cannot be printed",
+    "rule_no_exception": "the plugin cannot say where rule_no_exception runs: NoException: mine",
     "surrogate": "RuntimeError: bad \\udcff name",
     "no_exception": "the worker process died: NoException: mine",
 }
@@ -73,6 +76,26 @@ def test_threads_that_a_backend_leaves_behind_do_not_keep_the_process(tmp_path: 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
 
     assert (done.returncode, done.stdout.split()[0]) == (0, "attention-orchestrator")
+
+
+class OddText(str):
+    __slots__ = ()
+
+    def __getitem__(self, _key: object) -> str:
+        raise hostile.NoException("mine")
+
+
+class OddNumber(float):
+    __slots__ = ()
+
+    def is_integer(self) -> bool:
+        raise hostile.NoException("mine")
+
+
+def test_a_value_of_a_plugin_s_own_class_costs_its_own_row_at_most():
+    assert storable({**made("p1"), "resolved_backend": OddText("fa2")}) == {**made("p1"), "resolved_backend": "fa2"}
+    row = storable({**made("p1"), "batch_size": OddNumber(1)})
+    assert (row["point_id"], row["status"], row["reason"]) == ("p1", "failed", "its row cannot be stored: NoException: mine")
 
 
 ANYTHING = st.recursive(
