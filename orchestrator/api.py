@@ -64,8 +64,9 @@ def run(*overrides: str) -> int:
     """
     from orchestrator.commands import execute
     from orchestrator.composing.compose import from_words
+    from orchestrator.composing.overrides import with_models
 
-    return execute(from_words(overrides), overrides)
+    return execute(from_words(overrides), with_models(overrides))
 
 
 def version() -> str:

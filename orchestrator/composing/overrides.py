@@ -18,6 +18,7 @@ from hydra.core.override_parser.types import Override, RangeSweep, Sweep, ValueT
 from hydra.errors import HydraException
 
 import conf
+from orchestrator.config import config_json
 from orchestrator.config.modes import MODES
 from orchestrator.config.sweep import SWEEP_KEYS
 from orchestrator.errors import UserError, unknown
@@ -64,7 +65,7 @@ def read(argv: Sequence[str]) -> Arguments:
 
     Raises UserError for what cannot be read, for an option that there is not, and for more jobs or values than a person means.
     """
-    typed = _parser().parse_intermixed_args([_at_home(word) for word in argv])
+    typed = _parser().parse_intermixed_args(with_models([_at_home(word) for word in argv]))
     shows = [
         word for name in ("help", "hydra_help", "resolve", "shell_completion") if getattr(typed, name) for word in [_dashed(name)]
     ]
@@ -88,6 +89,19 @@ def read(argv: Sequence[str]) -> Arguments:
         raise UserError(
             f"-m: these values make more than {MAX_JOBS:,} jobs; allowed: up to {MAX_JOBS:,}; an axis takes a list, KEY=[1,2]"
         )
+    return found
+
+
+def with_models(words: Sequence[str]) -> list[str]:
+    """The words, with `import=` of a model's config.json as the `model=` that it means. Raises UserError for two models."""
+    found = [
+        f"model={value}" if key == "import" and config_json.is_one(value.strip("'\"")) else word
+        for word in words
+        for key, _, value in [word.partition("=")]
+    ]
+    models = [word for word, meant in zip(words, found, strict=True) if meant.startswith("model=")]
+    if found != list(words) and len(models) > 1:
+        raise UserError(f"{' '.join(models)}: each is a model, and a command has one; type one of them")
     return found
 
 

@@ -75,7 +75,19 @@ def is_named(value: object) -> bool:
     return isinstance(value, str) and (value.endswith(".json") or "/" in value or Path(value, "config.json").is_file())
 
 
-def read(given: str, key: str = "model") -> Keys:
+def is_one(given: str) -> bool:
+    """Whether a value of `import=` is the file of a model, or a folder with one."""
+    try:
+        path = Path(expanded(given))
+        if path.is_dir() or path.suffix != ".json" or path.name.endswith("config.json"):
+            return path.name.endswith("config.json") or (path / "config.json").is_file()
+        found = from_json(read_text(path, "import", MAX_BYTES)) if path.stat().st_size <= MAX_BYTES else {}
+    except (OSError, ValueError, UserError):  # whoever reads it then says what is wrong
+        return False
+    return not found.keys().isdisjoint(("model_type", "num_attention_heads"))
+
+
+def read(given: str) -> Keys:
     """The keys of the model that a `config.json` describes, or the folder that holds one.
 
     A model that conf/model has keeps its name, page size and tensor-parallel sizes. Raises UserError for a file that cannot be
@@ -83,8 +95,8 @@ def read(given: str, key: str = "model") -> Keys:
     """
     path = Path(expanded(given))
     path = path / "config.json" if path.is_dir() else path
-    with reading(f"{key}={given}", "give the config.json of a model"):
-        return _named(_keys_of(_of_text(from_json(read_text(path, key, MAX_BYTES))), f"{key}={given}"), path)
+    with reading(f"model={given}", "give the config.json of a model"):
+        return _named(_keys_of(_of_text(from_json(read_text(path, "model", MAX_BYTES))), f"model={given}"), path)
 
 
 def _of_text(config: Mapping[str, Any]) -> Keys:

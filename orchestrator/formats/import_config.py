@@ -10,7 +10,7 @@ from typing import Any
 
 from kernels import registry
 from kernels.problem import ROUTINES
-from orchestrator.config import config_json, exports
+from orchestrator.config import exports
 from orchestrator.config.parts import todays
 from orchestrator.config.settings import NO_SWEEP_PATH, PARQUET, TRACES
 from orchestrator.errors import UserError
@@ -33,7 +33,6 @@ POINT_FILES: dict[str, Callable[[str, Known, int | None], tuple[list[Config], st
     TRACES: lambda path, *_: flashinfer_trace.read(path),
     ".json": lambda path, *_: operatorx.read(path),
 }
-MODEL_FILE = "config.json"  # of Hugging Face
 RESULT_FILES = (".csv", PARQUET)
 GIVE = "give a whole file of another benchmark"
 # Imported points bring their own head shapes and page size, so they are no share of any model.
@@ -57,8 +56,6 @@ def resolve_files(config: Mapping[str, Any]) -> Config:
     if export is not None:
         raise UserError(f"import={source} export={export}: allowed: one of them at a time")
     path = Path(expanded(str(source)))
-    if path.name.endswith(MODEL_FILE):  # the sweep is another one
-        return {**config, "import": None, "model": config_json.read(str(path), "import")}
     if path.suffix not in {*RESULT_FILES, *POINT_FILES}:
         raise UserError(
             f"import={source}: allowed: a test list (.txt), a result file (.csv), a vLLM config (.yaml), workloads of "

@@ -114,7 +114,7 @@ def test_a_file_of_another_kind_is_wrong_input(tmp_path: Path, invoke: Invoke):
     assert "No such file" in invoke(*PLAN, "model=nowhere/config.json").stderr
 
 
-@pytest.mark.parametrize("given", ["model={path}/config.json", "model={path}", "import={path}/config.json"])
+@pytest.mark.parametrize("given", ["model={path}/config.json", "model={path}", "import={path}"])
 def test_the_config_of_a_shipped_model_plans_as_the_model(given: str, tmp_path: Path, invoke: Invoke):
     (tmp_path / "config.json").write_text(json.dumps(QWEN))
     plan = ("+sweep=specdec_long_ctx", "mode=plan", "device=h100", "format=json")
@@ -123,6 +123,18 @@ def test_the_config_of_a_shipped_model_plans_as_the_model(given: str, tmp_path: 
     assert found == json.loads(invoke(*plan, "model=qwen3_32b").stdout)
     assert found[0]["rows"] == [["qwen3_32b", "1", "64", "8", "128", "128", "64", "1,920"]]
     assert found[1]["rows"] == [["run", "956"], ["unsupported", "960"], ["skipped", "4"]]
+
+
+@pytest.mark.parametrize("name", ["config.json", "qwen.json", ""])
+def test_a_model_that_is_imported_is_a_typed_one(name: str, tmp_path: Path, invoke: Invoke):
+    (tmp_path / (name or "config.json")).write_text(json.dumps({**QWEN, "hidden_size": 4096}))
+    words = ["+sweep=ragged_prefill", "model.page_size=16", *PLAN[1:]]
+    imported, typed = (invoke(*words, f"{key}={tmp_path}/{name}") for key in ("import", "model"))
+
+    assert (imported.returncode, imported.stdout, imported.stderr) == (typed.returncode, typed.stdout, typed.stderr)
+    assert "takes the place of the heads that sweep ragged_prefill sets" in imported.stderr
+    both = invoke(*words, f"import={tmp_path}/{name}", "model=gpt_oss_120b")
+    assert (both.returncode, "model=gpt_oss_120b: each is a model, and a command has one" in both.stderr) == (2, True)
 
 
 def test_models_of_files_are_told_apart_and_take_single_keys(tmp_path: Path):
