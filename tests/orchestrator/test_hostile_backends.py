@@ -93,8 +93,9 @@ class OddNumber(float):
 
 
 def test_a_value_of_a_plugin_s_own_class_costs_its_own_row_at_most():
-    assert storable({**made("p1"), "resolved_backend": OddText("fa2")}) == {**made("p1"), "resolved_backend": "fa2"}
-    row = storable({**made("p1"), "batch_size": OddNumber(1)})
+    whole = made("p1")
+    assert storable({**whole, "resolved_backend": OddText("fa2")}) == {**whole, "resolved_backend": "fa2"}
+    row = storable({**whole, "batch_size": OddNumber(1)})
     assert (row["point_id"], row["status"], row["reason"]) == ("p1", "failed", "its row cannot be stored: NoException: mine")
 
 
