@@ -183,7 +183,10 @@ def _plain(bound: str) -> str:
 
 def shown(value: object) -> str:
     """A value as a person typed it, or nearly so; a long one is cut."""
-    text = {None: "null", True: "true", False: "false"}[value] if value is None or isinstance(value, bool) else repr(value)
+    try:
+        text = {None: "null", True: "true", False: "false"}[value] if value is None or isinstance(value, bool) else repr(value)
+    except ValueError:
+        return "a number of too many digits"
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 

@@ -26,7 +26,9 @@ def with_listed_lengths(keys: dict[str, Any]) -> dict[str, Any]:
 def names_usual_scale(keys: dict[str, Any]) -> bool:
     """Whether the keys give the softmax scale that no key would give, 1/sqrt(head_dim_qk), as fp32 has it."""
     scale, dim = keys.get("softmax_scale"), keys.get("head_dim_qk")
-    if not isinstance(scale, int | float) or isinstance(scale, bool) or not isinstance(dim, int) or dim < 1:
+    if not isinstance(scale, int | float) or isinstance(scale, bool) or not isinstance(dim, int):
+        return False
+    if not 0 < scale <= 1 or not 1 <= dim < 2**31:  # beyond, and of too many digits for a square root
         return False
     return math.isclose(scale, 1 / math.sqrt(dim), rel_tol=2**-24)
 

@@ -110,6 +110,7 @@ def refused(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ([*S1, '+env.x={requirements: ["six\0"]}', "sweep.env=[x]"], "allowed: text without control characters"),
         ([*S1, "+env.x={python: '~nosuchuser/python'}", "sweep.env=[x]"], "there is no user 'nosuchuser'"),
         ([*S1, "sweep.env=[mine]"], "there is no such environment"),
+        ([*S1, f"+sweep.head_dim_qk=[{'9' * 400}]", "+sweep.softmax_scale=[1]"], "allowed: at most"),
         (["+sweep=smoke", f"sweep.batch_size={'[' * 400}{']' * 400}", *PLAN], "more than 30 deep"),
     ],
 )  # fmt: skip
@@ -136,6 +137,10 @@ def test_what_is_typed(refused: Callable[..., str], words: list[str], said: str)
         ("v.yaml", RANGES.format("1"), "the ranges are of ['1', 'bs']"),
         ("v.yaml", RANGES.format("null"), "the ranges are of ['None', 'bs']"),
         ("v.yaml", f"batch_specs: [q1s1k]\nbackends: [FLASHINFER]\nmodel: {{num_q_heads: 0x{'f' * 6000}}}\n", "6002 digits"),
+        ("v.yaml", "batch_specs: [q1s1k]\nmodel: !!bool zz\n", "v.yaml:2: the tag !!bool"),
+        ("v.yaml", "batch_specs: [q1s1k]\nmodel: !!int ''\n", "v.yaml:2: the tag !!int"),
+        ("v.yaml", f"batch_specs: [q1s1k]\nmodel: 0b{'1' * 20_000}\n", "20002 digits"),
+        ("v.yaml", f"batch_specs: [q1s1k]\nmodel: {'1:' * 200}1.0\n", "looks like a number and is not one"),
     ],
 )  # fmt: skip
 def test_what_a_file_says(refused: Callable[..., str], tmp_path: Path, name: str, content: str, said: str):
@@ -335,6 +340,9 @@ VALUES = [
     b"9" * 30,
     b"9" * 5000,
     b"0xffffffffffffffff",
+    b"0b" + b"1" * 20000,
+    b"1:" * 200 + b"1.0",
+    b"!!bool ",
 ]
 TOKENS = [*SIGNS, *VALUES, b"2000000000", b"${oc.env:HOME}"]
 EDITS = st.lists(
