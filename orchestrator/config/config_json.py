@@ -1,6 +1,7 @@
 """A model's `config.json`, as Hugging Face writes it, as the keys of a `Model`. What cannot be modelled is refused by name.
 
-The keys are those of `transformers` and of models' own code; what a file leaves to that code stands in conf/model_types.yaml.
+The keys are those of `transformers` and of models' own code; what a file leaves to that code stands in conf/model_types.yaml,
+and the names and refusals of keys in conf/model_keys.yaml.
 """
 
 from __future__ import annotations
@@ -18,34 +19,24 @@ import yaml
 
 import conf
 from orchestrator.config.model import FULL, HEADS, WINDOWED, shipped
-from orchestrator.errors import UserError
+from orchestrator.errors import UserError, did_you_mean
+from orchestrator.notes import note_once
 from orchestrator.untrusted.door import from_json, reading
 from orchestrator.untrusted.files import expanded, read_text
 
 Keys = dict[str, Any]
 
 PARTS = ("text_config", "llm_config", "language_config", "thinker_config")  # of a model that also takes images or sound
-ALIASES = {  # a key and its names in older files
-    "num_attention_heads": ("n_head", "n_heads", "num_heads"),
-    "num_key_value_heads": ("num_kv_heads", "n_head_kv", "multi_query_group_num"),
-    "hidden_size": ("n_embd", "d_model"),
-    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
-    "max_position_embeddings": ("n_positions", "max_seq_len", "seq_length", "max_sequence_length"),
-    "head_dim": ("attention_head_dim", "kv_channels"),
-    "num_experts": ("num_local_experts", "n_routed_experts"),
-    "num_experts_per_tok": ("num_experts_per_token", "experts_per_token", "top_k_experts"),
-    "attn_logit_softcapping": ("attn_logit_softcap",),
-    "sliding_window_pattern": ("_sliding_window_pattern",),
-}
 LINEAR = "linear attention"
 KINDS = {  # of layers, by their names in files; other names stay as they are
-    "full_attention": FULL, "attention": FULL, "global_attention": FULL, "*": FULL, "sliding_attention": WINDOWED,
+    "full_attention": FULL, "attention": FULL, "global_attention": FULL, "*": FULL, "hybrid": FULL, "sliding_attention": WINDOWED,
     "linear_attention": LINEAR, "mamba": "Mamba", "M": "Mamba", "conv": "convolution", "-": "MLP", "mlp": "MLP", "E": "MLP",
     "moe": "MLP",
 }  # fmt: skip
 OF_ENTRY: dict[str, Callable[[Any], str]] = {  # the kind of a layer, by the key whose list has an entry for each
     **dict.fromkeys(
-        ("layer_types", "layers_block_type", "hybrid_override_pattern"), lambda one: KINDS.get(one, one.replace("_", " "))
+        ("layer_types", "layers_block_type", "hybrid_override_pattern"),
+        lambda one: KINDS.get(one, one.replace("_", " ")),
     ),
     "hybrid_layer_pattern": lambda one: WINDOWED if one else FULL,  # MiMo
     "attn_type_list": lambda one: FULL if one else LINEAR,  # MiniMax
@@ -55,16 +46,18 @@ OF_NUMBER: dict[str, Callable[[Keys, int], str]] = {  # the kind of layer i, by 
     "linear_attn_config": lambda c, i: FULL if i + 1 in c["linear_attn_config"]["full_attn_layers"] else LINEAR,  # Kimi
     "full_attention_interval": lambda c, i: LINEAR if (i + 1) % c["full_attention_interval"] else FULL,  # Qwen3-Next
     "attn_layer_period": lambda c, i: FULL if i % c["attn_layer_period"] == c.get("attn_layer_offset", 0) else "Mamba",  # Jamba
+    "attn_layer_indices": lambda c, i: FULL if i in c["attn_layer_indices"] else "Mamba",  # Bamba
+    "full_attn_idxs": lambda c, i: FULL if i in c["full_attn_idxs"] else "convolution",  # LFM2
+    "block_types": lambda c, i: (
+        WINDOWED if c["block_types"][i % len(c["block_types"])] == "attention" else LINEAR
+    ),  # RecurrentGemma
     "sliding_window_pattern": lambda c, i: _of_pattern(c["sliding_window_pattern"], i),
     "max_window_layers": lambda c, i: FULL if c.get("use_sliding_window") and i < c["max_window_layers"] else WINDOWED,  # Qwen
 }
-REFUSED = {  # what this project has no routine for, by the key that says so
-    "attention_chunk_size": "attends within chunks of {} tokens",
-    "compress_ratios": "attends to a window and a compressed cache",
-    "sparse_attention_config": "attends sparsely, to blocks of keys",
-    "is_encoder_decoder": "has an encoder, and cross attention",
-    "alibi": "adds ALiBi to its scores",
-}
+NEAR = re.compile("(?!.*(norm|drop|mamba|moe_|expert)).*(attn|attention|window|layer|head|sparse|block|chunk|kv_|scale|cap)")
+WHOLE = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 1, "hidden_size": 1, "num_hidden_layers": 1}
+WHOLE |= dict.fromkeys(("v_head_dim", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "max_position_embeddings"), 0)
+ABOVE_ZERO = ("query_pre_attn_scalar", "attn_logit_softcapping", "attention_multiplier")
 MAX_BYTES, MAX_LAYERS, MAX_NAME = 10**6, 1_000, 60
 MAX_TP = 16  # GPUs that share a model without more words
 SHAPE = (*HEADS, "sliding_window", "windowed", "sinks", "kinds", "softmax_scale", "soft_cap", "index_topk")  # what attention is
@@ -95,6 +88,11 @@ def read(given: str) -> Keys:
     """
     path = Path(expanded(given))
     path = path / "config.json" if path.is_dir() else path
+    if not path.exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", given) and not given.endswith(".json"):
+        here = did_you_mean(_plain(given.partition("/")[2]), shipped())
+        raise UserError(
+            f"model={given}: there is no such file;{here} allowed: a name of conf/model, or the path of its config.json"
+        )
     with reading(f"model={given}", "give the config.json of a model"):
         return _named(_keys_of(_of_text(from_json(read_text(path, "model", MAX_BYTES))), f"model={given}"), path)
 
@@ -105,28 +103,57 @@ def _of_text(config: Mapping[str, Any]) -> Keys:
     if part is not None:
         return _of_text({**{key: config[key] for key in ("architectures", "_name_or_path") if key in config}, **part})
     named = {**config.get("attn_config", {}), **config} if isinstance(config.get("attn_config"), dict) else dict(config)
-    for key, names in ALIASES.items():
+    for key, names in _table("model_keys")["names"].items():
         if named.get(key) is None and (found := next((named[name] for name in names if named.get(name) is not None), None)):
             named[key] = found
-    return {**_types().get(str(named.get("model_type")), {}), **named}
+    types, who = _table("model_types"), named.get("model_type")
+    return {**types.get(str(who), {}), **types.get(f"{who} {named.get('hidden_size')}", {}), **named}
 
 
 @cache
-def _types() -> Mapping[str, Keys]:
-    found: Mapping[str, Keys] = yaml.safe_load(files(conf).joinpath("model_types.yaml").read_text(encoding="utf-8"))
+def _table(name: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = yaml.safe_load(files(conf).joinpath(f"{name}.yaml").read_text(encoding="utf-8"))
     return found
+
+
+def _note_unread(c: Keys, asked: str) -> None:
+    """Names what a file says of its attention, or of its layers, that nothing here reads."""
+    keys = _table("model_keys")
+    known = {*keys["names"], *(name for names in keys["names"].values() for name in names), *keys["refused"], *keys["read"]}
+    known |= {*keys["other"], *OF_ENTRY, *OF_NUMBER, *WHOLE, *ABOVE_ZERO}
+    unread = [
+        key for key, value in c.items() if key not in known and value not in (None, False, 0, 1, "", [], {}) and NEAR.match(key)
+    ]
+    if unread:
+        note_once(f"{asked}: not read: {', '.join(unread)}; whether attention differs by them is for you to say")
+
+
+def _require_numbers(c: Keys, asked: str) -> None:
+    for key, least in WHOLE.items():
+        if (value := c.get(key)) is not None and (type(value) is not int or value < least):
+            raise UserError(f"{asked}: {key}={value!r}: allowed: a whole number, {least} or more; write it there")
+    for key in ABOVE_ZERO:
+        if (value := c.get(key)) is not None and (type(value) not in (int, float) or not value > 0):
+            raise UserError(f"{asked}: {key}={value!r}: allowed: a number above 0; write it there")
+    if (window := c.get("sliding_window")) is not None and type(window) is not int:
+        raise UserError(f"{asked}: sliding_window={window!r}: allowed: a whole number, one for all windowed layers; write it there")
+    for key in ("layer_types", "layers_block_type", "block_types"):
+        if (value := c.get(key)) is not None and not (isinstance(value, list) and all(isinstance(one, str) for one in value)):
+            raise UserError(f"{asked}: {key}={str(value)[:MAX_NAME]}: allowed: a list of names, one for each layer; write it there")
 
 
 def _keys_of(c: Keys, asked: str) -> Keys:
     who = str(c.get("model_type") or "this model")
-    for key, what in REFUSED.items():
-        if (value := c.get(key)) and not (key == "attention_chunk_size" and c.get("sliding_window")):
+    _require_numbers(c, asked)
+    for key, what in _table("model_keys")["refused"].items():
+        if (value := c.get(key)) and value != "vision" and not (key == "attention_chunk_size" and c.get("sliding_window")):
             raise UserError(f"{asked}: {who} {what.format(value)} ({key}), and this project has no routine for that; give another")
-    if not isinstance(heads := c.get("num_attention_heads"), int) or heads < 1:
+    _note_unread(c, asked)
+    if not isinstance(heads := c.get("num_attention_heads"), int):
         raise UserError(
             f"{asked}: num_attention_heads={heads!r}: allowed: a whole number, the query heads of {who}; write it there"
         )
-    if not isinstance(layers := c.get("num_hidden_layers") or 1, int) or layers > MAX_LAYERS:
+    if (layers := c.get("num_hidden_layers") or 1) > MAX_LAYERS:
         raise UserError(f"{asked}: num_hidden_layers={layers!r}: allowed: a whole number, up to {MAX_LAYERS:,}; write it there")
     window, kinds = _window_of(c), _kinds_of(c)
     if not (window and WINDOWED in kinds):
@@ -146,6 +173,7 @@ def _keys_of(c: Keys, asked: str) -> Keys:
         "max_positions": _positions_of(c),
         "index_topk": c.get("index_topk"),
         "layer": _layer_of(c) if kinds.keys() <= {FULL, WINDOWED} and not found.get("windowed") else None,
+        "sizes": {"hidden_size": c.get("hidden_size"), "num_layers": c.get("num_hidden_layers")},
         "page_size": 64,
         "tp": [n for n in range(1, MAX_TP + 1) if _is_split(heads, found["num_kv_heads"], n)],
         "architecture": next(iter(c.get("architectures") or ()), None),
@@ -160,15 +188,19 @@ def _heads_of(c: Keys, heads: int, asked: str) -> Keys:
     if c.get("kv_lora_rank"):
         rope, nope = c.get("qk_rope_head_dim") or 0, c["qk_nope_head_dim"]
         latent = {"head_dim_ckv": c["kv_lora_rank"], "head_dim_kpe": rope}
-        return {"num_qo_heads": heads, "num_kv_heads": heads, "head_dim_qk": nope + rope, "head_dim_vo": c["v_head_dim"], **latent}
+        vo = c.get("v_head_dim") or c["hidden_size"] // heads  # MiniCPM3 leaves it out
+        return {"num_qo_heads": heads, "num_kv_heads": heads, "head_dim_qk": nope + rope, "head_dim_vo": vo, **latent}
     if groups := {block["attention"].get("n_heads_in_group") for block in c.get("block_configs") or ()} - {None}:
         if len(groups) > 1:
             raise UserError(f"{asked}: its layers differ in their heads (n_heads_in_group {sorted(groups)}); give another model")
         kv = heads // groups.pop()
-    dim = c.get("global_head_dim") or c.get("head_dim") or c["hidden_size"] / heads
+    if not (dim := c.get("global_head_dim") or c.get("head_dim") or (c.get("hidden_size") or 0) / heads):
+        raise UserError(f"{asked}: hidden_size=None: allowed: a whole number, or one of head_dim; write it there")
     if dim != int(dim):
         raise UserError(f"{asked}: hidden_size={c['hidden_size']} does not divide by {heads} heads; write head_dim there")
-    kv = kv or (1 if c.get("multi_query") else heads)
+    if (c.get("multi_query") and not c.get("new_decoder_architecture")) or c.get("multi_query_attention") is False:
+        kv = 1 if c.get("multi_query") else heads  # whatever else Falcon and ChatGLM have there
+    kv = kv or heads
     return {"num_qo_heads": heads, "num_kv_heads": kv, "head_dim_qk": int(dim), "head_dim_vo": c.get("v_head_dim") or int(dim)}
 
 
@@ -188,7 +220,7 @@ def _own_of_window(c: Keys, full: Keys) -> Keys:
 def _window_of(c: Keys) -> int | None:
     """The window of windowed layers; None if there are none, or if it is as long as the longest request."""
     window, longest = c.get("sliding_window"), c.get("max_position_embeddings")
-    if not isinstance(window, int) or c.get("use_sliding_window") is False or (longest and window >= longest):
+    if not isinstance(window, int) or window < 1 or c.get("use_sliding_window") is False or (longest and window >= longest):
         return None
     return window
 
@@ -274,8 +306,9 @@ def _named(found: Keys, path: Path) -> Keys:
     Of several such models it is the one that the file's folder is named after, else the first.
     """
     architecture, said = found.pop("architecture", None), found.pop("path", None)
+    sizes = found.pop("sizes")
     names = "_".join(_plain(part) for part in (*path.resolve().parts[:-1], said or ""))
-    alike = [name for name, model in shipped().items() if _is_alike(found, model)]
+    alike = [name for name, model in shipped().items() if _is_alike(found, sizes, model)]
     if alike:
         name = max(alike, key=lambda one: (one in names) * len(one))
         known = shipped()[name]
@@ -286,12 +319,12 @@ def _named(found: Keys, path: Path) -> Keys:
     return {**found, "name": f"{own[:MAX_NAME] or 'model'}_{heads}"}
 
 
-def _is_alike(found: Keys, model: Mapping[str, Any]) -> bool:
+def _is_alike(found: Keys, sizes: Keys, model: Mapping[str, Any]) -> bool:
     """Whether a file's model is that of conf/model: what attention is agrees, and so do the sizes that the file has."""
-    layer, of_model = found.get("layer") or {}, model.get("layer") or {}
+    layer, of_model = {**sizes, **found.get("layer", {})}, model.get("layer") or {}
     types = found.get("model_type") in (None, model.get("model_type"))
-    sizes = all(of_model.get(key) in (None, value) for key, value in layer.items())
-    return types and sizes and all(_equal(found.get(key), model.get(key)) for key in SHAPE)
+    agree = all(value is None or of_model.get(key) in (None, value) for key, value in layer.items())
+    return types and agree and all(_equal(found.get(key), model.get(key)) for key in SHAPE)
 
 
 def _equal(one: Any, other: Any) -> bool:

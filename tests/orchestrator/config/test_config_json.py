@@ -62,6 +62,21 @@ def read(tmp_path: Path) -> Callable[..., dict[str, Any]]:
             {"n_positions": 9, "rope_scaling": {"type": "yarn", "factor": 4, "original_max_position_embeddings": 32768}},
             {"max_positions": 131072},
         ),
+        ({"n_kv_heads": 4, "num_key_value_heads": None}, {"num_kv_heads": 4}),
+        ({"attn_config": {"kv_n_heads": 4}, "num_key_value_heads": None}, {"num_kv_heads": 4}),
+        ({"num_attention_groups": 1, "num_key_value_heads": None}, {"num_kv_heads": 1}),
+        ({"model_type": "falcon"}, {"num_kv_heads": 1}),
+        ({"model_type": "falcon", "new_decoder_architecture": True}, {"num_kv_heads": 2}),
+        ({"num_key_value_heads": None, "multi_query_attention": False, "multi_query_group_num": 2}, {"num_kv_heads": 8}),
+        ({"kv_lora_rank": 32, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "hidden_size": 512}, {"head_dim_vo": 64}),
+        ({"model_type": "recurrent_gemma"}, {"kinds": {"linear attention": 8, "windowed": 4}, "sliding_window": 2048}),
+        ({"attn_layer_indices": [3, 9]}, {"kinds": {"Mamba": 10, "full": 2}}),
+        ({"full_attn_idxs": [3, 9]}, {"kinds": {"convolution": 10, "full": 2}}),
+        ({"layers_block_type": ["mamba", "hybrid"]}, {"kinds": {"Mamba": 1, "full": 1}}),
+        ({"window_size": 64, "global_attn_every_n_layers": 4}, {"kinds": {"full": 3, "windowed": 9}}),
+        ({"model_type": "gemma3n_text"}, {"softmax_scale": 1.0, "sliding_window": 512, "kinds": {"full": 2, "windowed": 10}}),
+        ({"sliding_window": -1}, {"kinds": None}),
+        ({"max_attn_value": 30.0, "model_max_length": 4096}, {"soft_cap": 30.0, "max_positions": 4096}),
         ({"num_attention_heads": 40, "num_key_value_heads": 10}, {"tp": [1, 2, 5, 10]}),
         ({"num_attention_heads": 32, "num_key_value_heads": 4}, {"tp": [1, 2, 4, 8, 16]}),  # KV heads are copied for 8 and 16
     ],
@@ -94,9 +109,22 @@ def test_a_latent_has_the_scale_of_its_yarn(read: Callable[..., Any]):
         ({"num_attention_heads": None}, "num_attention_heads=None: allowed: a whole number"),
         ({"head_dim": None, "hidden_size": 1000, "num_attention_heads": 7}, "hidden_size=1000 does not divide by 7 heads"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000: allowed: a whole number, up to 1,000"),
-        ({"query_pre_attn_scalar": -4}, "config.json: "),
-        ({"head_dim": "big"}, "config.json: "),
-        ({"head_dim": None}, "config.json: "),
+        ({"query_pre_attn_scalar": -4}, "query_pre_attn_scalar=-4: allowed: a number above 0"),
+        ({"head_dim": "big"}, "head_dim='big': allowed: a whole number"),
+        ({"head_dim": None}, "hidden_size=None: allowed: a whole number"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads=0: allowed: a whole number, 1 or more"),
+        ({"sliding_window": [64]}, "sliding_window=[64]: allowed: a whole number"),
+        ({"layer_types": [1]}, "layer_types=[1]: allowed: a list of names"),
+        ({"state_size": 16}, "Mamba layers, which do not attend"),
+        ({"mb_per_layer": 2}, "shares one cache"),
+        ({"model_type": "gpt_neo"}, "alternates kinds of layers"),
+        ({"model_type": "modernbert"}, "attends in both directions"),
+        ({"use_bidirectional_attention": True}, "attends in both directions"),
+        ({"blocksparse_block_size": 64}, "to blocks of 64 keys"),
+        ({"dual_chunk_attention_config": {"chunk_size": 9}}, "within chunks and across"),
+        ({"cross_attention_layers": [3]}, "cross attention"),
+        ({"model_type": "llama4_text"}, "within chunks of 8192 tokens"),
+        ({"model_type": "baichuan", "hidden_size": 5120}, "adds ALiBi"),
     ],
 )
 def test_what_cannot_be_modelled_is_refused_by_name(keys: dict[str, Any], words: str, read: Callable[..., Any]):
@@ -104,6 +132,20 @@ def test_what_cannot_be_modelled_is_refused_by_name(keys: dict[str, Any], words:
         read({**SMALL, **keys})
     assert str(raised.value).startswith("model=")
     assert words in str(raised.value)
+
+
+def test_keys_that_are_not_read_are_named(tmp_path: Path, invoke: Invoke):
+    quiet = {
+        "attention_bias": True,
+        "layer_norm_eps": 1e-6,
+        "attn_logit_softcapping": None,
+        "vocab_size": 9,
+        "sparse_of_theirs": False,
+    }
+    (tmp_path / "config.json").write_text(json.dumps({**QWEN, **quiet, "sparse_topk": 16, "head_scale_of_theirs": 2.0}))
+
+    said = [line for line in invoke(*PLAN, f"model={tmp_path}").stderr.splitlines() if "not read" in line]
+    assert [line.partition("not read: ")[2].partition(";")[0] for line in said] == ["sparse_topk, head_scale_of_theirs"]
 
 
 def test_a_file_of_another_kind_is_wrong_input(tmp_path: Path, invoke: Invoke):
@@ -144,6 +186,18 @@ def test_models_of_files_are_told_apart_and_take_single_keys(tmp_path: Path):
         names.append(load(composed([*PLAN, f"model={tmp_path}/config.json", "model.page_size=16"])).model)
 
     assert [(one.name, one.page_size) for one in names] == [("qwen3_16_8_128", 16), ("qwen3_32_8_128", 16)]
+
+
+@pytest.mark.parametrize("changes", [{"num_hidden_layers": 35}, {"num_hidden_layers": 1}, {"hidden_size": 2048}])
+def test_a_file_with_other_sizes_is_no_shipped_model(changes: dict[str, int], read: Callable[..., Any]):
+    mistral = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "hidden_size": 4096, "num_hidden_layers": 32}
+
+    assert (read(mistral)["name"], read({**mistral, **changes})["name"]) == ("llama_3_1_8b", "model_32_8_128")
+
+
+def test_the_name_of_a_hub_is_no_path(invoke: Invoke):
+    done = invoke(*PLAN, "model=Qwen/Qwen3-32B")
+    assert (done.returncode, "did you mean 'qwen3_32b'? allowed: a name of conf/model" in done.stderr) == (2, True)
 
 
 def test_windowed_layers_may_have_heads_of_their_own(settings: Callable[..., Settings]):
