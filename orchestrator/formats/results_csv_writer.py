@@ -10,10 +10,13 @@ from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from kernels.problem import Problem
 from orchestrator.analysis.dataset import from_table
 from orchestrator.analysis.rough import counted, how_known
 from orchestrator.analysis.sql import text_of
+from orchestrator.errors import UserError, explain
 from orchestrator.formats.flashinfer import COLUMNS, MLA_NOPE, MLA_VALUES, ROUTINES, TORCH_DTYPES, their_backend, uncounted_flops
 from orchestrator.untrusted.text import for_csv
 
@@ -53,7 +56,10 @@ def _inexpressible(row: Mapping[str, Any]) -> str:
         return f"{row['status']}: its files have only times"
     if row["twin"] == 1:
         return "twin: its files have each case once"
-    problem = problem_of(row)
+    try:
+        problem = problem_of(row)
+    except UserError as error:
+        return str(error)
     for key in NO_COLUMN:
         if getattr(problem, key) != Problem.model_fields[key].default:
             return f"{key}: no column for it"
@@ -65,13 +71,16 @@ def _inexpressible(row: Mapping[str, Any]) -> str:
 
 
 def problem_of(row: Mapping[str, Any]) -> Problem:
-    """The problem of a row of a dataset, as pandas holds it."""
+    """The problem of a row of a dataset, as pandas holds it. Raises UserError for values that no problem has."""
     import pandas as pd
 
     given = {key: row[key] for key in Problem.model_fields if key != "tree" and not pd.isna(row[key])}
-    numbers = {key: int(value) if isinstance(value, float) else value for key, value in given.items()}
-    tree = None if row["tree"] is None else tuple(map(int, row["tree"]))
-    return Problem.model_validate({**numbers, "tree": tree})
+    numbers = {key: int(value) if isinstance(value, float) and value.is_integer() else value for key, value in given.items()}
+    try:
+        return Problem.model_validate({**numbers, "tree": None if row["tree"] is None else tuple(map(int, row["tree"]))})
+    except (TypeError, ValueError) as error:
+        said = explain(error) if isinstance(error, ValidationError) else f"tree: {error}"
+        raise UserError(f"no problem of this project: {said.splitlines()[0]}") from None
 
 
 def _cells(row: Mapping[str, Any]) -> dict[str, object]:

@@ -35,6 +35,7 @@ from orchestrator.point import Point
 from orchestrator.reporting import document
 from orchestrator.scheduling.archive import _read as read_archive
 from orchestrator.storage import checksum
+from orchestrator.storage.columns import Row
 from orchestrator.storage.folder import FolderStore
 from orchestrator.storage.row import to_table
 from orchestrator.untrusted.text import for_csv, for_json
@@ -192,7 +193,10 @@ def test_a_file_of_an_environment(refused: Any, tmp_path: Path, monkeypatch: pyt
 def dataset(folder: Path, rows: int = 200, **changes: object) -> str:
     """A committed dataset's first rows with other values, which has a checksum: anybody can compute one."""
     table = pq.read_table(MAIN, filters=[("status", "=", "ok")]).slice(0, rows)
-    changed = [{**row, **{key: value for key, value in changes.items() if row[key] is not None}} for row in table.to_pylist()]
+    changed = [
+        {**row, **{key: value for key, value in changes.items() if row[key] is not None or key == "tree"}}
+        for row in table.to_pylist()
+    ]
     folder.mkdir()
     with (folder / "rows.parquet").open("w+b") as file:
         checksum.write(pa.Table.from_pylist(changed, schema=table.schema), file)
@@ -226,6 +230,15 @@ def test_text_of_a_dataset_is_printed_as_text(invoke: Invoke, tmp_path: Path, wo
     assert done.returncode == 0, done.stderr
     assert not any(sign in printed for sign in "\x1b\x07\u202e")
     assert not any(line.lstrip("\"'| ").startswith("rm -rf") for line in printed.splitlines())
+
+
+@pytest.mark.parametrize("name", ["flashinfer_csv", "flashinfer_trace:{}", "aiconfigurator:{}"])
+@pytest.mark.parametrize("changes", [{"mask": "x"}, {"routine": "nope"}, {"seed": -7}, {"tree": [1, 2]}, {"tree": [None]}])
+def test_a_row_that_is_no_problem_is_left_out(invoke: Invoke, tmp_path: Path, name: str, changes: Row):
+    done = invoke(f"export={name.format(tmp_path / 'out')}", f"results.path={dataset(tmp_path / 'rows', **changes)}")
+
+    assert "Traceback" not in done.stderr and done.returncode in (0, 2), done.stderr
+    assert name != "flashinfer_csv" or "rows: no problem of this project: " in done.stderr
 
 
 def test_a_formula_is_no_formula_in_a_sheet():

@@ -111,7 +111,7 @@ def _inexpressible(row: Mapping[str, Any]) -> str:
 
     if row["status"] != "ok":
         return f"{row['status']}: its tables have only times"
-    if row["twin"] == 1 or re.search(of_references(), row["backend"]):
+    if row["twin"] == 1 or re.search(of_references(), text_of(row["backend"])):
         return "a twin or a reference"
     if row["routine"] not in ("paged_decode", "paged_prefill", "ragged_prefill", "mla"):
         return f"{row['routine']}: no table for it"

@@ -93,7 +93,10 @@ def _inexpressible(row: Mapping[str, Any]) -> str:
         return f"{row['status']}: it has no evaluation"
     if row["twin"] == 1:
         return "twin: a trace stands once"
-    problem = problem_of(row)
+    try:
+        problem = problem_of(row)
+    except UserError as error:
+        return str(error)
     if problem.routine not in ("paged_decode", "paged_prefill", "ragged_prefill", "mla"):
         return f"{problem.routine}: no definition of it"
     unlike = [key for key in NO_COUNTERPART if getattr(problem, key) != Problem.model_fields[key].default]
