@@ -21,6 +21,6 @@ def read(path: str) -> Mix:
     text = read_text(path, "traffic", MAX_BYTES)
     if not text.strip():
         raise UserError(f"traffic={path}: it is empty; allowed: {ALLOWED}")
-    of_requests = text.lstrip()[0] in "{[" or requests.is_csv(text)
     with reading(f"traffic={path}", f"allowed: {ALLOWED}"):
+        of_requests = text.lstrip()[0] in "{[" or requests.is_csv(text)
         return requests.read(path, text, ALLOWED) if of_requests else metrics.read(path, text, ALLOWED)

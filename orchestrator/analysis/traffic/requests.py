@@ -1,16 +1,11 @@
-"""Requests of serving benchmarks and logs as traffic: JSON, JSON lines or CSV, in which each record has lengths under known names.
-
-Mooncake and Bailian have `input_length`, `output_length`, `hash_ids`; `vllm bench serve --save-detailed` and SGLang's bench_serving
-`input_lens`, `output_lens`; AIPerf and GenAI-Perf `input_sequence_length` with a value, or with percentiles; answers of OpenAI's
-kind `usage`; Azure's traces `ContextTokens`, `GeneratedTokens`; BurstGPT `Request tokens`, `Response tokens`.
-"""
+"""Requests of serving benchmarks and logs as traffic: JSON, JSON lines or CSV, whose records have lengths under known names."""
 
 from __future__ import annotations
 
 import csv
 import io
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any
@@ -22,33 +17,46 @@ from orchestrator.untrusted.door import any_json, as_object, from_json
 
 Record = tuple[int, Mapping[str, Any]]  # with its line, or its number in a list
 Shares = list[tuple[float, float]]  # lengths, each with its weight
-Lengths = tuple[Mapping[str, Any], str, str]  # a mapping, and its keys of prompts and of outputs
+Keys = tuple[str, ...]  # of a length, with those that stand beside it
+Found = tuple[tuple[int, int, str], str, Callable[[], list[tuple[Shares, Shares]]]]  # how good, where, and the lengths
 
 MAX_TOKENS = 10**8
 MAX_COUNT = 1e15  # of requests, and weights
-MAX_DEPTH, MAX_NAMES = 4, 12  # of the lengths in a record; of what was passed over
+MAX_DEPTH = 4  # of the lengths in a record
 # Names of lengths, of which letters and digits count; the first that a record has.
 PROMPTS = (
     *("inputlength", "inputlen", "inputlens", "inputsequencelength", "isl", "promptlen", "promptlength", "prompttokens"),
-    *("numprompttokens", "inputtokens", "contexttokens", "requesttokens", "numprefilltokens"),
+    *("numprompttokens", "inputtokens", "contexttokens", "requesttokens", "numprefilltokens", "tokensevaluated", "promptn"),
+    *("inputtokencount", "numberinputtokens", "numinputtokens", "promptevalcount", "prompttokencount", "promptsize"),
 )
 OUTPUTS = (
     *("outputlength", "outputlen", "outputlens", "outputsequencelength", "osl", "generatedtokens", "completiontokens"),
     *("outputtokens", "responsetokens", "generationtokens", "numgeneratedtokens", "numdecodetokens", "outputtokencount"),
+    *("numberoutputtokens", "numoutputtokens", "evalcount", "candidatestokencount", "tokensize", "tokenspredicted", "predictedn"),
 )
+BESIDE = {  # lengths that stand beside one of these names, and that it does not hold: of Anthropic, Gemini and llama.cpp
+    "inputtokens": ("cachereadinputtokens", "cachecreationinputtokens", "cachewriteinputtokens"),
+    "candidatestokencount": ("thoughtstokencount",),
+    "promptn": ("cachen",),
+}
 PERCENTILE = re.compile(r"p(\d\d?)")
 INDEPENDENT = "prompt and output lengths taken as independent, since {} do not pair them"
 
 
 def is_csv(text: str) -> bool:
-    """Whether a text is a CSV whose header has the name of a prompt's length, or s_kv."""
-    return bool({_plain(name) for name in text.lstrip().split("\n", 1)[0].split(",")} & {*PROMPTS, "skv"})
+    """Whether a text is a CSV, by its first line."""
+    return not re.match(r"[#[]|.*[{]", text.lstrip()) and (len(columns := _table(text).fieldnames or ()) > 1 or columns == ["s_kv"])
+
+
+def _table(text: str) -> csv.DictReader[str]:
+    delimiter = max(",;\t", key=text.lstrip().split("\n", 1)[0].count)
+    return csv.DictReader(io.StringIO(text.lstrip(), newline=""), restkey="", delimiter=delimiter)
 
 
 def read(path: str, text: str, allowed: str) -> Mix:
     """The traffic of the requests in a text. Raises UserError that says what is `allowed` if it has none."""
     rest, reader = Remainder(path), _Reader()
-    for number, record in _csv_records(text) if is_csv(text) else _json_records(rest, text):
+    for number, record in _csv_records(path, text) if is_csv(text) else _json_records(rest, text):
         rest.collect(number, partial(reader.add, record))
     if reader.prompts and not reader.decode:
         raise UserError(f"traffic={path}: no request has output tokens, so nothing is decoded; give one that does")
@@ -70,15 +78,18 @@ def _json_records(rest: Remainder, text: str) -> Iterator[Record]:
     return rest.each(enumerate(whole if isinstance(whole, list) else [whole], 1), as_object)
 
 
-def _csv_records(text: str) -> Iterator[Record]:
-    reader = csv.DictReader(io.StringIO(text.lstrip(), newline=""), restkey="")
+def _csv_records(path: str, text: str) -> Iterator[Record]:
+    reader = _table(text)
+    if "s_kv" not in (columns := tuple(reader.fieldnames or ())) and not all(_keys(columns)):
+        allowed = f"s_kv; or one of {', '.join(PROMPTS)} with one of {', '.join(OUTPUTS)}, of which letters and digits count"
+        raise UserError(f"traffic={path}: its columns are {', '.join(columns):.600}; allowed: {allowed}")
     for cells in reader:
         yield reader.line_num, {name: _of_cell(cell) for name, cell in cells.items()}
 
 
 def _of_cell(cell: object) -> object:
     try:
-        return float(str(cell))
+        return float(re.sub(r"(?<=\d),(?=\d{3}\b)", "", str(cell)))  # 1,100 is 1100
     except ValueError:
         return cell
 
@@ -104,41 +115,20 @@ class _Reader:
             return
         given = record.get("hash_ids")
         hashes = [block for block in given if isinstance(block, int | str)] if isinstance(given, list) else []
-        _, found = self._found(record)
-        if not found:
+        if not (found := list(_found(record))):
             hint = "; vllm bench serve writes lengths with --save-detailed" if "total_input_tokens" in record else ""
             raise ValueError(f"neither s_kv nor input_length with output_length, nor other names of them{hint}")
+        best = max((rank for rank, *_ in found), key=lambda rank: rank[:2])
+        self.passed.update(where for rank, where, _ in found if rank != best)
         if "batch_size" in record:
             raise ValueError("batch_size goes with s_kv, and not with input_length, since a request is decoded in many batches")
-        for prompts, outputs in (pair for lengths in found for pair in _pairs(*lengths)):
+        for prompts, outputs in (pair for rank, _, lengths in found if rank == best for pair in lengths()):
             self.has_percentiles |= len(prompts) * len(outputs) > 1
             self.prompts += [TrafficPoint(None, prompt, weight) for prompt, weight in prompts]
             pairs = ((p, o, of_p * of_o) for p, of_p in prompts for o, of_o in outputs)
             self.decode += [step for prompt, output, weight in pairs for step in steps(prompt, output, weight)]
         self.blocks += len(hashes)
         self.seen.update(hashes)
-
-    def _found(self, mapping: Mapping[str, Any], depth: int = MAX_DEPTH) -> tuple[bool, list[Lengths]]:
-        """The lengths in a mapping, and whether they stand in lists.
-
-        Lists go before single lengths, which may be their totals; outer before inner; and of siblings those named as the first.
-        """
-        found: dict[tuple[bool, bool, str], list[Lengths]] = {}  # by whether they are lists, and outer, and where
-        if keys := _keys(tuple(key for key in mapping if mapping[key] is not None)):
-            found[isinstance(mapping[keys[0]], list), True, keys[0]] = [(mapping, *keys)]
-        for name, value in mapping.items() if depth > 1 else ():
-            inner = [
-                self._found(one, depth - 1) for one in (value if isinstance(value, list) else [value]) if isinstance(one, dict)
-            ]
-            if lengths := [one for _, several in inner for one in several]:
-                found[isinstance(value, list) or any(listed for listed, _ in inner), False, name] = lengths
-        if not found:
-            return False, []
-        best = max(key[:2] for key in found)
-        named = next(lengths[0][1] for key, lengths in found.items() if key[:2] == best)
-        taken = {key: lengths for key, lengths in found.items() if key[:2] == best and lengths[0][1] == named}
-        self.passed |= {name for *_, name in found.keys() - taken.keys()}
-        return best[0], [one for lengths in taken.values() for one in lengths]
 
     def notes(self, has_batches: bool) -> Iterator[str]:
         """What was assumed."""
@@ -150,24 +140,42 @@ class _Reader:
             share = f"{repeated:,} of {self.blocks:,} blocks of prompts (hash_ids) repeat earlier ones"
             yield f"{share}; a prefix cache would not compute them again, and prompts count whole here"
         if self.passed:
-            more = ", ..." if len(self.passed) > MAX_NAMES else ""
-            yield f"beside the lengths that were taken, others were passed over: {', '.join(sorted(self.passed)[:MAX_NAMES])}{more}"
+            yield f"beside the lengths that were taken, {len(self.passed)} were passed over: {', '.join(sorted(self.passed)):.300}"
+
+
+def _found(mapping: Mapping[str, Any], where: str = "", lists: int = 0, depth: int = 0) -> Iterator[Found]:
+    """The lengths in a mapping. Best are those in most lists, since others may be their totals; then outer ones; then the first."""
+    if all(keys := _keys(tuple(key for key in mapping if mapping[key] is not None))):
+        prompt = keys[0][0]
+        yield (lists + isinstance(mapping[prompt], list), -depth, prompt), where + prompt, partial(_pairs, mapping, *keys)
+    for name, value in mapping.items() if depth + 1 < MAX_DEPTH else ():
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, dict):
+                yield from _found(one, f"{where}{name}.", lists + isinstance(value, list), depth + 1)
 
 
 @lru_cache(maxsize=1000)  # a record has the names of all others
-def _keys(given: tuple[str, ...]) -> tuple[str, str] | None:
-    """Those of the keys that name the lengths of prompts and of outputs."""
-    names = {_plain(key): key for key in given}
-    prompt, output = (next((names[name] for name in known if name in names), None) for known in (PROMPTS, OUTPUTS))
-    return None if prompt is None or output is None else (prompt, output)
+def _keys(given: Keys) -> list[Keys]:
+    """Those of prompts and those of outputs, whole or after the last dot; of several, those with the fewest dots."""
+    by_dots = sorted(given, key=lambda key: -key.count("."))
+    names = {re.sub(r"[^a-z0-9]", "", word.lower()): key for key in by_dots for word in (key.split(".")[-1], key)}
+    first = (next(filter(names.__contains__, known), "") for known in (PROMPTS, OUTPUTS))
+    return [tuple(names[part] for part in (name, *BESIDE.get(name, ())) if part in names) for name in first]
 
 
-def _pairs(mapping: Mapping[str, Any], prompt: str, output: str) -> list[tuple[Shares, Shares]]:
+def _pairs(mapping: Mapping[str, Any], prompt: Keys, output: Keys) -> list[tuple[Shares, Shares]]:
     """Prompt and output tokens of each request in this very mapping: one, or lists of them."""
-    prompts, outputs = (value if isinstance(value, list) else [value] for value in (mapping[prompt], mapping[output]))
+    prompts, outputs = (_list(mapping, keys) for keys in (prompt, output))
     if len(prompts) != len(outputs):
-        raise ValueError(f"{prompt} has {len(prompts)} lengths and {output} has {len(outputs)}; allowed: as many of both")
-    return [(_shares(prompt, p, 1), _shares(output, o, 0)) for p, o in zip(prompts, outputs, strict=True)]
+        raise ValueError(f"{prompt[0]} has {len(prompts)} lengths and {output[0]} has {len(outputs)}; allowed: as many of both")
+    return [(_shares(prompt[0], p, 1), _shares(output[0], o, 0)) for p, o in zip(prompts, outputs, strict=True)]
+
+
+def _list(mapping: Mapping[str, Any], keys: Keys) -> list[Any]:
+    value = mapping[keys[0]]
+    if len(keys) == 1 or isinstance(value, list | dict):
+        return value if isinstance(value, list) else [value]
+    return [sum(_number(key, mapping[key] or 0, 0) for key in keys)]
 
 
 def _shares(name: str, value: object, least: int) -> Shares:
@@ -187,7 +195,3 @@ def _number(name: str, value: object, least: int, most: float = MAX_TOKENS, *, w
     if not is_number or (whole and int(value) != value):  # type: ignore[call-overload]
         raise ValueError(f"{name}={value!r:.80}: allowed: a {'whole ' if whole else ''}number from {least} to {most:,.0f}")
     return value  # type: ignore[return-value]
-
-
-def _plain(name: object) -> str:
-    return re.sub(r"[^a-z0-9]", "", str(name).lower())

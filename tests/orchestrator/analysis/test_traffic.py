@@ -106,6 +106,19 @@ SAMPLES = [
     ("Azure's traces", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,1024,128\n"),
     ("BurstGPT", "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,1024,128,1152,API log\n"),
     ("GuideLLM", {"benchmarks": [{"requests": {"successful": [{"prompt_tokens": 1024, "output_tokens": 128}], "errored": []}}]}),
+    ("Anthropic", '{"usage": {"input_tokens": 4, "cache_read_input_tokens": 1000, "cache_creation_input_tokens": 20, "osl": 128}}'),
+    ("Bedrock", {"usage": {"inputTokens": 0, "cacheReadInputTokens": 1024, "outputTokens": 128}}),
+    ("Gemini", {"usageMetadata": {"promptTokenCount": 1024, "candidatesTokenCount": 100, "thoughtsTokenCount": 28}}),
+    ("LLMPerf", [{"number_input_tokens": 1024, "number_output_tokens": 128}]),
+    ("genai-bench", {"individual_request_metrics": [{"num_input_tokens": 1024, "num_output_tokens": 128}]}),
+    ("Ollama", {"prompt_eval_count": 1024, "eval_count": 128}),
+    ("llama.cpp", {"timings": {"cache_n": 24, "prompt_n": 1000, "predicted_n": 128}}),
+    ("Splitwise", "arrival_timestamp,prompt_size,token_size\n0.0,1024,128\n"),
+    ("flattened", {"usage.prompt_tokens": 1024, "usage.completion_tokens": 128}),
+    ("OpenTelemetry", {f"gen_ai.usage.{n}_tokens": v for n, v in (("input", 1024), ("cache_read.input", 9), ("output", 128))}),
+    ("semicolons", "ContextTokens;GeneratedTokens\r\n1,024;128\r\n"),
+    ("tabs", "time\tContextTokens\tGeneratedTokens\n1,5\t1024\t128\n"),
+    ("thousands", 'ContextTokens,GeneratedTokens\n"1,024",128\n'),
     ("numbers of pandas", '{"prompt_len": 1024.0, "output_len": 128.0}'),
 ]
 
@@ -126,18 +139,22 @@ ONE, MANY = {"prompt_tokens": 1024, "completion_tokens": 128}, {"prompt_tokens":
     ("record", "passed"),
     [
         ({**MANY, "requests": [ONE]}, "prompt_tokens"),
-        ({"summary": MANY, "data": {"requests": [{"usage": ONE}]}}, "summary"),
-        ({"benchmarks": [{**MANY, "requests": [ONE]}]}, "prompt_tokens"),
-        ({**MANY, "input_lens": [1024], "output_lens": [128], "usage": MANY}, "usage"),
-        ({"requests": [ONE], "metrics": {"prompt_tokens": {"mean": 5}, "output_tokens": {}}}, "metrics"),
-        ({"usage": ONE, "timings": {"num_prompt_tokens": 1, "output_tokens": 9}}, "timings"),
+        ({"summary": MANY, "data": {"requests": [{"usage": ONE}]}}, "summary.prompt_tokens"),
+        ({"benchmarks": [{**MANY, "requests": [ONE]}]}, "benchmarks.prompt_tokens"),
+        ({**MANY, "input_lens": [1024], "output_lens": [128], "usage": MANY}, "usage.prompt_tokens"),
+        ({"requests": [ONE], "metrics": {"prompt_tokens": {"mean": 5}, "output_tokens": {}}}, "metrics.prompt_tokens"),
+        (
+            {**MANY, "data": [{"input_tokens": 1020, "cache_read_input_tokens": 4, "osl": 128}, {"input_tokens": 1024, "osl": 9}]},
+            "prompt_tokens",
+        ),
+        ({"usage": ONE, "timings": {"num_prompt_tokens": 1, "output_tokens": 9}}, "timings.num_prompt_tokens"),
     ],
 )
 def test_requests_go_before_totals_which_are_named(tmp_path: Path, record: dict[str, object], passed: str):
     mix = traffic.read(written(tmp_path, json.dumps(record)))
 
-    assert [point.s_kv for point in mix.prompts] == [1024]
-    assert mix.notes[-1] == f"beside the lengths that were taken, others were passed over: {passed}"
+    assert {point.s_kv for point in mix.prompts} == {1024}
+    assert mix.notes[-1] == f"beside the lengths that were taken, 1 were passed over: {passed}"
 
 
 def test_percentiles_of_a_summary_are_shares_of_lengths(tmp_path: Path):
@@ -222,7 +239,10 @@ def test_traffic_without_batches_is_spread_over_those_that_were_measured():
         ('{"total_input_tokens": 5, "completed": 1}', "vllm bench serve writes lengths with --save-detailed"),
         ('{"input_sequence_length": {"unit": "tokens"}, "osl": 3, "output_len": 3}', "has neither a value nor percentiles"),
         ("ContextTokens,GeneratedTokens\nmany,3\n", ":2: ContextTokens='many': allowed: a whole number"),
-        ("prompt_tokens,n\n3,4\n", ":2: neither s_kv nor input_length with output_length"),
+        ("prompt_tokens,n\n3,4\n", "its columns are prompt_tokens, n; allowed: s_kv; or one of inputlength, inputlen,"),
+        ("a;b\n3;4\n", "its columns are a, b; allowed: s_kv; or"),
+        ("x" * 200_000 + ",y\n", "field larger than field limit"),
+        ("ContextTokens;GeneratedTokens\n1,5;3\n", ":2: ContextTokens='1,5': allowed: a whole number"),
         ("{" * 100_000, ":1: no JSON"),
         ('{"a": 1}\n', "neither s_kv nor input_length"),
         ('{"s_kv": true}\n', "s_kv=True: allowed: a whole number"),
