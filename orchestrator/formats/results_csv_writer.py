@@ -57,9 +57,12 @@ def _inexpressible(row: Mapping[str, Any]) -> str:
     if row["twin"] == 1:
         return "twin: its files have each case once"
     try:
-        problem = problem_of(row)
+        return _without_column(problem_of(row))
     except UserError as error:
         return str(error)
+
+
+def _without_column(problem: Problem) -> str:
     for key in NO_COLUMN:
         if getattr(problem, key) != Problem.model_fields[key].default:
             return f"{key}: no column for it"

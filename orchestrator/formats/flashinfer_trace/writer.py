@@ -94,9 +94,12 @@ def _inexpressible(row: Mapping[str, Any]) -> str:
     if row["twin"] == 1:
         return "twin: a trace stands once"
     try:
-        problem = problem_of(row)
+        return _without_definition(problem_of(row))
     except UserError as error:
         return str(error)
+
+
+def _without_definition(problem: Problem) -> str:
     if problem.routine not in ("paged_decode", "paged_prefill", "ragged_prefill", "mla"):
         return f"{problem.routine}: no definition of it"
     unlike = [key for key in NO_COUNTERPART if getattr(problem, key) != Problem.model_fields[key].default]
