@@ -48,6 +48,8 @@ ALLOWED = {
 
 # What people type for a name of this project that is spelled otherwise.
 SHORT_NAMES = {
+    "bidirectional": "full",
+    "non_causal": "full",
     "batch": "batch_size",
     "bs": "batch_size",
     "context": "s_kv",

@@ -186,7 +186,10 @@ def _heads_of(c: Keys, heads: int, asked: str) -> Keys:
     """The heads of the layers that attend to everything. `global_` keys are Gemma 4's, `block_configs` those of Nemotron NAS."""
     kv = c.get("num_global_key_value_heads") or c.get("num_key_value_heads")
     if c.get("kv_lora_rank"):
-        rope, nope = c.get("qk_rope_head_dim") or 0, c["qk_nope_head_dim"]
+        rope, nope = c.get("qk_rope_head_dim") or 0, c.get("qk_nope_head_dim")
+        if not nope or not (c.get("v_head_dim") or c.get("hidden_size")):
+            name = "v_head_dim" if nope else "qk_nope_head_dim"
+            raise UserError(f"{asked}: {name}={c.get(name)}: allowed: a whole number, of a latent's heads; write it there")
         latent = {"head_dim_ckv": c["kv_lora_rank"], "head_dim_kpe": rope}
         vo = c.get("v_head_dim") or c["hidden_size"] // heads  # MiniCPM3 leaves it out
         return {"num_qo_heads": heads, "num_kv_heads": heads, "head_dim_qk": nope + rope, "head_dim_vo": vo, **latent}

@@ -113,6 +113,8 @@ def test_a_latent_has_the_scale_of_its_yarn(read: Callable[..., Any]):
         ({"head_dim": "big"}, "head_dim='big': allowed: a whole number"),
         ({"head_dim": None}, "hidden_size=None: allowed: a whole number"),
         ({"num_key_value_heads": 0}, "num_key_value_heads=0: allowed: a whole number, 1 or more"),
+        ({"kv_lora_rank": 32, "v_head_dim": 64}, "qk_nope_head_dim=None: allowed: a whole number"),
+        ({"kv_lora_rank": 32, "qk_nope_head_dim": 64}, "v_head_dim=None: allowed: a whole number"),
         ({"sliding_window": [64]}, "sliding_window=[64]: allowed: a whole number"),
         ({"layer_types": [1]}, "layer_types=[1]: allowed: a list of names"),
         ({"state_size": 16}, "Mamba layers, which do not attend"),

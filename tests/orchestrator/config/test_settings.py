@@ -67,6 +67,7 @@ def test_settings_are_frozen(settings: Callable[..., Settings]):
         (["+sweep=smoke", "+sweep.bach_size=[1]"], ["bach_size", "did you mean 'batch_size'?"]),
         (["+sweep=smoke", "sweep.dtype=[{qq: bf16}]"], ["dtype.qq_dtype", "did you mean 'q_dtype'?"]),
         (["+sweep=smoke", "sweep.dtype=[{q: float8}]"], ["sweep.q_dtype='float8'", "'fp8_e4m3'"]),
+        (["+sweep=smoke", "sweep.mask=[bidirectional]"], ["there is no 'bidirectional'", "did you mean 'full'?"]),
         (["+sweep=smoke", "sweep.mask=binery"], ["sweep.mask: there is no 'binery'", "did you mean 'binary'?", "causal, chain"]),
         (["+sweep=smoke", "sweep.mask=medusa_7b_63", "sweep.s_qo=65"], ["sweep.mask=medusa_7b_63", "64 tokens", "s_qo=65"]),
         (["+sweep=smoke", "sweep.s_qo=[{min: 9, max: 4}]"], ["s_qo={min: 9, max: 4}"]),

@@ -56,7 +56,10 @@ def test_other_heads_get_nothing_of_a_model(invoke: Invoke):
         (["+sweep=mla_mtp", "model=qwen3_235b_a22b"], "model qwen3_235b_a22b has no latent"),
         (["+sweep=mla_mtp", "model=deepseek_v3_2"], "model deepseek_v3_2 attends sparsely, to 2,048 keys"),
         (["+sweep=smoke", "model=glm_5"], "model glm_5 attends sparsely"),
-        (["+sweep=smoke", "model=kimi_k2_5", "sweep.routine=mla", "sweep.backend=[fa3]", "sweep.tp=[2,4]"], "split over 1, 8, 16"),
+        (
+            ["+sweep=smoke", "model=kimi_k2_5", "sweep.routine=mla", "sweep.backend=[fa3]", "sweep.tp=[3,6]"],
+            "split over 1, 2, 4, 8, 16",
+        ),
         (["+sweep=specdec_long_ctx", "model=phi_3_mini_4k"], "has 4,096 positions"),
     ],
 )
@@ -70,7 +73,7 @@ def test_a_sweep_that_is_not_the_models_is_refused_in_words(words: list[str], sa
 @pytest.mark.parametrize(
     ("words", "refused", "total", "reason"),
     [
-        (["+sweep=mla_mtp", "model=kimi_k2"], 864, 3528, "sweep.tp=4"),
+        (["+sweep=mla_mtp", "model=kimi_k2", "model.tp=[1,8,16]"], 864, 3528, "sweep.tp=4"),
         (["+sweep=specdec_long_ctx", "model=mistral_7b_v0_3"], 960, 1920, "32,768 positions"),
         (["+sweep=auto_routing", "model=qwen3_8b"], 216, 702, "has no latent"),
         (["+sweep=auto_routing", "model=deepseek_v3"], 216, 702, "is a latent"),
@@ -87,6 +90,11 @@ def test_what_a_model_cannot_have_costs_its_own_points(words: list[str], refused
     assert notes
     assert verdicts["run"]
     assert sum(verdicts.values()) == total
+
+
+@pytest.mark.parametrize("model", ["kimi_k2", "kimi_k2_5", "kimi_k3"])
+def test_a_latent_is_split_over_two_and_four(model: str, invoke: Invoke):
+    assert "is split over" not in planned(invoke, "+sweep=mla_mtp", f"model={model}")[2]
 
 
 def test_imported_points_say_that_a_model_is_not_theirs(tmp_path: Path, invoke: Invoke):
