@@ -21,9 +21,9 @@ from orchestrator.composing.overrides import HELP, RANGE, groups, read
 from orchestrator.config import config_json
 from orchestrator.config.modes import MODES
 from orchestrator.config.settings import NO_SWEEP_PATH, nearest_key
-from orchestrator.errors import UserError, unknown
+from orchestrator.errors import UserError, shown, unknown
 from orchestrator.untrusted import yaml as untrusted_yaml
-from orchestrator.untrusted.files import read_text
+from orchestrator.untrusted.files import expanded, read_text
 
 Config = dict[str, Any]
 
@@ -82,7 +82,7 @@ def _for_hydra(word: str, config_dir: str | None) -> str:
     key, equals, name = word.partition("=")
     if key != "engine" or not equals or not name or name == "null":
         return word
-    folder = "null" if config_dir is None else f"'{_escaped(Path(config_dir).expanduser().resolve())}'"
+    folder = "null" if config_dir is None else f"'{_escaped(Path(expanded(config_dir)).resolve())}'"
     return f"engine={{name: {name}, folder: {folder}}}"
 
 
@@ -121,8 +121,12 @@ def _point_of(typed: list[str]) -> str | None:
 
 def _folder(config_dir: str) -> Path:
     """A folder of a person's own files. Raises UserError if it is none, or one of the files is not YAML with keys."""
-    folder = Path(config_dir).expanduser().resolve()
-    if not folder.is_dir():
+    try:
+        folder = Path(expanded(config_dir)).resolve()
+        found = folder.is_dir()
+    except OSError as error:
+        raise UserError(f"--config-dir: {shown(config_dir)}: {error.strerror}; type another folder") from None
+    if not found:
         raise UserError(f"--config-dir: there is no folder {folder}")
     for file in (file for group in sorted(groups()) for file in sorted(folder.glob(f"{group}/*.yaml"))):
         _, data = untrusted_yaml.parse(read_text(file, "config"), str(file), MAX_VALUES)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import chdir
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -32,7 +34,8 @@ class _Deferred:
     def result(self) -> WorkResult:
         runner = self.worker.runner()
         try:
-            return self.work(runner)
+            with chdir(os.curdir):  # a backend may change the working directory, and results.path may be relative to it
+                return self.work(runner)
         except (KeyboardInterrupt, Exception):
             raise
         except BaseException as error:  # such as sys.exit in a backend: elsewhere the process would end

@@ -58,7 +58,7 @@ class FolderStore:
     """
 
     def __init__(self, path: str, *, background: bool = False) -> None:
-        self.path, self._background = Path(path), background
+        self.path, self._background = Path(path).absolute(), background  # a plugin may change the working directory
         self._merging: Merging | None = None
         with suppress(OSError):  # said again below, of a folder that is there and is ours to look into
             _require_ours(self.path)  # before anything is written to it

@@ -139,5 +139,5 @@ def expanded(path: str) -> str:
     home, slash, rest = path.partition("/")
     try:
         return f"{Path(home).expanduser()}{slash}{rest}"
-    except RuntimeError:
+    except (KeyError, RuntimeError):
         raise UserError(f"{path}: there is no user {home[1:]!r}; type the folder's whole path") from None

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -48,6 +49,10 @@ def raises(error: BaseException) -> Callable[..., NoReturn]:
 
 def patches(runner: Runner) -> None:
     torch.nn.functional.scaled_dot_product_attention = raises(RuntimeError("patched by a plugin"))
+
+
+def moves() -> None:
+    os.chdir("/")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,4 +101,4 @@ OF_NOBODY: tuple[Adapter, ...] = (  # each costs its own points alone
     Hostile(name="surrogate", plans=raises(RuntimeError("bad \udcff name"))),
     Hostile(name="no_exception", plans=raises(NoException("mine"))),
 )
-ADAPTERS = (*OF_NOBODY, Hostile(name="patches", launches=patches), Hostile(name="drawn"))
+ADAPTERS = (*OF_NOBODY, Hostile(name="patches", launches=patches), Hostile(name="moves", plans=moves), Hostile(name="drawn"))

@@ -78,6 +78,14 @@ def test_threads_that_a_backend_leaves_behind_do_not_keep_the_process(tmp_path: 
     assert (done.returncode, done.stdout.split()[0]) == (0, "attention-orchestrator")
 
 
+def test_a_backend_that_changes_the_working_directory_loses_no_row(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    done = invoke(*ONE, "sweep.backend=[moves,torch_sdpa]", "results.path=rows")
+
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    assert pd.read_parquet(tmp_path / "rows")["status"].tolist() == ["ok", "ok"]
+
+
 class OddText(str):
     __slots__ = ()
 

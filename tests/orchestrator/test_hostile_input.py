@@ -111,6 +111,8 @@ def refused(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ([*S1, '+env.x={requirements: ["six\0"]}', "sweep.env=[x]"], "allowed: text without control characters"),
         ([*S1, "+env.x={python: '~nosuchuser/python'}", "sweep.env=[x]"], "there is no user 'nosuchuser'"),
         ([*S1, "sweep.env=[mine]"], "there is no such environment"),
+        ([*S1, "--config-dir", "~nosuchuser/x"], "there is no user 'nosuchuser'"),
+        ([*S1, "--config-dir", "a" * 5000], "File name too long; type another folder"),
         ([*S1, f"+sweep.head_dim_qk=[{'9' * 400}]", "+sweep.softmax_scale=[1]"], "allowed: at most"),
         (["+sweep=smoke", f"sweep.batch_size={'[' * 400}{']' * 400}", *PLAN], "more than 30 deep"),
     ],
