@@ -12,7 +12,9 @@ from orchestrator.storage.parquet import DATA, JOURNAL
 from orchestrator.untrusted.files import open_to_read, require_plain, write_whole
 
 SHOWN = 3  # names of files, in a note
-SIGN = 4  # bytes that tell kinds of files apart: PAR1, `{"de`, `<!do`, `rout`
+HEAD = 4096  # bytes of a file that tell its kind
+SIGN = 4  # bytes that tell kinds of files apart: PAR1, `{"de`, `<!do`
+OWN = b"attention-orchestrator"  # in the title of our pages, and in each trace
 FLAGS = re.compile(rb"# (nothing to type: |vLLM |SGLang )")  # how flags to type begin
 
 
@@ -53,6 +55,15 @@ def save_files(name: str, folder: str, contents: Mapping[str, bytes]) -> None:
 
 def _require_same_kind(typed: str, file: Path, content: bytes) -> None:
     with open_to_read(file, follow=False) as opened:
-        there = opened.read(100)
-    if there and there[:SIGN] != content[:SIGN] and not (FLAGS.match(there) and FLAGS.match(content)):
+        there = opened.read(HEAD)
+    if there and _kind(there) != _kind(content[:HEAD]):
         raise UserError(f"{typed}: {file} is there, and is no such file; remove it, or give another name")
+
+
+def _kind(head: bytes) -> object:
+    """What two files of one kind have in common: of a CSV all of its columns, of a page and of traces that they are ours."""
+    if FLAGS.match(head):
+        return FLAGS
+    if head.startswith(b"routine,"):
+        return head.partition(b"\n")[0]
+    return head[:SIGN], head[:1] in b"<{" and OWN in head

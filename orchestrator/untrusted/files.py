@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import stat
 import time
 import unicodedata
@@ -73,7 +74,7 @@ def write_whole(path: str | Path, data: bytes) -> None:
     Raises NotPlain if something else stands there, such as a device or a link, and OSError if it cannot be written.
     """
     require_plain(path)
-    fresh = Path(f"{path}.new")
+    fresh = Path(path).with_name(f".{secrets.token_hex(8)}.part")  # a name that nobody else's file has
     try:
         with open_to_write(fresh, new=True) as file:
             rest = memoryview(data)

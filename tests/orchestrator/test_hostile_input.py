@@ -243,6 +243,22 @@ def test_a_row_that_is_no_problem_is_left_out(invoke: Invoke, tmp_path: Path, na
     assert name != "flashinfer_csv" or "rows: no problem of this project: " in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("name", "precious"),
+    [("x.html", "<!doctype html>\n<title>my thesis</title>"), ("x.csv", "routine,median_time,backend\nmine,1,fa2\n")],
+)
+def test_an_export_takes_the_place_of_its_own_files_alone(invoke: Invoke, tmp_path: Path, name: str, precious: str):
+    file, beside, rows = tmp_path / name, tmp_path / f"{name}.new", f"results.path={dataset(tmp_path / 'rows')}"
+    beside.write_text(precious)
+    codes = [invoke(f"export={file}", rows).returncode for _ in range(2)]
+    file.write_text(precious)
+    done = invoke(f"export={file}", rows)
+
+    assert codes == [0, 0]
+    assert (done.returncode, file.read_text(), beside.read_text()) == (2, precious, precious)
+    assert "is there, and is no such file" in done.stderr
+
+
 def test_a_formula_is_no_formula_in_a_sheet():
     assert [for_csv(cell) for cell in ('=HYPERLINK("a")', "@x", "+1+2", "-5.2%", "-1e-3", 5, None)] == [
         "'=HYPERLINK(\"a\")", "'@x", "'+1+2", "-5.2%", "-1e-3", 5, None,
