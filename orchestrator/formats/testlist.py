@@ -59,7 +59,10 @@ def _case(text: str) -> tuple[argparse.Namespace, Rule]:
     """
     if len(text) > MAX_LINE:
         raise ValueError(f"{len(text):,} characters in a line; allowed: up to {MAX_LINE:,}")
-    parts = list(dropwhile(lambda word: not word.startswith("-"), shlex.split(text)))
+    words = shlex.split(text)
+    before = next((at for at, word in enumerate(words) if word.split("=")[0] in ("--routine", "-R")), 0)
+    program = max((at for at, word in enumerate(words[:before]) if word.endswith(("flashinfer_benchmark", ".py"))), default=-1)
+    parts = list(dropwhile(lambda word: not word.startswith("-"), words[program + 1 :]))
     first = _Parser(add_help=False, allow_abbrev=False)
     first.add_argument("--routine", "-R")
     if (routine := first.parse_known_args(parts)[0].routine) not in ROUTINES:

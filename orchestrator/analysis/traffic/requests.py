@@ -63,8 +63,7 @@ def read(path: str, text: str, allowed: str) -> Mix:
     rest.close(len(reader.decode), f"allowed: {allowed}")
     with_batch = sum(point.batch_size is not None for point in reader.decode)
     if 0 < with_batch < len(reader.decode):
-        lines = f"{with_batch} of {len(reader.decode)} lines"
-        raise UserError(f"traffic={path}: {lines} have a batch_size; allowed: all of them or none")
+        raise UserError(f"traffic={path}: {with_batch} of {len(reader.decode)} lines have a batch_size; allowed: all or none")
     return Mix(tuple(reader.decode), tuple(reader.prompts), tuple(reader.notes(bool(with_batch))))
 
 
@@ -101,7 +100,7 @@ class _Reader:
         self.decode: list[TrafficPoint] = []
         self.prompts: list[TrafficPoint] = []
         self.seen: set[int | str] = set()
-        self.blocks = 0
+        self.blocks = self.empty = 0
         self.has_percentiles = False
         self.passed: set[str] = set()
 
@@ -114,15 +113,16 @@ class _Reader:
             self.decode.append(TrafficPoint(batch, int(_number("s_kv", record["s_kv"], 1)), weight))
             return
         given = record.get("hash_ids")
-        hashes = [block for block in given if isinstance(block, int | str)] if isinstance(given, list) else []
+        hashes = {block for block in given if isinstance(block, int | str)} if isinstance(given, list) else set()
         if not (found := list(_found(record))):
-            hint = "; vllm bench serve writes lengths with --save-detailed" if "total_input_tokens" in record else ""
+            hint = "; vllm bench serve needs --save-detailed, SGLang --output-details" if "total_input_tokens" in record else ""
             raise ValueError(f"neither s_kv nor input_length with output_length, nor other names of them{hint}")
         best = max((rank for rank, *_ in found), key=lambda rank: rank[:2])
         self.passed.update(where for rank, where, _ in found if rank != best)
         if "batch_size" in record:
             raise ValueError("batch_size goes with s_kv, and not with input_length, since a request is decoded in many batches")
         for prompts, outputs in (pair for rank, _, lengths in found if rank == best for pair in lengths()):
+            self.empty += not any(output for output, _ in outputs)
             self.has_percentiles |= len(prompts) * len(outputs) > 1
             self.prompts += [TrafficPoint(None, prompt, weight) for prompt, weight in prompts]
             pairs = ((p, o, of_p * of_o) for p, of_p in prompts for o, of_o in outputs)
@@ -139,15 +139,16 @@ class _Reader:
         if repeated := self.blocks - len(self.seen):
             share = f"{repeated:,} of {self.blocks:,} blocks of prompts (hash_ids) repeat earlier ones"
             yield f"{share}; a prefix cache would not compute them again, and prompts count whole here"
+        if self.empty:
+            yield f"requests without output tokens (perhaps they failed), which count as prompts alone: {self.empty:,}"
         if self.passed:
-            yield f"beside the lengths that were taken, {len(self.passed)} were passed over: {', '.join(sorted(self.passed)):.300}"
+            yield f"lengths passed over beside those that were taken ({len(self.passed)}): {', '.join(sorted(self.passed)):.300}"
 
 
 def _found(mapping: Mapping[str, Any], where: str = "", lists: int = 0, depth: int = 0) -> Iterator[Found]:
     """The lengths in a mapping. Best are those in most lists, since others may be their totals; then outer ones; then the first."""
-    if all(keys := _keys(tuple(key for key in mapping if mapping[key] is not None))):
-        prompt = keys[0][0]
-        yield (lists + isinstance(mapping[prompt], list), -depth, prompt), where + prompt, partial(_pairs, mapping, *keys)
+    if all(keys := _keys(tuple(name for name in mapping if mapping[name] is not None))):
+        yield (lists + isinstance(mapping[key := keys[0][0]], list), -depth, key), where + key, partial(_pairs, mapping, *keys)
     for name, value in mapping.items() if depth + 1 < MAX_DEPTH else ():
         for one in value if isinstance(value, list) else [value]:
             if isinstance(one, dict):
@@ -156,9 +157,9 @@ def _found(mapping: Mapping[str, Any], where: str = "", lists: int = 0, depth: i
 
 @lru_cache(maxsize=1000)  # a record has the names of all others
 def _keys(given: Keys) -> list[Keys]:
-    """Those of prompts and those of outputs, whole or after the last dot; of several, those with the fewest dots."""
-    by_dots = sorted(given, key=lambda key: -key.count("."))
-    names = {re.sub(r"[^a-z0-9]", "", word.lower()): key for key in by_dots for word in (key.split(".")[-1], key)}
+    """Those of prompts and those of outputs, whole or after the last dot; of several, the shortest."""
+    words = ((word.lower(), key) for key in sorted(given, key=len, reverse=True) for word in (key.split(".")[-1], key))
+    names = {re.sub("[^a-z0-9]", "", word): key for word, key in words}
     first = (next(filter(names.__contains__, known), "") for known in (PROMPTS, OUTPUTS))
     return [tuple(names[part] for part in (name, *BESIDE.get(name, ())) if part in names) for name in first]
 

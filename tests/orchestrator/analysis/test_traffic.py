@@ -154,7 +154,7 @@ def test_requests_go_before_totals_which_are_named(tmp_path: Path, record: dict[
     mix = traffic.read(written(tmp_path, json.dumps(record)))
 
     assert {point.s_kv for point in mix.prompts} == {1024}
-    assert mix.notes[-1] == f"beside the lengths that were taken, 1 were passed over: {passed}"
+    assert mix.notes[-1] == f"lengths passed over beside those that were taken (1): {passed}"
 
 
 def test_percentiles_of_a_summary_are_shares_of_lengths(tmp_path: Path):
@@ -188,10 +188,16 @@ def test_other_engines_have_the_same_histograms_under_other_names(tmp_path: Path
 
 
 def test_repeated_blocks_of_prompts_are_named_as_unused(tmp_path: Path):
-    lines = [{"input_length": 8000, "output_length": 9, "hash_ids": [*range(15), last]} for last in (15, 16)]
+    lines = [{"input_length": 8000, "output_length": 9, "hash_ids": [*range(15), last, last]} for last in (15, 16)]
     mix = traffic.read(written(tmp_path, "\n".join(map(json.dumps, lines))))
 
     assert "15 of 32 blocks of prompts (hash_ids) repeat earlier ones" in mix.notes[1]
+
+
+def test_requests_without_output_are_named(tmp_path: Path):
+    result = {"input_lens": [10, 20], "output_lens": [5, 0], "errors": ["", "Connection reset"]}
+
+    assert "prompts alone: 1" in traffic.read(written(tmp_path, json.dumps(result))).notes[-1]
 
 
 def test_a_line_without_lengths_is_named_and_the_others_count(tmp_path: Path):
@@ -236,7 +242,7 @@ def test_traffic_without_batches_is_spread_over_those_that_were_measured():
         ("[3]", ":1: no JSON object"),
         ("1 2 3\n", "neither a comment nor a sample"),
         ('{"input_lens": [5, 6], "output_lens": [3]}', "input_lens has 2 lengths and output_lens has 1; allowed: as many of both"),
-        ('{"total_input_tokens": 5, "completed": 1}', "vllm bench serve writes lengths with --save-detailed"),
+        ('{"total_input_tokens": 5, "completed": 1}', "vllm bench serve needs --save-detailed, SGLang --output-details"),
         ('{"input_sequence_length": {"unit": "tokens"}, "osl": 3, "output_len": 3}', "has neither a value nor percentiles"),
         ("ContextTokens,GeneratedTokens\nmany,3\n", ":2: ContextTokens='many': allowed: a whole number"),
         ("prompt_tokens,n\n3,4\n", "its columns are prompt_tokens, n; allowed: s_kv; or one of inputlength, inputlen,"),

@@ -174,11 +174,16 @@ def test_every_reason_is_named_at_once_up_to_twenty(tmp_path: Path):
     assert said[20] == "and 5 more"
 
 
-def test_a_pasted_command_and_the_axis_of_pdl_are_taken(tmp_path: Path):
-    """As the column repro_command has it."""
-    assert one(tmp_path, f"python3 flashinfer_benchmark.py {DECODE} --enable_pdl") == one(tmp_path, DECODE).model_copy(
-        update={"enable_pdl": True}
-    )
+@pytest.mark.parametrize(
+    "program",
+    [
+        "python3 flashinfer_benchmark.py",  # as the column repro_command has it
+        "CUDA_VISIBLE_DEVICES=0 python3 -u benchmarks/flashinfer_benchmark.py --enable_pdl",
+        "nsys profile -o a python -m benchmarks.flashinfer_benchmark",
+    ],
+)
+def test_a_pasted_command_and_the_axis_of_pdl_are_taken(tmp_path: Path, program: str):
+    assert one(tmp_path, f"{program} {DECODE} --enable_pdl") == one(tmp_path, DECODE).model_copy(update={"enable_pdl": True})
 
 
 def test_a_list_without_a_case_is_none(tmp_path: Path):
