@@ -58,7 +58,7 @@ NEAR = re.compile("(?!.*(norm|drop|mamba|moe_|expert)).*(attn|attention|window|l
 WHOLE = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 1, "hidden_size": 1, "num_hidden_layers": 1}
 WHOLE |= dict.fromkeys(("v_head_dim", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "max_position_embeddings"), 0)
 ABOVE_ZERO = ("query_pre_attn_scalar", "attn_logit_softcapping", "attention_multiplier")
-MAX_BYTES, MAX_LAYERS, MAX_NAME = 10**6, 1_000, 60
+MAX_BYTES, MAX_LAYERS, MAX_NAME, MAX_SAID = 10**6, 1_000, 60, 600
 MAX_TP = 16  # GPUs that share a model without more words
 SHAPE = (*HEADS, "sliding_window", "windowed", "sinks", "kinds", "softmax_scale", "soft_cap", "index_topk")  # what attention is
 
@@ -90,9 +90,7 @@ def read(given: str) -> Keys:
     path = path / "config.json" if path.is_dir() else path
     if not path.exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", given) and not given.endswith(".json"):
         here = did_you_mean(_plain(given.partition("/")[2]), shipped())
-        raise UserError(
-            f"model={given}: there is no such file;{here} allowed: a name of conf/model, or the path of its config.json"
-        )
+        raise UserError(f"model={given}: there is no such file;{here} allowed: a name of conf/model, or a path of a config.json")
     with reading(f"model={given}", "give the config.json of a model"):
         return _named(_keys_of(_of_text(from_json(read_text(path, "model", MAX_BYTES))), f"model={given}"), path)
 
@@ -121,11 +119,9 @@ def _note_unread(c: Keys, asked: str) -> None:
     keys = _table("model_keys")
     known = {*keys["names"], *(name for names in keys["names"].values() for name in names), *keys["refused"], *keys["read"]}
     known |= {*keys["other"], *OF_ENTRY, *OF_NUMBER, *WHOLE, *ABOVE_ZERO}
-    unread = [
-        key for key, value in c.items() if key not in known and value not in (None, False, 0, 1, "", [], {}) and NEAR.match(key)
-    ]
+    unread = [key for key, value in c.items() if key not in known and value not in (None, 0, 1, "", [], {}) and NEAR.match(key)]
     if unread:
-        note_once(f"{asked}: not read: {', '.join(unread)}; whether attention differs by them is for you to say")
+        note_once(f"{asked}: not read: {', '.join(unread)[:MAX_SAID]}; whether attention differs by them is for you to say")
 
 
 def _require_numbers(c: Keys, asked: str) -> None:
@@ -133,7 +129,7 @@ def _require_numbers(c: Keys, asked: str) -> None:
         if (value := c.get(key)) is not None and (type(value) is not int or value < least):
             raise UserError(f"{asked}: {key}={value!r}: allowed: a whole number, {least} or more; write it there")
     for key in ABOVE_ZERO:
-        if (value := c.get(key)) is not None and (type(value) not in (int, float) or not value > 0):
+        if (value := c.get(key)) not in (None, 0) and (type(value) not in (int, float) or not value > 0):  # 0 is none
             raise UserError(f"{asked}: {key}={value!r}: allowed: a number above 0; write it there")
     if (window := c.get("sliding_window")) is not None and type(window) is not int:
         raise UserError(f"{asked}: sliding_window={window!r}: allowed: a whole number, one for all windowed layers; write it there")

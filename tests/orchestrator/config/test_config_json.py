@@ -75,7 +75,7 @@ def read(tmp_path: Path) -> Callable[..., dict[str, Any]]:
         ({"layers_block_type": ["mamba", "hybrid"]}, {"kinds": {"Mamba": 1, "full": 1}}),
         ({"window_size": 64, "global_attn_every_n_layers": 4}, {"kinds": {"full": 3, "windowed": 9}}),
         ({"model_type": "gemma3n_text"}, {"softmax_scale": 1.0, "sliding_window": 512, "kinds": {"full": 2, "windowed": 10}}),
-        ({"sliding_window": -1}, {"kinds": None}),
+        ({"sliding_window": -1, "attn_logit_softcapping": 0}, {"kinds": None, "soft_cap": None}),
         ({"max_attn_value": 30.0, "model_max_length": 4096}, {"soft_cap": 30.0, "max_positions": 4096}),
         ({"num_attention_heads": 40, "num_key_value_heads": 10}, {"tp": [1, 2, 5, 10]}),
         ({"num_attention_heads": 32, "num_key_value_heads": 4}, {"tp": [1, 2, 4, 8, 16]}),  # KV heads are copied for 8 and 16
