@@ -35,8 +35,7 @@ KINDS = {  # of layers, by their names in files; other names stay as they are
 }  # fmt: skip
 OF_ENTRY: dict[str, Callable[[Any], str]] = {  # the kind of a layer, by the key whose list has an entry for each
     **dict.fromkeys(
-        ("layer_types", "layers_block_type", "hybrid_override_pattern"),
-        lambda one: KINDS.get(one, one.replace("_", " ")),
+        ("layer_types", "layers_block_type", "hybrid_override_pattern"), lambda one: KINDS.get(one, one.replace("_", " "))
     ),
     "hybrid_layer_pattern": lambda one: WINDOWED if one else FULL,  # MiMo
     "attn_type_list": lambda one: FULL if one else LINEAR,  # MiniMax
@@ -54,6 +53,7 @@ OF_NUMBER: dict[str, Callable[[Keys, int], str]] = {  # the kind of layer i, by 
     "sliding_window_pattern": lambda c, i: _of_pattern(c["sliding_window_pattern"], i),
     "max_window_layers": lambda c, i: FULL if c.get("use_sliding_window") and i < c["max_window_layers"] else WINDOWED,  # Qwen
 }
+# Of keys that may say what attention is; norms, dropout and experts do not.
 NEAR = re.compile("(?!.*(norm|drop|mamba|moe_|expert)).*(attn|attention|window|layer|head|sparse|block|chunk|kv_|scale|cap)")
 WHOLE = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 1, "hidden_size": 1, "num_hidden_layers": 1}
 WHOLE |= dict.fromkeys(("v_head_dim", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "max_position_embeddings"), 0)
