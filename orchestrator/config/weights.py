@@ -23,6 +23,10 @@ def checked_weights(given: Any) -> WeightRules:
 
     Raises ValueError, which says what is allowed.
     """
+    if given == []:
+        raise ValueError(
+            "weights=[]: allowed: one workload or more, such as [{s_qo: 4, weight: 1}]; leave it out to weigh all alike"
+        )
     entries = [] if given is None else given if isinstance(given, list | tuple) else [given]
     allowed = [name for name in Problem.model_fields if name != "tree"]  # a tree has a name, in `mask`
     for entry in entries:

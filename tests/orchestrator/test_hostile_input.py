@@ -96,6 +96,7 @@ def refused(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     ("words", "said"),
     [
         ([*ASK, f"weights=[{{s_kv: {TEN}, s_qo: {TEN}, seed: {TEN}, tp: {TEN}, window: {TEN}, weight: 1}}]"], "100,000 workl"),
+        ([*ASK, "weights=[]"], "weights=[]: allowed: one workload or more"),
         ([*ASK, "weights=[{tree: [1,2], weight: 1}]"], "there is no 'tree'"),
         ([*ASK, "weights=[{s_qo: [], weight: 1}]"], "allowed: a value, or a list of values"),
         ([*ASK, "weights=[{s_qo: true, weight: 1}]"], "s_qo=True; allowed: a value"),
@@ -126,8 +127,8 @@ def test_what_is_typed(refused: Callable[..., str], words: list[str], said: str)
     [
         ("c/sweep/t.yaml", "defaults: [base, _self_]\nname: t\nbackend:\t[fa2]\n", "t.yaml:3: not YAML"),
         ("c/sweep/t.yaml", "defaults: [base, _self_]\nname: t\nbackend: [fa2]\nbatch_size: [1,\t2]\n", "t.yaml:4: not YAML"),
-        ("p.txt", histograms(2000, 0), "4,000,000 combinations"),
-        ("p.txt", histograms(100, 300), "3,000,000 combinations"),
+        ("p.txt", histograms(2000, 0), "31,944,000 combinations"),
+        ("p.txt", histograms(100, 300), "23,160,000 combinations"),
         ("w.jsonl", trace(DECODE.replace("d128", "d0")), "w.jsonl:1: a value of a wrong kind or size"),
         ("w.jsonl", trace().replace('"inputs": {}', f'"inputs": {{"sm_scale": {{"value": 1{"0" * 399}}}}}'), "400 digits"),
         ("w.jsonl", trace(kv_indptr=tensor("a" * 5000)), "File name too long"),

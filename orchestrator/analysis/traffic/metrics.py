@@ -23,7 +23,7 @@ METRICS = {  # of each program the histograms of prompts and of outputs, and the
     "Dynamo": tuple(f"dynamo_frontend_{name}" for name in ("input_sequence_tokens", "output_sequence_tokens", "inflight_requests")),
 }
 SAMPLE = re.compile(r"([A-Za-z_:][A-Za-z0-9_:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?")
-MAX_COMBINATIONS = 100_000  # of a prompt, an output and a batch
+MAX_COMBINATIONS = 100_000  # of a prompt, a step of an output and a batch
 LE = re.compile(r'(?:^|,)\s*le="([^"]*)"')
 
 
@@ -47,8 +47,9 @@ def read(path: str, text: str, allowed: str) -> Mix:
     batches: list[int | None] = [batch for batch in running if batch > 0]
     if not batches:
         notes.append(f"no batch sizes, since {gauge} is absent or 0")
-    if (count := len(prompts) * len(outputs) * max(1, len(batches))) > MAX_COMBINATIONS:
-        given = f"{len(prompts):,} lengths of prompts, {len(outputs):,} of outputs and {len(batches):,} batches"
+    contexts = sum(len(steps(0, output, 0)) for output, _ in outputs)
+    if (count := len(prompts) * contexts * max(1, len(batches))) > MAX_COMBINATIONS:
+        given = f"{len(prompts):,} lengths of prompts, {contexts:,} contexts of outputs and {len(batches):,} batches"
         allowed = f"allowed: up to {MAX_COMBINATIONS:,}; give the metrics of one server"
         raise UserError(f"traffic={path}: {given} make {count:,} combinations; {allowed}")
     decode = [
