@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import chdir
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from kernels.compile.module_cache import Library
@@ -20,8 +20,11 @@ from orchestrator.libraries import LibraryVersions
 from orchestrator.planning.plan import ModuleKey
 from orchestrator.scheduling.builds import ThreadedBuilds
 from orchestrator.scheduling.interfaces import PendingResult, Slot
+from orchestrator.storage.row import Row
 from orchestrator.worker.messages import Task, WorkerConfig, WorkResult
 from orchestrator.worker.point_runner import PointRunner
+
+RAN_BEFORE = "a plugin ran before in this process"
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class _Deferred:
         runner = self.worker.runner()
         try:
             with chdir(os.curdir):  # a backend may change the working directory, and results.path may be relative to it
-                return self.work(runner)
+                return self.worker.with_plugins(self.work(runner))
         except (KeyboardInterrupt, Exception):
             raise
         except BaseException as error:  # such as sys.exit in a backend: elsewhere the process would end
@@ -46,9 +49,23 @@ class _Deferred:
 class _InlineWorker:
     runner: Callable[[], PointRunner]  # creates it at the first item
     created: list[PointRunner] = field(default_factory=list)
+    plugins: set[str] = field(default_factory=set)  # the hashes of those that this process has run
 
     def prepare(self, task: Task) -> PendingResult:
-        return _Deferred(self, lambda runner: runner.prepare(task))
+        def prepared(runner: PointRunner) -> WorkResult:
+            self.plugins.add(task.point.plugin_code)
+            return runner.prepare(task)
+
+        return _Deferred(self, prepared)
+
+    def with_plugins(self, result: WorkResult) -> WorkResult:
+        """The result, whose wrong rows say if another's plugin, which may have patched a library, ran in this process before."""
+        return replace(result, rows=tuple(map(self._with_plugins, result.rows)))
+
+    def _with_plugins(self, row: Row) -> Row:
+        others = [code for code in self.plugins if code and code not in str(row.get("orchestrator_version"))]
+        wrong = row["status"] in ("failed", "mismatch") and others
+        return {**row, "reason": f"{row['reason']} ({RAN_BEFORE})"} if wrong else row
 
     def measure(self) -> PendingResult:
         return _Deferred(self, PointRunner.measure)
@@ -67,6 +84,7 @@ class InlinePool:
         self._device = self.machines[0].devices[0]
         self.slots = [Slot("inline", self._device.name)]
         self.left_out: list[str] = []
+        self._plugins: set[str] = set()
 
     @property
     def versions(self) -> list[dict[str, str | None]]:
@@ -86,7 +104,7 @@ class InlinePool:
             created.append(PointRunner.create(config, self._device))
             return created[0]
 
-        worker = _InlineWorker(cache(create), created)
+        worker = _InlineWorker(cache(create), created, self._plugins)
         return worker, _Deferred(worker, PointRunner.ready)
 
     def wait(self, pending: Sequence[PendingResult], timeout_s: float) -> list[PendingResult]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -84,6 +85,16 @@ def test_a_backend_that_changes_the_working_directory_loses_no_row(invoke: Invok
 
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
     assert pd.read_parquet(tmp_path / "rows")["status"].tolist() == ["ok", "ok"]
+
+
+def test_a_plugin_that_patches_a_library_is_named_where_others_fail_after_it(invoke: Invoke, tmp_path: Path, monkeypatch: Any):
+    function = torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", function)  # as it was, after the test
+    invoke(*ONE, "sweep.backend=[patches,torch_sdpa]", f"results.path={tmp_path}")
+    rows = pd.read_parquet(tmp_path).set_index("backend")
+
+    assert rows.loc["torch_sdpa", "status"] == "failed"
+    assert "(a plugin ran before in this process)" in rows.loc["torch_sdpa", "reason"]
 
 
 class OddText(str):
