@@ -115,7 +115,7 @@ def _inexpressible(row: Mapping[str, Any]) -> str:
         return "a twin or a reference"
     if row["routine"] not in ("paged_decode", "paged_prefill", "ragged_prefill", "mla"):
         return f"{row['routine']}: no table for it"
-    unlike = [key for key, default in DEFAULTS.items() if row[key] != default]
+    unlike = [key for key, default in DEFAULTS.items() if not pd.isna(row[key]) and row[key] != default]
     unlike += [key for key in EMPTY if key in row and np.ndim(row[key]) == 0 and not pd.isna(row[key])]
     if row["routine"] != "mla" and row["head_dim_qk"] != row["head_dim_vo"]:
         unlike.append("head_dim_vo")

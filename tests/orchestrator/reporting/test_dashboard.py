@@ -33,7 +33,7 @@ MAIN = ROOT / "results" / "h200_main/specdec_long_ctx"
         (str(MAIN), "specdec_long_ctx"),
         ("s3://bucket/night,1", "night,1"),
         (f"{MAIN},{ROOT}/results/h100_main/specdec_one_gpu", "specdec_long_ctx + specdec_one_gpu"),
-        (f"{ROOT}/results/h200_rules/*", "rule_edges"),
+        (f"{ROOT}/results/h200_rules/*", "rule_edges + rule_edges_fa2_keys"),
         (f"{ROOT}/results/h200_mla/*", f"5 datasets of {ROOT}/results/h200_mla/*"),
     ],
 )
