@@ -83,7 +83,7 @@ def test_a_backend_that_changes_the_working_directory_loses_no_row(invoke: Invok
     monkeypatch.chdir(tmp_path)
     done = invoke(*ONE, "sweep.backend=[moves,torch_sdpa]", "results.path=rows")
 
-    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    assert done.returncode == 0, done.stderr
     assert pd.read_parquet(tmp_path / "rows")["status"].tolist() == ["ok", "ok"]
 
 
