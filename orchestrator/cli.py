@@ -14,8 +14,8 @@ from orchestrator import notes, output, verbose
 from orchestrator.analysis.connection import was_interrupted
 from orchestrator.code_version import own_version
 from orchestrator.commands import BAD_POINTS, INTERRUPTED, OK, execute
-from orchestrator.composing.compose import CONFIG_DIR, VERSION, composed, in_words, with_sweep_of_row
-from orchestrator.composing.overrides import Arguments, read
+from orchestrator.composing.compose import CONFIG_DIR, VERSION, composed, with_sweep_of_row
+from orchestrator.composing.overrides import HELP, Arguments, read
 from orchestrator.errors import UserError
 from orchestrator.untrusted.text import for_terminal
 
@@ -102,6 +102,7 @@ def _show(arguments: Arguments) -> int:
     """What Hydra shows itself: help, the configuration, or the words that a shell completes. Returns the exit code."""
     import hydra
 
+    composed(arguments.words, arguments.config_dir)  # wrong words end here
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises its errors instead of printing them
     folder = [] if arguments.config_dir is None else ["--config-dir", arguments.config_dir]
     before, sys.argv = sys.argv, [sys.argv[0], *folder, *arguments.shows, *arguments.words]
@@ -112,7 +113,7 @@ def _show(arguments: Arguments) -> int:
     except (BrokenPipeError, KeyboardInterrupt):
         raise
     except Exception as error:
-        raise UserError(in_words(error, arguments.overrides)) from None
+        raise UserError(f"{error}; {HELP} for all keys") from None
     finally:
         sys.argv = before
     return OK

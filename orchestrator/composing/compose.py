@@ -1,8 +1,8 @@
-"""Composes the configuration of a command with Hydra, as plain values. Hydra's errors become a line with what to type next."""
+"""Composes the configuration of a command with Hydra, as plain values, and explains the word that Hydra does not take."""
 
 from __future__ import annotations
 
-import re
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,15 +12,15 @@ from typing import Any
 import hydra
 import yaml
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import ConfigCompositionException, MissingConfigException
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 import conf
 from orchestrator.composing.overrides import HELP, RANGE, groups, read
 from orchestrator.config import config_json
 from orchestrator.config.modes import MODES
 from orchestrator.config.settings import NO_SWEEP_PATH, nearest_key
+from orchestrator.config.sweep import SWEEP_KEYS
 from orchestrator.errors import UserError, shown, unknown
 from orchestrator.untrusted import yaml as untrusted_yaml
 from orchestrator.untrusted.files import expanded, read_text
@@ -31,9 +31,6 @@ CONFIG_DIR = "--config-dir="
 FROM_FILE = "config_json"  # the name under which Hydra finds what `model=PATH/config.json` says
 VERSION = "1.3"  # of Hydra's rules
 MAX_VALUES = 10_000  # in a file: composing more takes a minute
-NOT_SAID = ("full_key:", "object_type=", "reference_type=", "See http", "Config search path")  # lines of Hydra's errors
-NO_LIST = "Cannot merge a mapping with a list"
-RAISED = re.compile(r"\w+ raised while [\w ]+: ?")  # the class of an error, which Hydra puts before its words
 
 
 def composed(overrides: Sequence[str], config_dir: str | None = None) -> Config:
@@ -42,21 +39,44 @@ def composed(overrides: Sequence[str], config_dir: str | None = None) -> Config:
     Raises UserError if there is no such key, file or folder.
     """
     own = [] if config_dir is None else [_folder(config_dir)]
-    try:
-        with _model_files(overrides) as (named, made), hydra.initialize_config_module(conf.__name__, version_base=VERSION):
-            folders = ",".join(f'"file://{_escaped(folder)}"' for folder in (*own, *made))
-            search = [f"hydra.searchpath=[{folders}]"] if folders else []
-            words = [_for_hydra(word, config_dir) for word in named]
-            found = OmegaConf.to_container(hydra.compose("config", overrides=[*search, *words]), resolve=True)
-    except RecursionError:
-        raise UserError(
-            f"{CONFIG_DIR}{config_dir}: a defaults list in it leads back to its own file; leave one name out of it"
-        ) from None
-    except UserError:
-        raise
-    except Exception as error:  # of whatever class: what Hydra composes is what was typed, or lies in the folder
-        raise UserError(in_words(error, read(overrides).overrides)) from None
+    with _model_files(overrides) as (named, made):
+        folders = ",".join(f'"file://{_escaped(folder)}"' for folder in (*own, *made))
+        search = [f"hydra.searchpath=[{folders}]"] if folders else []
+        words = [_for_hydra(word, config_dir) for word in named]
+        try:
+            return _by_hydra([*search, *words])
+        except RecursionError:
+            raise UserError(
+                f"{CONFIG_DIR}{config_dir}: a defaults list in it leads back to its own file; leave one name out of it"
+            ) from None
+        except MissingConfigException as error:
+            raise UserError(_without_file(error)) from None
+        except ConfigCompositionException as error:
+            raise UserError(_of_word(_first_refused(search, words)) or _as_said(error)) from None
+        except Exception as error:  # of whatever class: what Hydra composes is what was typed, or lies in the folder
+            raise UserError(_as_said(error)) from None
+
+
+def _by_hydra(words: Sequence[str]) -> Config:
+    with hydra.initialize_config_module(conf.__name__, version_base=VERSION):
+        found = OmegaConf.to_container(hydra.compose("config", overrides=list(words)), resolve=True)
     return {str(key): value for key, value in found.items()}  # type: ignore[union-attr]
+
+
+def _first_refused(search: Sequence[str], words: Sequence[str]) -> Override:
+    """The word that Hydra does not take behind those before it, the choices of files first, since they bring keys."""
+    ordered = sorted(read(words).overrides, key=lambda override: override.key_or_group not in groups())
+
+    def is_refused(count: int) -> bool:
+        try:
+            _by_hydra([*search, *(str(override.input_line) for override in ordered[:count])])
+        except ConfigCompositionException:
+            return True
+        except Exception:  # a value that is wrong is no word that is refused
+            return False
+        return False
+
+    return ordered[bisect_left(range(1, len(ordered)), True, key=is_refused)]
 
 
 @contextmanager
@@ -133,6 +153,11 @@ def _folder(config_dir: str) -> Path:
         if not isinstance(data, dict | None):
             what = "a list" if isinstance(data, list) else "no keys with values"
             raise UserError(f"{file}:1: {what}; allowed: keys with values, such as batch_size: [1, 16]")
+        wrong = [key for key, value in (data or {}).items() if key in SWEEP_KEYS and isinstance(value, dict)]
+        if file.parent.name == "sweep" and wrong:
+            raise UserError(
+                f"{file}: {wrong[0]}: its value is a list; type {wrong[0]}: [...], a range as [{{from: 1, to: 9, step: 2}}]"
+            )
     return folder
 
 
@@ -140,34 +165,25 @@ def _escaped(folder: Path) -> str:
     return str(folder).replace("\\", "\\\\").replace('"', '\\"')
 
 
-def in_words(error: BaseException, overrides: Sequence[Override]) -> str:
-    """What went wrong when Hydra composed the configuration, or looked up a `${...}` in it: its words, and what to type."""
-    if isinstance(error, MissingConfigException):
-        group, name = str(error.missing_cfg_file).rpartition("/")[::2]
-        own = f"; a file of your own is found with --config-dir DIR, as DIR/{group}/{name}.yaml" if group else ""
-        return unknown(group or "defaults", name, (option for option in error.options or () if option != "base")) + own
-    said, key = _first_lines(error), str(getattr(error, "full_key", None) or "")
-    if isinstance(error, HydraException):
-        for override in overrides:
-            if f"'{override.key_or_group}'" in said:
-                return _of_key(override)
-    if isinstance(error, OmegaConfBaseException) and "${" not in said:
-        return f"{key}: {said}; a list stands in brackets, KEY: [1, 2]; ${{KEY}} is another key, ${{oc.env:NAME,VALUE}} a variable"
-    hint = f"{HELP} for all keys" if not said.endswith(NO_LIST) else "a list stands in brackets, KEY: [{from: 1, to: 9, step: 2}]"
-    return f"{key + ': ' if key else ''}{said}; {hint}"
+def _without_file(error: MissingConfigException) -> str:
+    group, name = str(error.missing_cfg_file).rpartition("/")[::2]
+    own = f"; a file of your own is found with --config-dir DIR, as DIR/{group}/{name}.yaml" if group else ""
+    return unknown(group or "defaults", name, (option for option in error.options or () if option != "base")) + own
 
 
-def _first_lines(error: BaseException) -> str:
-    """The lines of Hydra's or OmegaConf's error that are for people, as one."""
-    lines = [line.strip() for line in str(error or error.__cause__).splitlines()]
-    kept = [line for line in lines if line and not line.startswith(NOT_SAID)]
-    text = RAISED.sub("", " ".join(kept)) or "the configuration cannot be put together"
-    return text.replace("DictConfig", "a mapping").replace("ListConfig", "a list")
+def _as_said(error: Exception) -> str:
+    """Hydra's or OmegaConf's own message, and how values are written."""
+    key = str(getattr(error, "full_key", None) or "")
+    said = str(error or error.__cause__).partition("\n")[0] or "the configuration cannot be put together"
+    values = "a list stands in brackets, KEY: [1, 2]; ${KEY} is another key, ${oc.env:NAME,VALUE} a variable"
+    return f"{key + ': ' if key else ''}{said}; {values}"
 
 
-def _of_key(override: Override) -> str:
-    """What is wrong with a key that Hydra does not take."""
+def _of_word(override: Override) -> str:
+    """What is wrong with the key of a word that Hydra does not take; empty where a file is chosen, in which the fault lies."""
     key, near = override.key_or_group, nearest_key(override.key_or_group)
+    if override.is_add() and key in groups():
+        return ""
     if override.is_add():
         return f"+{key}: the config has this key already; type {key}=... without the +"
     if override.is_delete():

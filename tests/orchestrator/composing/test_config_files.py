@@ -46,7 +46,7 @@ def planned(invoke: Invoke, tmp_path: Path):
             f"{HEAD}s_qo: ${{foo:1}}\n",
             "sweep.s_qo: Unsupported interpolation type foo; a list stands in brackets, KEY: [1, 2]; ${KEY} is",
         ),
-        (f"{HEAD}s_kv: {{a: 1}}\n", "In 'sweep/bad': Cannot merge a mapping with a list; a list stands in brackets"),
+        (f"{HEAD}s_kv: {{a: 1}}\n", "DIR/sweep/bad.yaml: s_kv: its value is a list; type s_kv: [...]"),
     ],
 )
 def test_a_hostile_sweep_is_refused_by_file_and_line(planned, text: str, words: str):
@@ -122,7 +122,10 @@ def test_a_key_of_hydra_is_not_taken(invoke: Invoke):
     ("value", "words"),
     [
         ("${same}", "same: Recursive interpolation detected; "),
-        ("${oc.env:NO_SUCH_NAME}", "same: \"Environment variable 'NO_SUCH_NAME' not found\"; "),
+        (
+            "${oc.env:NO_SUCH_NAME}",
+            "same: KeyError raised while resolving interpolation: \"Environment variable 'NO_SUCH_NAME' not found\"; ",
+        ),
         ("${nothing}", "same: Interpolation key 'nothing' not found; "),
         ("${oc.env:NO_SUCH_NAME,0.1}", ""),
     ],
