@@ -51,6 +51,10 @@ def patches(runner: Runner) -> None:
     torch.nn.functional.scaled_dot_product_attention = raises(RuntimeError("patched by a plugin"))
 
 
+def closes() -> None:
+    os.closerange(3, 4096)
+
+
 def moves() -> None:
     os.chdir("/")
 
@@ -101,4 +105,10 @@ OF_NOBODY: tuple[Adapter, ...] = (  # each costs its own points alone
     Hostile(name="surrogate", plans=raises(RuntimeError("bad \udcff name"))),
     Hostile(name="no_exception", plans=raises(NoException("mine"))),
 )
-ADAPTERS = (*OF_NOBODY, Hostile(name="patches", launches=patches), Hostile(name="moves", plans=moves), Hostile(name="drawn"))
+ADAPTERS = (
+    *OF_NOBODY,
+    Hostile(name="patches", launches=patches),
+    Hostile(name="closes", plans=closes),
+    Hostile(name="moves", plans=moves),
+    Hostile(name="drawn"),
+)

@@ -14,6 +14,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from orchestrator import ROOT
 from orchestrator.cli import main
 from orchestrator.storage.columns import COLUMNS, Row
 from orchestrator.storage.folder import FolderStore
@@ -69,6 +70,14 @@ def test_later_jobs_of_a_command_run(invoke: Invoke, tmp_path: Path, backends: s
 def test_jobs_of_which_none_can_run_are_wrong_input(invoke: Invoke, tmp_path: Path):
     assert invoke(*ONE, "-m", "sweep.backend=[nope],[nope_either]", f"results.path={tmp_path / 'rows'}").returncode == 2
     assert not (tmp_path / "rows").exists()
+
+
+def test_jobs_leave_nothing_in_the_folder_that_users_of_a_machine_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    words = [sys.executable, "-m", "orchestrator", "+sweep=smoke", "mode=plan", "device=h200,h100", "-m"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
+
+    assert (done.returncode, list(tmp_path.iterdir())) == (0, []), done.stderr
 
 
 def test_threads_that_a_backend_leaves_behind_do_not_keep_the_process(tmp_path: Path):

@@ -15,7 +15,7 @@ import kernels
 from tests.backends.faulty import MARKS
 from tests.helpers.command_line import run
 from tests.helpers.memory_limit import limited_to
-from tests.helpers.runs import SLOW, TINY, processes, rows_of, start, start_from_scratch, wait_for_rows
+from tests.helpers.runs import SLOW, SMALL, TINY, processes, rows_of, start, start_from_scratch, wait_for_rows
 
 ENDS = {
     "torch_sdpa": "ok",
@@ -59,6 +59,16 @@ def test_every_point_has_one_right_row_and_a_fault_costs_its_own_alone(faults: D
     assert len(table) == table["point_id"].nunique() == len(ENDS)
     assert dict(zip(table["backend"], table["status"], strict=True)) == ENDS
     assert list(Path(os.environ[MARKS]).glob("dies_once-*"))  # it did die before it was ok
+
+
+def test_a_plugin_that_patches_torch_or_closes_descriptors_fails_itself_alone(tmp_path: Path):
+    backends = ("adapters=[tests.backends.hostile]", "sweep.backend=[patches,closes,torch_sdpa]", "limits.point_seconds=20")
+    done = run(*SMALL, *backends, "sweep.batch_size=[1,2]", "sweep.s_qo=[1]", f"results.path={tmp_path / 'rows'}")
+    table = rows_of(tmp_path / "rows")
+
+    assert "Traceback" not in done.stderr
+    assert table.groupby("backend").size().to_dict() == {"closes": 2, "patches": 2, "torch_sdpa": 2}
+    assert set(table.set_index("backend").loc["torch_sdpa", "status"]) == {"ok"}
 
 
 @pytest.mark.parametrize(
