@@ -12,7 +12,7 @@ from typing import Any, get_args, get_type_hints
 from kernels.problem import Problem
 from orchestrator.storage.columns.kinds import Column, ColumnType, FromColumn, Status
 from orchestrator.storage.columns.points import CheckColumns, CostColumns, Identity, ProblemColumns, ProvenanceColumns, RateColumns
-from orchestrator.storage.columns.times import EnergyColumns, HostColumns, TimeColumns
+from orchestrator.storage.columns.times import EnergyColumns, EngineColumns, HostColumns, TimeColumns
 
 __all__ = ["COLUMNS", "RESULT_COLUMNS", "SECTIONS", "Column", "ColumnType", "FromColumn", "Row", "Status"]
 
@@ -23,6 +23,7 @@ class Row(
     TimeColumns,
     EnergyColumns,
     HostColumns,
+    EngineColumns,
     RateColumns,
     CheckColumns,
     CostColumns,
@@ -38,6 +39,7 @@ SECTIONS: dict[str, Any] = {
     "time": TimeColumns,
     "energy": EnergyColumns,
     "host": HostColumns,
+    "engine": EngineColumns,
     "rate": RateColumns,
     "check": CheckColumns,
     "cost": CostColumns,

@@ -1,4 +1,4 @@
-"""Columns of measurements: times, energy, the host."""
+"""Columns of measurements: times, energy, the host, a running engine."""
 
 from __future__ import annotations
 
@@ -72,7 +72,11 @@ class TimeColumns(TypedDict, total=False):
     working_set_over_l2: Annotated[float | None, About("bytes divided by the size of the device's L2 cache.", "ratio")]
     context: Annotated[
         str | None,
-        About("isolated: timed alone. step: also timed inside a graph of layers, and ranked by in_step_us.", default="isolated"),
+        About(
+            "isolated: timed alone. step: also timed inside a graph of layers, and ranked by in_step_us. engine: timed inside a "
+            "running engine; such a row has no median_us, and no ranking has it.",
+            default="isolated",
+        ),
     ]
     in_step_us: Annotated[
         float | None,
@@ -139,3 +143,55 @@ class HostColumns(TypedDict, total=False):
     call_copies: Annotated[int | None, IfOk("Copies of one call between host and device, in either direction.", "count")]
     call_kernels: Annotated[int | None, IfOk("As plan_kernels, of one call.", "count")]
     host_note: Annotated[str | None, About("Why one of these columns is null although it was asked for.")]
+
+
+class EngineColumns(TypedDict, total=False):
+    """Attention inside a running engine (docs/contexts.md): times of its own steps. Its answers cannot be checked."""
+
+    engine: Annotated[str | None, About("The engine that attention ran in, such as vllm. Null: this project made the call.")]
+    engine_version: Annotated[str | None, About("Version of the engine.")]
+    flag: Annotated[
+        str | None,
+        About(
+            "The engine's attention flag: default, a name such as FLASHINFER, or a name and an option that is off, such as "
+            "FLASHINFER:no-use_trtllm_attention. What the engine made of it is resolved_backend."
+        ),
+    ]
+    main_kernels: Annotated[
+        str | None, IfOk("The kernels that computed attention in the profiled steps, by the profiler, joined by |.")
+    ]
+    combine_kernels: Annotated[str | None, IfOk("The kernels that merged the parts of split keys there. Null: none ran.")]
+    metadata_kernels: Annotated[str | None, IfOk("The kernels that planned attention there. Null: none ran.")]
+    other_kernels: Annotated[str | None, IfOk("The longest other kernels of a profiled step, each with its µs a step.")]
+    attention_us: Annotated[
+        float | None,
+        IfOk("Attention in one layer: attention_main_us + attention_combine_us. To compare with own_us of an isolated row.", "µs"),
+    ]
+    attention_main_us: Annotated[float | None, IfOk("Time of main_kernels in one layer: mean of the profiled steps.", "µs")]
+    attention_combine_us: Annotated[float | None, IfOk("Time of combine_kernels in one layer; 0 if none ran.", "µs")]
+    attention_metadata_us: Annotated[float | None, IfOk("Time of metadata_kernels in a whole step; 0 if none ran.", "µs")]
+    attention_share: Annotated[
+        float | None, IfOk("Time of all attention kernels of a step, of step_layers layers, divided by engine_kernels_us.", "ratio")
+    ]
+    engine_kernels_us: Annotated[float | None, IfOk("Time of all kernels of a profiled step, without gaps.", "µs")]
+    engine_step_us: Annotated[
+        float | None, IfOk("Time of a step on the GPU, from its first work to its sampled tokens, with gaps: median.", "µs")
+    ]
+    engine_wall_us: Annotated[float | None, IfOk("Time from the start of a step to that of the next, by the host: median.", "µs")]
+    engine_host_us: Annotated[
+        float | None, IfOk("Time that the host prepares, issues and samples a step, partly while the GPU runs: median.", "µs")
+    ]
+    engine_steps: Annotated[int | None, IfOk("Steps that these medians are of. Each had all requests with s_qo tokens.", "steps")]
+    engine_profiled_steps: Annotated[int | None, IfOk("Steps that were profiled after them, all of them such.", "steps")]
+    engine_kv_tokens: Annotated[
+        float | None, IfOk("KV tokens of a request in the profiled steps, from the engine's scheduler: mean.", "tokens")
+    ]
+    engine_graph: Annotated[
+        str | None, IfOk("The engine's mode of CUDA graphs, and how many launches of a graph a profiled step had.")
+    ]
+    engine_runner: Annotated[str | None, IfOk("The engine's model runner, and whether it schedules ahead of the GPU (async).")]
+    engine_model: Annotated[str | None, About("What the engine loaded: class, layers, weights, share of tensor parallelism.")]
+    engine_start: Annotated[
+        int | None, About("Which start of the engine served the point: 1 for the first of its worker.", "index")
+    ]
+    engine_start_s: Annotated[float | None, About("What that start took, from the process on.", "s")]
