@@ -18,7 +18,7 @@ from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
 from kernels.device import Device
 from kernels.inputs import Inputs
 from kernels.libraries.engine_releases import VLLM_READ
-from kernels.libraries.flash_attn_3_common import HEURISTIC, partial_bytes, returning_lse
+from kernels.libraries.flash_attn_3_common import GIVEN, HEURISTIC, MADE_IN_CALL, partial_bytes, runner_of
 from kernels.libraries.latent_common import (
     MAX_PROCESSORS,
     TOLD_TO_FLASH_ATTN_3,
@@ -28,7 +28,7 @@ from kernels.libraries.latent_common import (
 )
 from kernels.problem import Problem
 from kernels.problem.dtypes import HALF
-from kernels.problem.features import Feature
+from kernels.problem.features import USUAL, Feature
 
 ROWS = 128  # of a tile of TokenSpeed MLA: query tokens times heads
 
@@ -86,9 +86,7 @@ class FlashAttn3Mla(Adapter):
                 **lengths,
             )
 
-        config = f"scheduler_metadata={'given' if self.is_planned else 'made in the call'}"
-        known: dict[str, Any] = {"kernel_config": config, "lse": "returned" if p.return_lse else None}
-        return Runner(returning_lse(attend) if p.return_lse else attend, out, "flash_attn_3", p.q_dtype, **known)
+        return runner_of(inputs, attend, out, GIVEN if self.is_planned else MADE_IN_CALL, None)
 
     def _plan(self, inputs: Inputs, lengths: dict[str, Any]) -> Any:
         from vllm.vllm_flash_attn import get_scheduler_metadata
@@ -120,9 +118,7 @@ class TokenspeedMla(Adapter):
     rules_hold_for: tuple[str, ...] = ("tokenspeed-mla>=2.0.4,<2.1",)
     imports: str = "tokenspeed_mla"
     extra: str = "tokenspeed_mla"
-    passes: frozenset[Feature] | None = frozenset(
-        {"a full mask", "KV lengths that differ", "scales of keys and values", "an output of another dtype"}
-    )
+    passes: frozenset[Feature] | None = USUAL - {"query lengths that differ"}
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p = problem

@@ -22,17 +22,18 @@ from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import Module, Need, PlanStep, Runner, Since
 from kernels.libraries.flash_attn_3_common import (
+    GIVEN,
     HEURISTIC,
+    MADE_IN_CALL,
     MAX_HEAD_DIM,
     OF_DEEPSEEK,
     SPLITS_OF_VLLM,
     aligned_need,
     descales,
-    is_scaled,
     operand_needs,
     partial_bytes,
     planned_again,
-    returning_lse,
+    runner_of,
     splits_of,
     window,
 )
@@ -134,11 +135,7 @@ class FlashAttn3(FlashAttention):
             of_drafts, keys = out.new_empty(out.shape), drafts(inputs)
             launch = merged(whole, self._call(inputs, keys, of_drafts, self._planned(inputs, keys)), out, of_drafts)
             config += " calls=context,drafts,merge"
-        config += f" scheduler_metadata={'given' if self.is_planned else 'made in the call'}"
-        if not p.return_lse:
-            return Runner(launch, out, "flash_attn_3", p.q_dtype, kernel_config=config, plan_step=plan_step)
-        more: dict[str, Any] = {"kernel_config": config, "plan_step": plan_step, "lse": "returned"}
-        return Runner(returning_lse(whole), out, "flash_attn_3", p.q_dtype, **more)
+        return runner_of(inputs, launch, out, f"{config} {GIVEN if self.is_planned else MADE_IN_CALL}", plan_step)
 
     def _planned(self, inputs: Inputs, of: Keys) -> Tensor | None:
         return _metadata(inputs, of, self.num_splits or HEURISTIC) if self.is_planned else None
@@ -152,7 +149,7 @@ class FlashAttn3(FlashAttention):
     def _call(self, inputs: Inputs, of: Keys, out: Tensor, metadata: Tensor | None) -> Callable[[], tuple[Tensor, ...]]:
         """One call of the operator: it writes `out` and returns it, the log-sum-exp [H, T], and the partial results of splits."""
         p, ops = inputs.problem, _operators()
-        scales = descales(inputs, len(of.qo_indptr) - 1) if is_scaled(p) else (None, None, None)
+        scales = descales(inputs, len(of.qo_indptr) - 1)
         sinks = None if inputs.sinks is None else inputs.sinks.to(torch_dtype(p.output_dtype))
         left_right = window(p)
         last = () if sinks is None else (sinks,)  # the last argument, which the first release does not have

@@ -15,6 +15,7 @@ from typing import Any
 from kernels.adapter import Need, Runner, nothing_to_plan
 from kernels.device import Device
 from kernels.inputs import Inputs
+from kernels.libraries.flash_attn_3_common import descales
 from kernels.libraries.flash_attn_common import FlashAttention, all_keys
 from kernels.problem import Problem
 from kernels.problem.dtypes import FP8, HALF
@@ -83,7 +84,7 @@ class FlashAttn4(FlashAttention):
             "learnable_sink": inputs.sinks,
             "num_splits": splits,
             "out": out,
-            **(_descales(inputs) if p.q_dtype in FP8 or p.kv_dtype in FP8 else {}),
+            **dict(zip(("q_descale", "k_descale", "v_descale"), descales(inputs, p.batch_size), strict=True)),
         }
 
         launch = partial(_flash_attn_fwd, inputs.q, of.k, of.v, **given)
@@ -97,15 +98,6 @@ def _takes_head_dims(p: Problem, device: Device) -> bool:
     if device.is_sm(9):
         return min(dims) >= 8 and max(dims) <= 256
     return (min(dims) >= 8 and max(dims) <= 128) or dims in ((192, 128), (256, 256))
-
-
-def _descales(inputs: Inputs) -> dict[str, Any]:
-    """Scales of q, k and v, fp32 [B, K] each."""
-    import torch
-
-    shape = (inputs.problem.batch_size, inputs.problem.num_kv_heads)
-    scales = {"q_descale": 1.0, "k_descale": inputs.k_scale, "v_descale": inputs.v_scale}
-    return {name: torch.full(shape, scale, device=inputs.device) for name, scale in scales.items()}
 
 
 ADAPTERS = tuple(FlashAttn4(routine=routine) for routine in ("paged_decode", "paged_prefill", "ragged_prefill"))

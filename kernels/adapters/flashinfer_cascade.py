@@ -10,13 +10,16 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from kernels.adapter import EngineMaximum, Module, Need, QueryLengths, Runner, Since
 from kernels.device import Device
 from kernels.inputs import Inputs
+from kernels.libraries.flashinfer_calls import plan
 from kernels.libraries.flashinfer_common import (
     MAX_THREADS,
     FlashInferAdapter,
@@ -33,34 +36,17 @@ from kernels.libraries.flashinfer_common import (
     split_workspace_bytes,
     workspace,
 )
-from kernels.libraries.flashinfer_levels import (
-    Call,
-    Kernel,
-    by_kind,
-    decode_wrapper,
-    dtypes_and_scale,
-    heads,
-    levels,
-    plan_decode,
-    plan_prefill,
-    prefill_wrapper,
-)
 from kernels.libraries.flashinfer_modules import MERGE_MODULE
 from kernels.libraries.flashinfer_plans import parts_words
-from kernels.libraries.flashinfer_wrappers import prepared
+from kernels.libraries.flashinfer_wrappers import decode_wrapper, prepared, scale_window_dtypes
 from kernels.problem import Problem
-from kernels.problem.features import Feature
+from kernels.problem.features import USUAL, Feature
 
-PREFILL_PASSES: frozenset[Feature] = frozenset(
-    {
-        "a soft cap of logits",
-        "a full mask",
-        "query lengths that differ",
-        "KV lengths that differ",
-        "scales of keys and values",
-        "an output of another dtype",
-    }
-)
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Kernel = Literal["fa2", "fa3"]
+PREFILL_PASSES: frozenset[Feature] = USUAL | {"a soft cap of logits"}
 DECODE_PASSES: frozenset[Feature] = PREFILL_PASSES - {"a full mask", "query lengths that differ"}  # causal drafts of one length
 
 
@@ -124,8 +110,11 @@ class TwoCalls(InTwoCalls):
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         both = levels(inputs)
-        over_prefix = prefill_wrapper(inputs, both[0], self.prefix_kernel)
-        over_rest = decode_wrapper(inputs, both[1]) if self.rest == "fa2_tc" else prefill_wrapper(inputs, both[1], "fa3")
+        over_prefix = _prefill_wrapper(inputs, both[0], self.prefix_kernel)
+        if self.rest == "fa2_tc":
+            over_rest = decode_wrapper(inputs, "fa2", use_tensor_cores=True, pages=both[1][1:])
+        else:
+            over_rest = _prefill_wrapper(inputs, both[1], "fa3")
         return prepared(self, partial(self._planned, over_prefix, over_rest), inputs, device)
 
     def _planned(self, over_prefix: Any, over_rest: Any, inputs: Inputs) -> Runner:
@@ -136,11 +125,9 @@ class TwoCalls(InTwoCalls):
         p, out, lse = inputs.problem, inputs.empty_output(), inputs.empty_lse()
         lse = torch.empty(out.shape[:2], device=out.device) if lse is None else lse
         of_prefix = torch.empty_like(out), torch.empty_like(lse)
-        call_prefix = plan_prefill(over_prefix, inputs, both[0], causal=False)
-        if self.rest == "fa2_tc":
-            call_rest = plan_decode(over_rest, inputs, both[1])
-        else:
-            call_rest = plan_prefill(over_rest, inputs, both[1], causal=p.mask == "causal")
+        call_prefix = _call_on(over_prefix, inputs, both[0], causal=False)
+        of_rest: dict[str, Any] = {"q_len_per_req": p.s_qo} if self.rest == "fa2_tc" else {"causal": p.mask == "causal"}
+        call_rest = _call_on(over_rest, inputs, both[1], **of_rest)
         merge = in_place_merge(out, lse, *of_prefix)
 
         def launch() -> None:
@@ -175,18 +162,19 @@ class MultiLevel(InTwoCalls):
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         from flashinfer import MultiLevelCascadeAttentionWrapper
 
-        buffers = ([tensor.clone() for tensor in tensors] for tensors in by_kind(inputs))
+        buffers = ([tensor.clone() for tensor in tensors] for tensors in _by_kind(inputs))
         scratch = workspace(inputs, split_workspace_bytes(inputs.problem))
         wrapper = MultiLevelCascadeAttentionWrapper(2, scratch, inputs.problem.kv_layout, True, *buffers)
         run_last = wrapper._batch_prefill_wrappers[-1].run
         return prepared(self, partial(_planned_levels, wrapper, run_last), inputs, device)
 
 
-def _planned_levels(wrapper: Any, run_last: Call, inputs: Inputs) -> Runner:
+def _planned_levels(wrapper: Any, run_last: Callable[..., object], inputs: Inputs) -> Runner:
     """Plans FlashInfer's own composition. `run_last` is its last level's own call, which takes an output."""
     p, out, lse = inputs.problem, inputs.empty_output(), inputs.empty_lse()
-    scaled = {**dtypes_and_scale(inputs), "sm_scale": inputs.sm_scale * inputs.k_scale}  # its run takes no k_scale
-    wrapper.plan(*by_kind(inputs), *heads(p), causal=p.mask == "causal", **scaled)
+    scaled = {**scale_window_dtypes(inputs), "sm_scale": inputs.sm_scale * inputs.k_scale}  # its run takes no k_scale
+    del scaled["o_data_type"]  # its plan has no choice of it
+    wrapper.plan(*_by_kind(inputs), *_heads(p), causal=p.mask == "causal", **scaled)
     # Its run takes no output either: the last level's is merged into and returned. So that one is given ours.
     by_level = wrapper._batch_prefill_wrappers
     by_level[-1].run = partial(run_last, out=out, **({} if lse is None else {"lse": lse}))
@@ -195,6 +183,55 @@ def _planned_levels(wrapper: Any, run_last: Call, inputs: Inputs) -> Runner:
     more: dict[str, Any] = {"lse": lse, "lse_base": "2", "kernel_config": config}
     launch = partial(wrapper.run, inputs.q, inputs.kv)
     return Runner(launch, out, f"multi_level: {' + '.join(kernels)}", p.output_dtype, inputs.v_scale, **more)
+
+
+class Level(NamedTuple):
+    """What one call reads, int32 on the device: queries and pages [requests + 1], page numbers, and last page lengths."""
+
+    qo_indptr: Tensor
+    kv_indptr: Tensor
+    kv_indices: Tensor
+    last_page_len: Tensor
+
+
+def levels(inputs: Inputs) -> tuple[Level, Level]:
+    """The shared prefix with all queries as one request, and the rest of each request."""
+    import torch
+
+    p, device = inputs.problem, inputs.device
+    n = p.prefix_pages
+    pair = partial(torch.tensor, dtype=torch.int32, device=device)
+    prefix = Level(pair([0, p.num_q_tokens]), pair([0, n]), inputs.page_table[0, :n].contiguous(), pair([p.page_size]))
+    request = torch.arange(p.batch_size + 1, device=device, dtype=torch.int32)
+    own = torch.cat([inputs.kv_indices[start + n : stop] for start, stop in pairwise(inputs.kv_indptr.tolist())])
+    return prefix, Level(inputs.qo_indptr, inputs.kv_indptr - request * n, own, inputs.last_page_len)
+
+
+def _by_kind(inputs: Inputs) -> list[list[Tensor]]:
+    """What both levels read, as FlashInfer's own composition takes it: a list of each kind of tensor."""
+    return [list(tensors) for tensors in zip(*levels(inputs), strict=True)]
+
+
+def _prefill_wrapper(inputs: Inputs, level: Level, kernel: Kernel) -> Any:
+    """A prefill wrapper for levels of these shapes, not planned yet."""
+    from flashinfer import BatchPrefillWithPagedKVCacheWrapper
+
+    buffers = ("qo_indptr_buf", "paged_kv_indptr_buf", "paged_kv_indices_buf", "paged_kv_last_page_len_buf")
+    reserved = {name: tensor.clone() for name, tensor in zip(buffers, level, strict=True)}
+    scratch, layout = workspace(inputs, split_workspace_bytes(inputs.problem)), inputs.problem.kv_layout
+    return BatchPrefillWithPagedKVCacheWrapper(scratch, layout, use_cuda_graph=True, backend=kernel, **reserved)
+
+
+def _call_on(wrapper: Any, inputs: Inputs, level: Level, **how: Any) -> Callable[..., object]:
+    """Plans a wrapper for a level, and gives its call. `how`: `causal` of prefill, or `q_len_per_req` of decode."""
+    queries = (level.qo_indptr.cpu(),) if "causal" in how else ()
+    pages = (level.kv_indptr.cpu(), level.kv_indices, level.last_page_len.cpu())
+    plan(wrapper, *queries, *pages, *_heads(inputs.problem), q_dtype=inputs.q.dtype, **scale_window_dtypes(inputs), **how)
+    return partial(wrapper.run, inputs.q, inputs.kv, k_scale=inputs.k_scale)
+
+
+def _heads(p: Problem) -> tuple[int, int, int, int]:
+    return p.num_qo_heads, p.num_kv_heads, p.head_dim_qk, p.page_size
 
 
 ADAPTERS = (

@@ -35,6 +35,7 @@ from kernels.libraries.flashinfer_modules import MERGE_MODULE
 from kernels.libraries.flashinfer_plans import parts_words
 from kernels.libraries.flashinfer_wrappers import prepared
 from kernels.problem.dtypes import HALF, size_bytes, torch_dtype
+from kernels.problem.features import USUAL
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,9 +71,7 @@ class Chunks(FlashInferAdapter):
     takes_soft_cap: bool = True
     gives_lse: bool = True
     skips_unused: bool = True
-    passes: frozenset[Feature] | None = frozenset(
-        {"a soft cap of logits", "a full mask", "query lengths that differ", "KV lengths that differ", "an output of another dtype"}
-    )
+    passes: frozenset[Feature] | None = (USUAL | {"a soft cap of logits"}) - {"scales of keys and values"}
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p = problem

@@ -20,6 +20,7 @@ from kernels.libraries import flashinfer_common as common
 from kernels.libraries.flashinfer_calls import bound
 from kernels.libraries.flashinfer_wrappers import decode_wrapper, needs_tokens_for_drafts, plan_decode, prepared
 from kernels.problem.dtypes import FP8, HALF
+from kernels.problem.features import USUAL
 from kernels.problem.fields import TMA_MEMORY, KvMemory
 
 if TYPE_CHECKING:
@@ -31,16 +32,10 @@ if TYPE_CHECKING:
     from kernels.problem.features import Feature
 
 
-PASSES: frozenset[Feature] = frozenset(  # a soft cap, which the plans refuse
-    {
-        "attention sinks",
-        "a soft cap of logits",
-        "a sliding window",
-        "KV lengths that differ",
-        "scales of keys and values",
-        "an output of another dtype",
-    }
-)
+# Among them a soft cap, which the plans refuse.
+PASSES: frozenset[Feature] = (USUAL - {"a full mask", "query lengths that differ"}) | {
+    "attention sinks", "a soft cap of logits", "a sliding window",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,19 +35,10 @@ from kernels.libraries.flashinfer_wrappers import prepared
 from kernels.libraries.same_call import with_key
 from kernels.problem import Problem
 from kernels.problem.dtypes import FP8, HALF
-from kernels.problem.features import Feature
+from kernels.problem.features import USUAL, Feature
 
 Rule = Callable[["Problem", "Device"], tuple[Need, ...]]
 DEEPSEEK = (512, 64)
-PASSES: frozenset[Feature] = frozenset(
-    {
-        "a full mask",
-        "query lengths that differ",
-        "KV lengths that differ",
-        "scales of keys and values",
-        "an output of another dtype",
-    }
-)
 
 
 def _fa_dtype_needs(problem: Problem, device: Device) -> tuple[Need, ...]:
@@ -169,7 +160,7 @@ class Mla(FlashInferAdapter):
     routine: str = "mla"
     query_lengths: QueryLengths = "varlen"
     max_seq_len: EngineMaximum = "passed"  # as the width of the page table
-    passes: frozenset[Feature] | None = PASSES
+    passes: frozenset[Feature] | None = USUAL
     # 0.7.0 rewrote the wrapper, and 0.7.1 its backends for fa2 and fa3, which are the same since.
     rules_hold_for: tuple[str, ...] = ("flashinfer-python>=0.7.1,<0.8",)
 

@@ -34,15 +34,12 @@ from kernels.libraries.flashinfer_wrappers import (
 from kernels.libraries.same_call import with_key
 from kernels.problem import Problem, default_output
 from kernels.problem.dtypes import FP8, HALF, size_bytes
-from kernels.problem.features import Feature
+from kernels.problem.features import USUAL, Feature
 from kernels.problem.fields import UNREAD_MEMORY
 
 FA2_HEAD_DIMS = frozenset({(64, 64), (128, 128), (256, 256), (512, 512), (192, 128)})
 # Every plan takes these; `sinks` reach the variant alone, or the call of the wrapper over pages.
-PLANNED: frozenset[Feature] = frozenset({
-    "a soft cap of logits", "a sliding window", "a full mask", "a prefix mask", "a tree of drafts", "query lengths that differ",
-    "KV lengths that differ", "scales of keys and values", "an output of another dtype",
-})  # fmt: skip
+PLANNED: frozenset[Feature] = USUAL | {"a soft cap of logits", "a sliding window", "a prefix mask", "a tree of drafts"}
 WITH_SINKS: frozenset[Feature] = PLANNED | {"attention sinks"}
 
 

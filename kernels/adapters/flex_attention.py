@@ -17,6 +17,7 @@ from unittest.mock import patch
 
 from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
 from kernels.inputs.rows import rows_of
+from kernels.problem.features import ALL_BUT_BLOCKS
 from kernels.problem.fields import ANY_MEMORY, KvMemory
 
 if TYPE_CHECKING:
@@ -29,18 +30,7 @@ if TYPE_CHECKING:
     from kernels.problem.features import Feature
 
 
-PASSES: frozenset[Feature] = frozenset(
-    {
-        "a soft cap of logits",
-        "a sliding window",
-        "a full mask",
-        "a prefix mask",
-        "a tree of drafts",
-        "query lengths that differ",
-        "KV lengths that differ",
-        "an output of another dtype",
-    }
-)
+PASSES: frozenset[Feature] = (ALL_BUT_BLOCKS | {"a prefix mask"}) - {"attention sinks", "scales of keys and values"}
 QUERY_TILE = 128  # query tokens of one row of the block mask
 RAGGED_BLOCK = 128  # keys of one block where there are no pages
 CPU_ELEMENTS = 2**27  # the unfused implementation keeps a few tensors of this size, in fp32

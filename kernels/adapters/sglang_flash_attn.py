@@ -22,14 +22,15 @@ from typing import TYPE_CHECKING, Any
 from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner, nothing_to_plan
 from kernels.libraries.engine_releases import SGLANG_KERNEL_READ
 from kernels.libraries.flash_attn_3_common import (
+    GIVEN,
     HEURISTIC,
+    MADE_IN_CALL,
     descales,
-    is_scaled,
     metadata_arguments,
     needs_of_engines,
     partial_bytes,
     planned_again,
-    returning_lse,
+    runner_of,
     sinks_in_bf16,
     splits_of,
     window,
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from kernels.problem.features import Feature
 
 ONE_SPLIT = 1
-MADE_IN_CALL, GIVEN = "scheduler_metadata=made in the call", "scheduler_metadata=given"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,11 +91,8 @@ class FlashAttn3OfSglang(OfSglang):
         # With a log-sum-exp it also returns the partial results of splits.
         splits = splits_of(attend(return_softmax_lse=True))
         config = f"num_splits={splits} {MADE_IN_CALL if metadata is None else GIVEN}"
-        known: dict[str, Any] = {"kernel_config": config, "plan_step": planned_again(metadata, lambda: _metadata(inputs, parts))}
-        launch: Callable[[], object] = attend
-        if p.return_lse:
-            launch, known["lse"] = returning_lse(lambda: attend(return_softmax_lse=True)), "returned"
-        return Runner(launch, out, "flash_attn_3", p.q_dtype, **known)
+        launch = partial(attend, return_softmax_lse=True) if p.return_lse else attend
+        return runner_of(inputs, launch, out, config, planned_again(metadata, lambda: _metadata(inputs, parts)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,15 +127,13 @@ class FlashAttn3MlaOfSglang(OfSglang):
         }
 
         attend = partial(flash_attn_with_kvcache, **given, return_softmax_lse=p.return_lse)
-        known: dict[str, Any] = {"kernel_config": MADE_IN_CALL, "lse": "returned" if p.return_lse else None}
-        launch = returning_lse(attend) if p.return_lse else attend
-        return Runner(launch, out, "flash_attn_3", p.q_dtype, **known, plan_step=nothing_to_plan)
+        return runner_of(inputs, attend, out, MADE_IN_CALL, nothing_to_plan)
 
 
 def _shared(inputs: Inputs, out: Tensor) -> dict[str, Any]:
     """The arguments of both functions over heads. Queries have no scale: SGLang rounds them to FP8 as they are."""
     p, of = inputs.problem, all_keys(inputs)
-    k, v = descales(inputs, len(of.qo_indptr) - 1)[1:] if is_scaled(p) else (None, None)
+    _, k, v = descales(inputs, len(of.qo_indptr) - 1)
     return {
         "cu_seqlens_q": of.qo_indptr,
         "max_seqlen_q": of.s_qo,

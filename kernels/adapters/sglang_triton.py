@@ -19,6 +19,7 @@ from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
 from kernels.inputs.rows import rows_of, token_rows
 from kernels.libraries.triton_common import needs_of_triton
 from kernels.problem.dtypes import FP8
+from kernels.problem.features import USUAL
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from kernels.problem.features import Feature
 
 DEFAULT_SPLITS = 8  # `triton_attention_num_kv_splits`, SGLang's default
+PASSES: frozenset[Feature] = (USUAL - {"a full mask", "query lengths that differ"}) | {"attention sinks", "a soft cap of logits"}
 MIN_SCHEDULED = 256  # requests that SGLang's kernel of splits is compiled for, at least
 
 
@@ -45,15 +47,10 @@ class SglangTriton(Adapter):
     distributions: tuple[str, ...] = ("sglang",)
     rules_hold_for: tuple[str, ...] = ("sglang>=0.5.23,<0.6",)
     imports: str = "sglang"
-    passes: frozenset[Feature] | None = frozenset(
-        {
-            "attention sinks",
-            "a soft cap of logits",
-            "KV lengths that differ",
-            "scales of keys and values",
-            "an output of another dtype",
-        }
-    )
+    passes: frozenset[Feature] | None = (USUAL - {"a full mask", "query lengths that differ"}) | {
+        "attention sinks",
+        "a soft cap of logits",
+    }
 
     def takes_pdl_in(self, problem: Problem, device: Device) -> bool:
         """Its kernel for grouped heads takes `use_pdl`; the one for as many KV heads as query heads does not."""

@@ -20,6 +20,7 @@ from kernels.libraries import flashinfer_common as common
 from kernels.libraries.flashinfer_calls import bound
 from kernels.libraries.flashinfer_modules import flashinfer_module
 from kernels.problem.dtypes import HALF
+from kernels.problem.features import USUAL
 from kernels.problem.fields import TMA_MEMORY, KvMemory
 from kernels.problem.padded import has_empty
 
@@ -31,17 +32,7 @@ if TYPE_CHECKING:
     from kernels.problem import Problem
     from kernels.problem.features import Feature
 
-BOTH_PASS: frozenset[Feature] = frozenset(
-    {
-        "attention sinks",
-        "a sliding window",
-        "query lengths that differ",
-        "KV lengths that differ",
-        "scales of keys and values",
-        "block scales",
-        "an output of another dtype",
-    }
-)
+BOTH_PASS: frozenset[Feature] = (USUAL - {"a full mask"}) | {"attention sinks", "a sliding window", "block scales"}
 XQA_PASSES: frozenset[Feature] = BOTH_PASS | {"a full mask", "a prefix mask", "a tree of drafts"}  # trtllm-gen takes no mask
 SWAP_AB_ROWS = 32  # drafts of up to this many rows (s_qo * GQA ratio) use the generic kernel instead of the Hopper FP8 one
 

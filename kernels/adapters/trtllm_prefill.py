@@ -15,6 +15,7 @@ from kernels.libraries import flashinfer_common as common
 from kernels.libraries.flashinfer_calls import bound
 from kernels.libraries.flashinfer_modules import flashinfer_module
 from kernels.problem.dtypes import FP8, HALF
+from kernels.problem.features import USUAL
 from kernels.problem.fields import TMA_MEMORY, KvMemory
 
 if TYPE_CHECKING:
@@ -29,17 +30,7 @@ if TYPE_CHECKING:
 # out: no GPU has shown them right.
 HOPPER_DIMS = frozenset({32, 48, 64, 80, 96, 128, 160, 192, 256})
 SM12_DIMS = frozenset({64, 128, 256})
-PASSES: frozenset[Feature] = frozenset(
-    {
-        "attention sinks",
-        "a sliding window",
-        "a full mask",
-        "query lengths that differ",
-        "KV lengths that differ",
-        "scales of keys and values",
-        "an output of another dtype",
-    }
-)
+PASSES: frozenset[Feature] = USUAL | {"attention sinks", "a sliding window"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,6 @@ vLLM passes no number of splits, except in full CUDA graphs of version 3, where 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,16 +22,17 @@ from typing import TYPE_CHECKING, Any
 from kernels.adapter import Adapter, Need, PlanStep, Runner
 from kernels.libraries.engine_releases import VLLM_READ
 from kernels.libraries.flash_attn_3_common import (
+    GIVEN,
     HEURISTIC,
+    MADE_IN_CALL,
     MAX_HEAD_DIM,
     SPLITS_OF_VLLM,
     descales,
-    is_scaled,
     metadata_arguments,
     needs_of_engines,
     partial_bytes,
     planned_again,
-    returning_lse,
+    runner_of,
     sinks_in_bf16,
     window,
 )
@@ -83,11 +83,9 @@ class FlashAttn3OfVllm(FlashAttention):
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         metadata = self._metadata(inputs)
         given = {"scheduler_metadata": metadata, "s_aux": sinks_in_bf16(inputs), "num_splits": self.num_splits or HEURISTIC}
-        if is_scaled(inputs.problem):
-            scales = descales(inputs, len(inputs.qo_indptr) - 1)
-            given |= dict(zip(("q_descale", "k_descale", "v_descale"), scales, strict=True))
+        given |= dict(zip(("q_descale", "k_descale", "v_descale"), descales(inputs, len(inputs.qo_indptr) - 1), strict=True))
         splits = self.num_splits or "auto"
-        config = f"num_splits={splits} scheduler_metadata={'made in the call' if metadata is None else 'given'}"
+        config = f"num_splits={splits} {MADE_IN_CALL if metadata is None else GIVEN}"
         return _runner(inputs, 3, given, planned_again(metadata, lambda: self._metadata(inputs)), config)
 
     def _metadata(self, inputs: Inputs) -> Tensor | None:
@@ -168,12 +166,7 @@ def _runner(inputs: Inputs, version: int, given: dict[str, Any], plan_step: Plan
         **given,
     }
 
-    attend = partial(flash_attn_varlen_func, **arguments)
-    known: dict[str, Any] = {"kernel_config": config, "plan_step": plan_step}
-    launch: Callable[[], object] = attend
-    if p.return_lse:
-        launch, known["lse"] = returning_lse(attend), "returned"
-    return Runner(launch, out, f"flash_attn_{version}", p.q_dtype, **known)
+    return runner_of(inputs, partial(flash_attn_varlen_func, **arguments), out, config, plan_step, kernel=f"flash_attn_{version}")
 
 
 def _all(routine: str) -> tuple[Adapter, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from kernels.adapter import Need, PlanStep, nothing_to_plan
+from kernels.adapter import Need, PlanStep, Runner, nothing_to_plan
 from kernels.libraries.flashinfer_common import window_left
 from kernels.problem.dtypes import FP8, HALF
 
@@ -28,6 +28,7 @@ HEURISTIC = 0  # num_splits: the library chooses
 SPLITS_OF_VLLM = 32  # `flash_attn_max_num_splits_for_cuda_graph`: vLLM's limit for steps in a full CUDA graph
 MAX_SPLITS = 128  # of the heuristic
 MAX_HEAD_DIM = 256  # smaller ones are padded to the next that is compiled, such as 64, 128, 192 or 256
+GIVEN, MADE_IN_CALL = "scheduler_metadata=given", "scheduler_metadata=made in the call"  # in `Runner.kernel_config`
 OF_DEEPSEEK = (192, 128)  # of keys and values, in MLA's prompts
 
 
@@ -73,17 +74,14 @@ def window(p: Problem) -> tuple[int, int]:
     return window_left(p), -1 if p.window is None else 0 if p.mask == "causal" else p.window - 1
 
 
-def descales(inputs: Inputs, requests: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Scales of q, k and v, fp32 [requests, K] each."""
+def descales(inputs: Inputs, requests: int) -> tuple[Tensor | None, ...]:
+    """Scales of q, k and v, fp32 [requests, K] each; None for each where nothing has 8 bits."""
     import torch
 
+    if not {inputs.problem.q_dtype, inputs.problem.kv_dtype} & FP8:
+        return (None, None, None)
     shape = (requests, inputs.problem.num_kv_heads)
-    q, k, v = (torch.full(shape, scale, device=inputs.device) for scale in (1.0, inputs.k_scale, inputs.v_scale))
-    return q, k, v
-
-
-def is_scaled(p: Problem) -> bool:
-    return p.q_dtype in FP8 or p.kv_dtype in FP8
+    return tuple(torch.full(shape, scale, device=inputs.device) for scale in (1.0, inputs.k_scale, inputs.v_scale))
 
 
 def sinks_in_bf16(inputs: Inputs) -> Tensor | None:
@@ -99,9 +97,14 @@ def splits_of(found: tuple[Tensor, ...]) -> int:
     return partial.shape[0] if partial is not None and partial.numel() else 1
 
 
-def returning_lse(call: Callable[[], tuple[Tensor, ...]]) -> Callable[[], Tensor]:
-    """A launch that returns the log-sum-exp, fp32 [T, H], natural. The library makes a new one, [H, T], in each call."""
-    return lambda: call()[1].T
+def runner_of(
+    inputs: Inputs, attend: Callable[[], Any], out: Tensor, config: str, plan_step: PlanStep | None, *, kernel: str = "flash_attn_3"
+) -> Runner:
+    """The runner of a call that writes `out`. Asked for a log-sum-exp, natural, the call returns a new one second, fp32 [H, T]."""
+    dtype = inputs.problem.q_dtype
+    if not inputs.problem.return_lse:
+        return Runner(attend, out, kernel, dtype, kernel_config=config, plan_step=plan_step)
+    return Runner(lambda: attend()[1].T, out, kernel, dtype, kernel_config=config, plan_step=plan_step, lse="returned")
 
 
 def metadata_arguments(inputs: Inputs, of: Keys) -> dict[str, Any]:

@@ -126,7 +126,7 @@ def plan_decode(wrapper: Any, inputs: Inputs, lengths: HostLengths, table: Tenso
         wrapper,
         *_pages_and_heads(inputs, lengths),
         q_dtype=inputs.q.dtype,
-        **_scale_window_dtypes(inputs),
+        **scale_window_dtypes(inputs),
         block_tables=table,
         q_len_per_req=p.s_qo,
         **more,
@@ -172,7 +172,7 @@ def prefill_plan(inputs: Inputs) -> dict[str, Any]:
     """What the plans of both prefill wrappers take by name, over pages and without."""
     p = inputs.problem
     custom = flat_custom(p, inputs.device) if p.has_custom_mask else None
-    return {"causal": p.mask == "causal", "custom_mask": custom, **_scale_window_dtypes(inputs)}
+    return {"causal": p.mask == "causal", "custom_mask": custom, **scale_window_dtypes(inputs)}
 
 
 def _pages_and_heads(inputs: Inputs, lengths: HostLengths) -> tuple[Tensor | int, ...]:
@@ -182,7 +182,7 @@ def _pages_and_heads(inputs: Inputs, lengths: HostLengths) -> tuple[Tensor | int
     return (*pages, p.num_qo_heads, p.num_kv_heads, p.head_dim_qk, p.page_size)
 
 
-def _scale_window_dtypes(inputs: Inputs) -> dict[str, Any]:
+def scale_window_dtypes(inputs: Inputs) -> dict[str, Any]:
     """What the plans of all these wrappers take by name."""
     return {
         "sm_scale": inputs.sm_scale,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kernels.adapter import Need
 from kernels.problem.dtypes import HALF
-from kernels.problem.features import Feature
+from kernels.problem.features import USUAL, Feature
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 DEEPSEEK = (512, 64)
 # The features of a problem that FlashAttention-3 with `qv` is told of, in vLLM's build and SGLang's.
-TOLD_TO_FLASH_ATTN_3: frozenset[Feature] = frozenset(
-    {"a full mask", "query lengths that differ", "KV lengths that differ", "an output of another dtype"}
-)
+TOLD_TO_FLASH_ATTN_3: frozenset[Feature] = USUAL - {"scales of keys and values"}
 MAX_PROCESSORS = 160  # no GPU of the SM90 or SM100 family has more
 
 

@@ -17,6 +17,10 @@ Feature = Literal[
     "an output of another dtype", "padded requests",
 ]  # fmt: skip
 FEATURES: tuple[Feature, ...] = get_args(Feature)
+# What nearly every kernel is told; an adapter says by how much its own is told more or less.
+USUAL: frozenset[Feature] = frozenset({
+    "a full mask", "query lengths that differ", "KV lengths that differ", "scales of keys and values", "an output of another dtype",
+})  # fmt: skip
 # For backends that hand over all that a kernel of FlashAttention's kind takes. Padded requests come with lengths that differ.
 ALL_BUT_BLOCKS: frozenset[Feature] = frozenset(FEATURES) - {"block scales", "padded requests", "a prefix mask"}
 
