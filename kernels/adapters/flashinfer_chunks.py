@@ -71,7 +71,7 @@ class Chunks(FlashInferAdapter):
     takes_soft_cap: bool = True
     gives_lse: bool = True
     skips_unused: bool = True
-    passes: frozenset[Feature] | None = (USUAL | {"a soft cap of logits"}) - {"scales of keys and values"}
+    passes: frozenset[Feature] | None = (USUAL - {"scales of keys and values"}) | {"a soft cap of logits"}
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p = problem

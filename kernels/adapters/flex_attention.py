@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from kernels.problem.features import Feature
 
 
-PASSES: frozenset[Feature] = (ALL_BUT_BLOCKS | {"a prefix mask"}) - {"attention sinks", "scales of keys and values"}
+PASSES: frozenset[Feature] = (ALL_BUT_BLOCKS - {"attention sinks", "scales of keys and values"}) | {"a prefix mask"}
 QUERY_TILE = 128  # query tokens of one row of the block mask
 RAGGED_BLOCK = 128  # keys of one block where there are no pages
 CPU_ELEMENTS = 2**27  # the unfused implementation keeps a few tensors of this size, in fp32
