@@ -1,8 +1,6 @@
 """Compiled kernel modules in one file, for machines without a compiler: `mode=compile` writes it, every other mode loads it.
 
-The file is a tar. Its first member is `manifest.json` (`kernels/compile/manifest.py`): the instruction set, and for each module
-its library with the version, architecture, generator, arguments, name, SHA-256 and the major version of the CUDA that it needs.
-The other members are `<library>-<version>-<CUDA>/<architecture>/<name>/<name>.so`, so modules of several environments have room.
+The file is a tar. Its first member is `manifest.json` (`manifest.py`), and the others are the modules that it names.
 """
 
 from __future__ import annotations
@@ -11,9 +9,7 @@ import errno
 import fcntl
 import hashlib
 import io
-import json
 import lzma
-import os
 import platform
 import secrets
 import tarfile
@@ -22,22 +18,18 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
 
 from filelock import FileLock
 
-from kernels.adapter import Module
-from kernels.compile.manifest import LAYOUT, MAX_BYTES, BadManifest, member, parsed, require_valid
 from kernels.compile.module_cache import Library, cache_folder, other_cuda
-from kernels.contract.toolchain import Toolchain
 from orchestrator.errors import UserError
 from orchestrator.libraries import LibraryVersions
 from orchestrator.planning.plan import ModuleKey
-from orchestrator.untrusted.files import open_to_read, open_to_write
+from orchestrator.scheduling.manifest import MAX_BYTES, BadManifest, Entry, Manifest, parsed
+from orchestrator.untrusted.files import is_same, open_to_read, open_to_write
 
 MANIFEST = "manifest.json"
 MAX_MODULE = 1 << 31  # bytes of one module
-Entry = dict[str, Any]  # of a module in the manifest
 Choose = Callable[[Sequence[Entry]], list[Entry]]
 CANNOT_LOCK = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)  # of a file system without locks
 
@@ -72,12 +64,12 @@ def read(
     """
 
     def choose(entries: Sequence[Entry]) -> list[Entry]:
-        of = {entry["library"] for entry in entries} - {""} if wanted is None else _libraries_of(wanted)
+        of = {entry.library for entry in entries} - {""} if wanted is None else _libraries_of(wanted)
         for library in sorted(of):
             _require_version(path, library, entries, versions.get(library))
-        return [one for one in _usable(entries, versions, cuda) if wanted is None or _key(one) in wanted]
+        return [one for one in _usable(entries, versions, cuda) if wanted is None or one.key in wanted]
 
-    found = {_key(entry): library for entry, library in _read(path, choose)}
+    found = {entry.key: library for entry, library in _read(path, choose)}
     _require_cuda(path, found.values(), cuda)
     return found
 
@@ -93,19 +85,19 @@ def read_fitting(path: str | None, versions: LibraryVersions, archs: Collection[
 
     def choose(entries: Sequence[Entry]) -> list[Entry]:
         fitting = _usable(entries, versions, versions["cuda"])
-        return [one for one in fitting if one["arch"] in archs and _fits_cuda(one, versions["cuda"])]
+        return [one for one in fitting if one.arch in archs and _fits_cuda(one, versions["cuda"])]
 
-    return {_key(entry): library for entry, library in _read(path, choose)}
+    return {entry.key: library for entry, library in _read(path, choose)}
 
 
 def _usable(entries: Sequence[Entry], versions: LibraryVersions, cuda: str | None) -> list[Entry]:
     """Modules of these library versions. Of one that is there for several CUDAs, that for `cuda` comes last."""
-    there = [one for one in entries if not one["library"] or one["version"] == versions.get(one["library"])]
+    there = [one for one in entries if not one.library or one.version == versions.get(one.library)]
     return sorted(there, key=lambda one: _fits_cuda(one, cuda))
 
 
 def _fits_cuda(entry: Entry, cuda: str | None) -> bool:
-    return cuda is None or entry["cuda"] in (None, cuda.partition(".")[0])
+    return cuda is None or entry.cuda in (None, cuda.partition(".")[0])
 
 
 def _read(path: str, choose: Choose) -> list[tuple[Entry, Library]]:
@@ -122,32 +114,29 @@ def _read(path: str, choose: Choose) -> list[tuple[Entry, Library]]:
         raise _unusable(path, "it cannot be read: it is no archive, or it is damaged") from None
     except OSError as error:
         raise _unusable(path, f"it cannot be read ({error.strerror or 'it is damaged'})") from None
-    if missing := len({name for name, _ in chosen} - found.keys()):
+    if missing := len({entry.member for entry in chosen} - found.keys()):
         raise _unusable(path, f"it is damaged: {missing} of its modules are missing")
-    return [(entry, found[name]) for name, entry in chosen]
+    return [(entry, found[entry.member]) for entry in chosen]
 
 
 def _unusable(path: str, why: str) -> UserError:
     return UserError(f"modules={path!r}: {why}; make it again with mode=compile")
 
 
-def _chosen(path: str, tar: tarfile.TarFile, choose: Choose) -> tuple[list[tuple[str, Entry]], dict[str, Library]]:
-    """The entries that are chosen, with the names of their members, and by these names the modules that the file contains."""
+def _chosen(path: str, tar: tarfile.TarFile, choose: Choose) -> tuple[list[Entry], dict[str, Library]]:
+    """The entries that are chosen, and by the names of their members the modules that the file contains."""
     first = tar.next()
     if first is None or first.name != MANIFEST:
         raise UserError(f"modules={path!r}: it holds no {MANIFEST}; allowed: a file that mode=compile modules=FILE.tar.xz wrote")
     manifest = parsed(_content(tar, first, MAX_BYTES))
-    _require_equal(path, "layout", manifest["layout"], LAYOUT)
-    require_valid(manifest)
-    _require_equal(path, "isa", manifest["isa"], platform.machine())
-    named = {member(entry, manifest["was"]) for entry in manifest["modules"]}
-    chosen = [(member(entry, manifest["was"]), entry) for entry in choose(manifest["modules"])]
-    checksums = {name: entry["sha256"] for name, entry in chosen}
+    _require_equal(path, "isa", manifest.isa, platform.machine())
+    named, chosen = {entry.member for entry in manifest.modules}, choose(manifest.modules)
+    checksums = {entry.member: entry.sha256 for entry in chosen}
     found: dict[str, Library] = {}
     seen = set[str]()
     for part in tar:
         if part.size > MAX_MODULE:
-            raise BadManifest(f"{part.name!r} in it says that it has {part.size:,} bytes; allowed: up to {MAX_MODULE:,}")
+            raise _too_large(part, MAX_MODULE)
         if part.name not in named and part.name != MANIFEST:
             raise BadManifest(f"it holds {part.name!r}, which its manifest does not name")
         if part.name in seen:
@@ -182,18 +171,16 @@ def _write(path: str, libraries: Mapping[ModuleKey, Library], versions: LibraryV
     present = _read(path, list) if Path(path).exists() else []
     new = [(_entry(key, library, versions), library) for key, library in libraries.items()]
     # An archive keeps a module once for each version of its library and each CUDA.
-    both = {(_key(entry), entry["version"], entry["cuda"]): (entry, library) for entry, library in (*present, *new)}
-    # Several modules may be one file: their generator gives them one name, and the compiler makes one library.
-    contents = {member(entry): library for entry, library in sorted(both.values(), key=lambda one: member(one[0]))}
-    entries = sorted((entry for entry, _ in both.values()), key=member)
-    counts = Counter((entry["library"], entry["version"]) for entry in entries)
-    manifest = {"layout": LAYOUT, "isa": platform.machine(), "modules": entries}
+    both = {(entry.key, entry.version, entry.cuda): (entry, library) for entry, library in (*present, *new)}
+    sorted_by_member = sorted(both.values(), key=lambda one: one[0].member)
+    counts = Counter((entry.library, entry.version) for entry, _ in sorted_by_member)
+    manifest = Manifest(isa=platform.machine(), modules=tuple(entry for entry, _ in sorted_by_member))
     fresh = Path(f"{path}.{secrets.token_hex(4)}")  # processes of two machines may have one number
     compression = Path(path).suffix.removeprefix(".").replace("tar", "")
     try:
         with open_to_write(fresh, new=True) as file, tarfile.open(fileobj=file, mode=f"w:{compression}") as tar:  # type: ignore[call-overload]
-            _add(tar, MANIFEST, json.dumps(manifest, indent=1).encode())
-            for name, library in contents.items():
+            _add(tar, MANIFEST, manifest.model_dump_json(indent=1).encode())
+            for name, library in {entry.member: library for entry, library in sorted_by_member}.items():
                 _add(tar, name, library.content)
         fresh.replace(path)
     finally:
@@ -205,7 +192,7 @@ def _write(path: str, libraries: Mapping[ModuleKey, Library], versions: LibraryV
 
 def _require_version(path: str, library: str, entries: Sequence[Entry], here: str | None) -> None:
     """An archive may also have modules of a library that this run does not use, in whatever versions."""
-    made_for = {str(entry["version"]) for entry in entries if entry["library"] == library}
+    made_for = {str(entry.version) for entry in entries if entry.library == library}
     if made_for and str(here) not in made_for:
         _require_equal(path, library, " and ".join(sorted(made_for)), here)
 
@@ -233,14 +220,10 @@ def _require_cuda(path: str, libraries: Iterable[Library], cuda: str | None) -> 
 
 def _entry(key: ModuleKey, library: Library, versions: LibraryVersions) -> Entry:
     arch, module = key
-    checksum = hashlib.sha256(library.content).hexdigest()
     of = module.toolchain.library
-    named = {"arch": arch, "name": library.name, "generator": module.generator, "args": list(module.args)}
-    return named | {"library": of, "version": versions[of] if of else None, "sha256": checksum, "cuda": library.cuda}
-
-
-def _key(entry: Mapping[str, Any]) -> ModuleKey:
-    return entry["arch"], Module(entry["generator"], tuple(entry["args"]), Toolchain(entry["library"]))
+    checksum, version = hashlib.sha256(library.content).hexdigest(), versions[of] if of else None
+    about = {"library": of, "version": version, "sha256": checksum, "cuda": library.cuda}
+    return Entry(arch=arch, name=library.name, generator=module.generator, args=module.args, **about)
 
 
 def _content(tar: tarfile.TarFile, member: tarfile.TarInfo, limit: int) -> bytes:
@@ -248,10 +231,14 @@ def _content(tar: tarfile.TarFile, member: tarfile.TarInfo, limit: int) -> bytes
     if not member.isreg():
         raise BadManifest(f"{member.name!r} in it is no plain file")
     if member.size > limit:
-        raise BadManifest(f"{member.name!r} in it says that it has {member.size:,} bytes; allowed: up to {limit:,}")
+        raise _too_large(member, limit)
     file = tar.extractfile(member)
     assert file is not None  # it is a plain file
     return file.read()
+
+
+def _too_large(member: tarfile.TarInfo, limit: int) -> BadManifest:
+    return BadManifest(f"{member.name!r} in it says that it has {member.size:,} bytes; allowed: up to {limit:,}")
 
 
 def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
@@ -276,7 +263,7 @@ def locked(path: str) -> Iterator[None]:
             except OSError as error:
                 if error.errno not in CANNOT_LOCK:
                     raise
-            if _is_still(lock, file):
+            if is_same(file, lock):
                 break
             file.close()  # its owner removed it while we waited
         try:
@@ -284,14 +271,6 @@ def locked(path: str) -> Iterator[None]:
         finally:
             lock.unlink(missing_ok=True)
             file.close()
-
-
-def _is_still(path: Path, file: IO[bytes]) -> bool:
-    """Whether an open file is still the one of this name."""
-    try:
-        return os.path.samestat(path.stat(follow_symlinks=False), os.fstat(file.fileno()))
-    except FileNotFoundError:
-        return False
 
 
 def _local_lock_of(path: str) -> Path:

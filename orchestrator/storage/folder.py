@@ -28,7 +28,7 @@ from orchestrator.storage import checksum, parquet
 from orchestrator.storage.journal import storable
 from orchestrator.storage.parquet import DATA, JOURNAL, SMALL_ROWS, foreign_names, look, merge
 from orchestrator.storage.row import Row, to_json
-from orchestrator.untrusted.files import open_to_read, open_to_write, require_plain
+from orchestrator.untrusted.files import is_same, open_to_read, open_to_write, require_plain
 from orchestrator.untrusted.text import for_line
 
 if TYPE_CHECKING:
@@ -324,11 +324,3 @@ def _unwritable(path: Path, error: OSError) -> str:
     if isinstance(error, NotPlain):
         return f"results.path={str(path)!r}: {error.filename}: {error.strerror}"
     return f"results.path={str(path)!r}: cannot be written ({error.strerror}); allowed: a folder that is yours, or a new one"
-
-
-def is_same(opened: IO[bytes] | int, path: Path) -> bool:
-    """Whether a path still names what was opened by it. Raises OSError if it may not be looked at."""
-    try:
-        return os.path.samestat(os.fstat(opened if isinstance(opened, int) else opened.fileno()), os.lstat(path))
-    except (FileNotFoundError, NotADirectoryError):
-        return False

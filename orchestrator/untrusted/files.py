@@ -98,6 +98,14 @@ def _open(path: str | Path, flags: int, *, follow: bool) -> int:
     return fd
 
 
+def is_same(opened: IO[bytes] | int, path: Path) -> bool:
+    """Whether a path still names what was opened by it. Raises OSError if it may not be looked at."""
+    try:
+        return os.path.samestat(os.fstat(opened if isinstance(opened, int) else opened.fileno()), os.lstat(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
 def read_bytes(path: str | Path, limit: int) -> bytes:
     """The bytes of a plain file. Raises NotPlain, and OSError if it has more than `limit` bytes or cannot be read."""
     with open_to_read(path) as file:

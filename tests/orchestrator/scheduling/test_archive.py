@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
@@ -19,7 +18,6 @@ import pytest
 
 from kernels.adapter import Module
 from kernels.compile.build import _stub_driver, build, find_nvcc
-from kernels.compile.manifest import LAYOUT
 from kernels.compile.module_cache import Library, install
 from kernels.contract.toolchain import Toolchain
 from kernels.libraries.flashinfer_modules import FLASHINFER
@@ -28,6 +26,7 @@ from orchestrator.errors import UserError
 from orchestrator.planning.plan import ModuleKey
 from orchestrator.scheduling import archive
 from orchestrator.scheduling.archive import load_archive
+from orchestrator.scheduling.manifest import LAYOUT
 from tests.helpers.command_line import environment, run
 
 ONE, OTHER = ("9.0a", Module("a.b:c", ("bf16", 64, True), FLASHINFER)), ("10.0a", Module("a.b:c", ("bf16", 64, True), FLASHINFER))
@@ -138,30 +137,6 @@ def test_modules_of_several_libraries_go_by_their_own_versions(tmp_path: Path):
         with pytest.raises(UserError, match=f"made for another-library 1, and .*{words}"):
             archive.read(path, versions, [ONE, FROM_OTHER])
     assert archive.write(path, {}, both) == counts  # what it had stays of its library
-
-
-@pytest.mark.parametrize("layout", [1, 2])
-def test_an_archive_of_an_older_layout_is_read_and_extended(layout: int, tmp_path: Path):
-    path = tmp_path / "m.tar"
-    content = b"\x7fELF one"
-    entry: dict[str, object] = {"arch": "9.0a", "name": "m_64", "generator": "a.b:c", "args": ["bf16", 64, True], "cuda": None}
-    entry["sha256"] = hashlib.sha256(content).hexdigest()
-    manifest = {"layout": layout, "isa": platform.machine(), "modules": [entry]}
-    if layout == 1:
-        manifest["flashinfer"] = "0.7.2"
-    else:
-        entry["library"], manifest["libraries"] = "flashinfer-python", {"flashinfer-python": "0.7.2"}
-    with tarfile.open(path, "w") as tar:
-        for name, member in (("manifest.json", json.dumps(manifest).encode()), ("9.0a/m_64/m_64.so", content)):
-            info = tarfile.TarInfo(name)
-            info.size = len(member)
-            tar.addfile(info, io.BytesIO(member))
-
-    assert archive.read(str(path), HERE, [ONE]) == {ONE: Library("m_64", content)}
-    with pytest.raises(UserError, match=r"made for flashinfer-python 0\.7\.2, and here it is 0\.8\.0"):
-        archive.read(str(path), LATER, [ONE])
-    assert archive.write(str(path), {OTHER: MODULES[OTHER]}, HERE) == {"flashinfer-python 0.7.2": 2}
-    assert archive.read(str(path), HERE) == {ONE: Library("m_64", content), OTHER: MODULES[OTHER]}
 
 
 def test_a_damaged_module_is_named(tmp_path: Path):
