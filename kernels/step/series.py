@@ -65,23 +65,15 @@ class StepSeries(Series):
         fitting = max(PAIRS_OF_A_BLOCK, int(self.timing.block_seconds / pair_s))
         return max(1, min(fitting, self.timing.block_samples, self.timing.max_samples - self._samples.num_unthrottled))
 
-    def _find_stop_reason(self, throttled: bool) -> StopReason | None:
-        blocks = self._samples.unthrottled_of(self._differences)
-        count = sum(map(len, blocks))
-        if len(blocks) >= 2 and count >= MIN_SAMPLES and self._is_precise([us for block in blocks for us in block]):
-            return "ci95"
-        if throttled and self.budget.waits_are_spent and count + self._samples.num_throttled >= MIN_SAMPLES:
-            return "throttled"
-        if len(blocks) < 2 or count < MIN_SAMPLES:
-            return None
-        if count >= self.timing.max_samples:
-            return "max_samples"
-        return "max_seconds" if self.budget.is_spent else None
+    def _blocks_to_judge(self) -> list[list[float]]:
+        return self._samples.unthrottled_of(lambda block: [(step - stand_in) / self._layers for step, stand_in in _pairs(block)])
 
-    def _is_precise(self, differences_us: list[float]) -> bool:
-        low, high = interval_of_median(sorted(differences_us))
-        median = statistics.median(differences_us)
-        return max(high - median, median - low) <= LIMITS * self.timing.criterion_limit * max(abs(median), SHORT_US)
+    def _is_enough(self, found_us: list[float]) -> bool:
+        low, high = interval_of_median(sorted(found_us))
+        median = statistics.median(found_us)
+        return len(found_us) >= MIN_SAMPLES and max(high - median, median - low) <= LIMITS * self.timing.criterion_limit * max(
+            abs(median), SHORT_US
+        )
 
     def step_result(self) -> StepMeasurement:
         """What was measured, once `stop_reason` is set."""
@@ -103,9 +95,6 @@ class StepSeries(Series):
     def _layers(self) -> int:
         assert isinstance(self.timer, StepTimer)
         return self.timer.layers
-
-    def _differences(self, block: Block) -> list[float]:
-        return [(step - stand_in) / self._layers for step, stand_in in _pairs(block)]
 
 
 def _pairs(block: Block) -> list[tuple[float, float]]:

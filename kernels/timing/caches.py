@@ -45,7 +45,7 @@ class Caches:
 
         device = torch.cuda.current_device()
         if self.icache == "cold":
-            other_code(device).run()
+            other_code(device)[0].replay()
         if self.l2 != "warm":
             flush = flush_of(device, self.l2_flush_factor)
             flush.read() if self.l2 == "clean" else flush.write()
@@ -104,20 +104,9 @@ def straight_line(instructions: int) -> str:
     return f"{{ .reg .u32 x; mov.u32 x, $1; {steps} mov.u32 $0, x; }}"
 
 
-@dataclass(frozen=True)
-class OtherCode:
-    """A captured launch and its output, which must live as long as the graph."""
-
-    graph: torch.cuda.CUDAGraph
-    sums: torch.Tensor
-
-    def run(self) -> None:
-        self.graph.replay()
-
-
 @cache
-def other_code(device: int, code_bytes: int = CODE_BYTES) -> OtherCode:
-    """A kernel that runs `code_bytes` of instructions once on every multiprocessor.
+def other_code(device: int, code_bytes: int = CODE_BYTES) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+    """A graph, and the output that must live as long: a kernel that runs `code_bytes` of instructions once on every multiprocessor.
 
     Raises RuntimeError if Triton, which compiles it, is missing or fails.
     """
@@ -137,4 +126,4 @@ def other_code(device: int, code_bytes: int = CODE_BYTES) -> OtherCode:
         launch()  # compiles
     except Exception as error:  # no triton, no C compiler, an unknown driver
         raise RuntimeError(f"timing.icache=cold: its code cannot be compiled ({error}); type timing.icache=warm") from error
-    return OtherCode(capture(launch), sums)
+    return capture(launch), sums

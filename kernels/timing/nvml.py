@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -50,7 +49,9 @@ class NvmlMonitor(DeviceMonitor):
         self._handle: Any = pynvml.nvmlDeviceGetHandleByUUID(uuid)
         self._others_at_start = set(self._processes())
         self._own = {os.getpid()}
-        self._default_mhz = self._default_sm_clock()
+        # MHz: the highest clock if the driver says no default, 0 if it says neither.
+        clocks = (self._answer(name, 0, pynvml.NVML_CLOCK_SM) for name in ("DefaultApplicationsClock", "MaxClockInfo"))
+        self._default_mhz = next(filter(None, clocks), 0)
 
     @property
     def driver(self) -> str:
@@ -58,28 +59,37 @@ class NvmlMonitor(DeviceMonitor):
 
         return str(pynvml.nvmlSystemGetDriverVersion())
 
+    def _ask(self, name: str, *args: Any) -> Any:
+        """What `nvmlDeviceGet<name>` says. Raises pynvml.NVMLError."""
+        import pynvml
+
+        return getattr(pynvml, f"nvmlDeviceGet{name}")(self._handle, *args)
+
+    def _answer(self, name: str, otherwise: Any, *args: Any) -> Any:
+        """The same, or `otherwise` if the driver does not say it."""
+        import pynvml
+
+        try:
+            return self._ask(name, *args)
+        except pynvml.NVMLError:
+            return otherwise
+
     def modes(self) -> str:
         """Whether ECC, MIG and persistence mode are on, such as `ecc=on mig=off persistence=on`; `?` if the driver does not say."""
-        import pynvml as nvml
-
-        asks = {
-            "ecc": lambda: nvml.nvmlDeviceGetEccMode(self._handle)[0],
-            "mig": lambda: nvml.nvmlDeviceGetMigMode(self._handle)[0],
-            "persistence": lambda: nvml.nvmlDeviceGetPersistenceMode(self._handle),
-        }
-        return " ".join(f"{name}={_on_or_off(ask)}" for name, ask in asks.items())
+        found = {"ecc": self._answer("EccMode", [2])[0], "mig": self._answer("MigMode", [2])[0]}
+        found["persistence"] = self._answer("PersistenceMode", 2)
+        return " ".join(f"{name}={('off', 'on', '?')[is_on]}" for name, is_on in found.items())
 
     def read(self) -> list[Telemetry]:
         import pynvml as nvml
 
         try:
-            sm = nvml.nvmlDeviceGetClockInfo(self._handle, nvml.NVML_CLOCK_SM)
+            sm = self._ask("ClockInfo", nvml.NVML_CLOCK_SM)
             causes = self._causes()
             if self._default_mhz and sm < MIN_DEFAULT_FRACTION * self._default_mhz:
                 causes |= {f"SM clock under {MIN_DEFAULT_FRACTION:.0%} of {self._default_mhz} MHz"}
-            memory = nvml.nvmlDeviceGetClockInfo(self._handle, nvml.NVML_CLOCK_MEM)
-            heat = nvml.nvmlDeviceGetTemperature(self._handle, nvml.NVML_TEMPERATURE_GPU)
-            return [Telemetry(sm, memory, heat, nvml.nvmlDeviceGetPowerUsage(self._handle) / 1000, causes)]
+            heat = self._ask("Temperature", nvml.NVML_TEMPERATURE_GPU)
+            return [Telemetry(sm, self._ask("ClockInfo", nvml.NVML_CLOCK_MEM), heat, self._ask("PowerUsage") / 1000, causes)]
         except nvml.NVMLError:
             return []
 
@@ -92,18 +102,12 @@ class NvmlMonitor(DeviceMonitor):
             return frozenset()
 
     def energy_mj(self) -> int | None:
-        import pynvml
-
-        try:
-            return int(pynvml.nvmlDeviceGetTotalEnergyConsumption(self._handle))
-        except pynvml.NVMLError:  # a GPU older than Volta, a MIG slice
-            return None
+        found: int | None = self._answer("TotalEnergyConsumption", None)  # None of a GPU older than Volta, of a MIG slice
+        return found
 
     def _causes(self) -> frozenset[str]:
         """Takes microseconds, and all of `read` a tenth of a millisecond. Raises pynvml.NVMLError."""
-        import pynvml
-
-        return reasons(pynvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle)) - HARMLESS
+        return reasons(self._ask("CurrentClocksEventReasons")) - HARMLESS
 
     def note_own_processes(self) -> None:
         """Call once this process computes on the device: inside a container, NVML may know it by another process id."""
@@ -114,32 +118,7 @@ class NvmlMonitor(DeviceMonitor):
         return [f"{pid} ({_name_of(pid)})" for pid in self._processes() if pid not in self._own]
 
     def _processes(self) -> list[int]:
-        import pynvml
-
-        try:
-            return sorted(process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(self._handle))
-        except pynvml.NVMLError:
-            return []
-
-    def _default_sm_clock(self) -> int:
-        """MHz: the highest clock if the driver says no default, 0 if it says neither."""
-        import pynvml
-
-        for ask in (pynvml.nvmlDeviceGetDefaultApplicationsClock, pynvml.nvmlDeviceGetMaxClockInfo):
-            try:
-                return int(ask(self._handle, pynvml.NVML_CLOCK_SM))
-            except pynvml.NVMLError:
-                continue
-        return 0
-
-
-def _on_or_off(ask: Callable[[], int]) -> str:
-    import pynvml
-
-    try:
-        return "on" if ask() else "off"
-    except pynvml.NVMLError:
-        return "?"
+        return sorted(process.pid for process in self._answer("ComputeRunningProcesses", []))
 
 
 @cache

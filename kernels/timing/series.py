@@ -282,19 +282,27 @@ class Series:
             time.sleep(left)
         return max(0.0, left)
 
+    def _blocks_to_judge(self) -> list[list[float]]:
+        """What the criterion judges, of unthrottled samples, block by block."""
+        return self._samples.unthrottled_blocks()
+
+    def _is_enough(self, found_us: list[float]) -> bool:
+        """Whether the criterion holds for what at least two blocks gave."""
+        timing = self.timing
+        meets_minimum = len(found_us) >= timing.min_samples and sum(found_us) / 1e6 >= timing.min_seconds
+        return meets_minimum and CRITERIA[timing.criterion](found_us, timing.criterion_limit)
+
     def _find_stop_reason(self, throttled: bool) -> StopReason | None:
         """Why the series is complete, or None if it needs more blocks. `throttled`: whether the last block was."""
-        timing, blocks = self.timing, self._samples.unthrottled_blocks()
-        count, measured_s = sum(map(len, blocks)), sum(map(sum, blocks)) / 1e6
-        meets_minimum = len(blocks) >= 2 and count >= timing.min_samples and measured_s >= timing.min_seconds
-        criterion = CRITERIA[timing.criterion](timing.criterion_limit)
-        if meets_minimum and criterion.enough([us for block in blocks for us in block]):
-            return timing.criterion
+        blocks = self._blocks_to_judge()
+        count = sum(map(len, blocks))
+        if len(blocks) >= 2 and self._is_enough([us for block in blocks for us in block]):
+            return self.timing.criterion
         if throttled and self.budget.waits_are_spent and count + self._samples.num_throttled >= MIN_SAMPLES:
             return "throttled"
         if len(blocks) < 2 or count < MIN_SAMPLES:
             return None
-        if count >= timing.max_samples:
+        if count >= self.timing.max_samples:
             return "max_samples"
         return "max_seconds" if self.budget.is_spent else None
 

@@ -68,11 +68,10 @@ def ci95_of_median(ordered: Sequence[float]) -> float:
     k-th samples from either end miss it with probability 2 P(fewer than k) (Conover, Practical Nonparametric Statistics, section
     3.2). k is the largest for which that is at most 5%. Samples must be independent; their distribution does not matter.
     """
-    n = len(ordered)
-    if n < 6:  # the widest interval, minimum to maximum, then covers less than 95%
+    if len(ordered) < 6:  # the widest interval, minimum to maximum, then covers less than 95%
         return math.inf
-    k, median = _rank_of_interval(n), statistics.median(ordered)
-    return max(ordered[n - k] - median, median - ordered[k - 1]) / median
+    (low, high), median = interval_of_median(ordered), statistics.median(ordered)
+    return max(high - median, median - low) / median
 
 
 def interval_of_median(ordered: Sequence[float]) -> tuple[float, float]:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from kernels.timing.stats import ci95_of_median
@@ -19,42 +18,28 @@ CriterionName = Literal["ci95", "stdrel", "entropy"]
 StopReason = Literal[CriterionName, "max_samples", "max_seconds", "throttled", "decided", "uncontested"]
 
 
-class Criterion(ABC):
-    """Decides whether samples are enough. `limit` is in the criterion's own unit. The caller bounds their number and time."""
-
-    def __init__(self, limit: float) -> None:
-        self.limit = limit
-
-    @abstractmethod
-    def enough(self, samples_us: Sequence[float]) -> bool: ...
+# Decides whether samples are enough, by a limit in the criterion's own unit. The caller bounds their number and time.
+Criterion = Callable[[Sequence[float], float], bool]
 
 
-class MedianInterval(Criterion):
+def median_interval(samples_us: Sequence[float], limit: float) -> bool:
     """Enough if the 95% confidence interval of the median is within +- `limit` of it, relative."""
-
-    def enough(self, samples_us: Sequence[float]) -> bool:
-        return ci95_of_median(sorted(samples_us)) <= self.limit
+    return ci95_of_median(sorted(samples_us)) <= limit
 
 
-class RelativeDeviation(Criterion):
+def relative_deviation(samples_us: Sequence[float], limit: float) -> bool:
     """nvbench's `stdrel`: enough if the standard deviation over the mean is below `limit`, or has settled above it.
 
-    It has settled if the last `WINDOW` deviations, checked every `EVERY` samples, have a relative standard deviation below
-    `SETTLED` (nvbench, `stdrel_criterion.cxx`).
+    It has settled if the last 64 deviations, checked every 16 samples, have a relative standard deviation below 0.05 (nvbench,
+    `stdrel_criterion.cxx`).
     """
-
-    FIRST, WINDOW, EVERY, SETTLED = 5, 64, 16, 0.05
-
-    def enough(self, samples_us: Sequence[float]) -> bool:
-        noises = _running_deviations(samples_us)[self.FIRST - 1 :]
-        return bool(noises) and (noises[-1] < self.limit or self._has_settled(noises, len(samples_us)))
-
-    def _has_settled(self, noises: Sequence[float], count: int) -> bool:
-        window = noises[: len(noises) - count % self.EVERY][-self.WINDOW :]
-        if len(window) < self.WINDOW:
-            return False
-        mean = statistics.fmean(window)
-        return mean > 0 and statistics.stdev(window) / mean < self.SETTLED
+    first, window, every, settled = 5, 64, 16, 0.05
+    noises = _running_deviations(samples_us)[first - 1 :]
+    if not noises or noises[-1] < limit:
+        return bool(noises)
+    last = noises[: len(noises) - len(samples_us) % every][-window:]
+    mean = statistics.fmean(last) if len(last) == window else 0.0
+    return mean > 0 and statistics.stdev(last) / mean < settled
 
 
 def _running_deviations(samples_us: Sequence[float]) -> list[float]:
@@ -68,22 +53,19 @@ def _running_deviations(samples_us: Sequence[float]) -> list[float]:
     return found
 
 
-class Entropy(Criterion):
+def entropy(samples_us: Sequence[float], limit: float) -> bool:
     """nvbench's `entropy`: enough if the entropy of the samples' histogram no longer grows.
 
-    H = log2(n) - sum(c * log2(c)) / n over the counts c of equal samples. A line through the last `WINDOW` entropies must rise
-    by at most `limit` degrees a sample, with a coefficient of determination of at least `MIN_R2`. Checked if n is even (nvbench,
+    H = log2(n) - sum(c * log2(c)) / n over the counts c of equal samples. A line through the last 299 entropies must rise by at
+    most `limit` degrees a sample, with a coefficient of determination of at least 0.36. Checked if n is even (nvbench,
     `entropy_criterion.cxx`).
     """
-
-    WINDOW, MIN_R2 = 299, 0.36
-
-    def enough(self, samples_us: Sequence[float]) -> bool:
-        entropies = _running_entropies(samples_us[: len(samples_us) // 2 * 2])[-self.WINDOW :]
-        if len(entropies) < 2:
-            return False
-        slope, r2 = _line(entropies)
-        return math.degrees(math.atan(slope)) <= self.limit and r2 >= self.MIN_R2
+    window, min_r2 = 299, 0.36
+    entropies = _running_entropies(samples_us[: len(samples_us) // 2 * 2])[-window:]
+    if len(entropies) < 2:
+        return False
+    slope, r2 = _line(entropies)
+    return math.degrees(math.atan(slope)) <= limit and r2 >= min_r2
 
 
 def _running_entropies(samples_us: Sequence[float]) -> list[float]:
@@ -107,4 +89,4 @@ def _line(values: Sequence[float]) -> tuple[float, float]:
     return slope, 1 - rest / scatter if scatter else 1.0
 
 
-CRITERIA: dict[CriterionName, type[Criterion]] = {"ci95": MedianInterval, "stdrel": RelativeDeviation, "entropy": Entropy}
+CRITERIA: dict[CriterionName, Criterion] = {"ci95": median_interval, "stdrel": relative_deviation, "entropy": entropy}

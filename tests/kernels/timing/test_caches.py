@@ -47,7 +47,7 @@ class Diary:
     def write(self) -> None:
         self.entries.append("write")
 
-    def run(self) -> None:
+    def replay(self) -> None:
         self.entries.append("other code")
 
 
@@ -56,7 +56,7 @@ def test_each_state_is_brought_about_in_its_way(monkeypatch: pytest.MonkeyPatch,
     diary, asked = Diary(), []
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     monkeypatch.setattr(caches, "flush_of", lambda *key: asked.append(key) or diary)
-    monkeypatch.setattr(caches, "other_code", lambda device: diary)
+    monkeypatch.setattr(caches, "other_code", lambda device: (diary, None))
     Caches(l2, l2_flush_factor=4.0).restore()
     Caches(l2, icache="cold").restore()
 
