@@ -1,4 +1,4 @@
-"""One answer: question=one_backend, question=engine_default and both exports say the same of every committed deployment."""
+"""One answer: both questions, both exports and the page say the same of every committed deployment."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from orchestrator.config.engine import selected
 from orchestrator.config.modes import owner
 from orchestrator.errors import UserError
 from orchestrator.formats.engine_config import config_text
+from orchestrator.reporting.dashboard.data import deployments
 from tests.helpers.datasets import EVERY, RESULTS
 
 FOLDERS = sorted({name.partition("/")[0] for name in EVERY if "rules" not in name})
@@ -37,12 +38,20 @@ def agree(name: str) -> int:
     keys = ", ".join((*PLACE, "phase", "engine", "layers"))
     query = f"SELECT {keys}, sum(weight * ln(regret)) / sum(weight), count(*) FROM engine_default GROUP BY ALL"
     prices = {tuple(values): (math.exp(log), count) for *values, log, count in data.execute(query)}
-    of_default = {line[:3]: line[-1] for line in engine_default.grids(data)[0].cells} if prices else {}
+    of_default = {line[:3]: line for line in engine_default.grids(data)[0].cells} if prices else {}
     of_one = {line[:3]: line for line in one_backend.grids(data)[0].cells}
     exported = {engine.title: _export(data, engine) for engine in selected()}
+    pages = {
+        (one["title"], told["for"], told["engine"]): told
+        for one in deployments(data)
+        for of in one["phases"]
+        for told in of["engines"]
+    }
     for part in found:
         line = of_one[part.title, part.what, part.who]
-        assert line[3] == of_default.get(line[:3], line[3]) == part.answer.words
+        of_one_default = of_default.get(line[:3])
+        assert line[3] == part.answer.words == (of_one_default[-1] if of_one_default else line[3])
+        assert of_one_default is None or part.default is None or of_one_default[4] == part.default.runs
         price = prices.get((*part.place, part.phase, part.who, part.choices[0].record["layers"]))
         default = part.default
         assert (price is None) == (default is None or not default.served)
@@ -50,6 +59,10 @@ def agree(name: str) -> int:
             assert (default.mean, default.served) == (pytest.approx(price[0], rel=1e-9), price[1])
         choice = part.answer.choice
         assert choice is None or choice.is_default or choice.name in exported[part.who]
+        if choice is not None:  # what it runs, and whether that was seen or read
+            assert line[4] == choice.runs == pages[line[:3]]["runs"]
+            assert choice.known in choice.runs and ("seen on" in choice.known) != ("read" in choice.known)
+            assert any(f"{choice.label} runs {choice.runs}: " in one and part.holds in one for one in exported[part.who])
     for engine, lines in exported.items():
         changes = [part for part in found if part.who == engine and part.answer.choice and not part.answer.keeps]
         assert sum(line.startswith(TYPED) for line in lines) == len(changes)

@@ -1,20 +1,20 @@
 """What a release of an inference engine runs by each of its attention flags, read from `conf/engine/<engine>_<release>.yaml`.
 
-The files are data: a new release is one more file. Statements in them were read in the engine's source unless `seen` says where
-they were seen running.
+The files are data: a new release is one more file. What a flag runs was read in the engine's source, unless a profile of a running
+engine showed it (`Sighting`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from packaging.version import Version
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
 import conf
 from kernels.problem.dtypes import SIZE_BITS
@@ -27,6 +27,7 @@ Layers = Literal["full", "sliding", "mla"]
 PHASES: tuple[Phase, ...] = ("decode", "verify", "prefill")
 MAX_DRAFT = 64  # query tokens of a request that are a draft; more of them are a part of a prompt
 FOLDER, SUFFIX = "engine", ".yaml"
+SOURCE = r"^\S+\.py:\d+( \([^)]+\))?(, (\S+\.py)?:\d+( \([^)]+\))?)*$"  # FILE:LINE (NAME), :LINE (NAME), ...
 
 
 class EngineCall(NamedTuple):
@@ -90,7 +91,8 @@ class Flag(Frozen):
     `typed` is what a user types, the same in all phases or by phase. `cc` are major compute capabilities. `pages` are the page
     sizes in tokens that it takes, None for any, and `page` the one that the engine takes by itself. `rounds_q`: over an FP8 cache
     the kernel gets FP8 queries. `plan`: made once a step, or in each layer. `calls` has for each phase the calls that are the same
-    here: `own_build` first, then others that stand in for it. `source` is where it was read, `seen` what a running engine showed.
+    here: `own_build` first, then others that stand in for it. `source` are the files and lines that say so. `changed`: what these
+    calls do otherwise than in older releases.
     """
 
     name: str
@@ -107,8 +109,8 @@ class Flag(Frozen):
     default: tuple[Condition, ...] = ()
     own_build: str | None = None
     calls: dict[Phase, Calls]
-    source: str
-    seen: str | dict[str, Any] | None = None
+    source: Annotated[str, Field(pattern=SOURCE)]
+    changed: dict[Phase, str] = Field(default_factory=dict)
 
     def text(self, phase: Phase) -> str:
         """What a user types for a phase."""
@@ -130,9 +132,46 @@ class Flag(Frozen):
             and (self.sinks or not workload.sinks)
         )
 
+    def runs(self, phase: Phase) -> tuple[object, ...]:
+        """What two releases have alike if they run the same in a phase."""
+        return self.calls.get(phase), self.rounds_q, self.plan, self.changed.get(phase)
+
     def stands_in(self, call: EngineCall) -> bool:
         """Whether a call is another build of what the engine runs."""
         return self.own_build is not None and call.backend != self.own_build
+
+
+class Sighting(Condition):
+    """A profile of a running engine: the kernels of attention by their names there, with a flag, for such workloads.
+
+    `typed` is the flag's text, `gpu` where it ran, and `by` the dataset in `results/` that has the rows, or a document in words.
+    """
+
+    typed: str = Field(alias="type")
+    gpu: str
+    cc: tuple[int, ...]
+    layers: tuple[Layers, ...]
+    phases: tuple[Phase, ...]
+    kv: Dtypes
+    trees: bool | None = False
+    sinks: bool | None = False
+    kernels: Annotated[tuple[str, ...], Field(min_length=1)]
+    by: str
+
+
+class Known(NamedTuple):
+    """How it is known what a flag runs for a workload, in words, and in which releases that holds.
+
+    `call` is a call here that is the same; empty if there is none. `known` is `seen on H200` or `read, not seen`, `evidence` the
+    kernels in the profile and where it is, or a line of source. `alike` are the releases in which the same text runs the same calls
+    (and is the default, if it is that here), `0.25.1 (seen)` if a profile shows it; `others` say what it does in the rest.
+    """
+
+    call: str
+    known: str
+    evidence: str
+    alike: str
+    others: str
 
 
 class Engine(Frozen):
@@ -151,7 +190,15 @@ class Engine(Frozen):
     type_per_layers: str = ""
     page_flag: str | None = None
     has_draft_table: bool = False
+    seen: tuple[Sighting, ...] = ()
     flags: tuple[Flag, ...]
+
+    @model_validator(mode="after")
+    def _has_flags_for_what_was_seen(self) -> Self:
+        texts = {flag.text(phase) for flag in self.flags for phase in flag.phases}
+        if unknown := [one.typed for one in self.seen if one.typed not in texts]:
+            raise ValueError(f"seen: {unknown[0]!r} is no flag's type; allowed: {', '.join(sorted(filter(None, texts)))}")
+        return self
 
     def typed(self, flag: Flag, phase: Phase, layers: Layers) -> str:
         """What a user types for one kind of layers: the backend for these, and what else the flag sets. Empty if it has no such."""
@@ -171,6 +218,57 @@ class Engine(Frozen):
         """The flag that the engine takes if nothing is typed; None if its file says nothing of such workloads."""
         taken = (flag for flag in self.flags if any(condition.matches(workload) for condition in flag.default))
         return next((flag for flag in taken if flag.serves(workload)), None)
+
+    def typing(self, typed: str, workload: Workload) -> Flag | None:
+        """The flag that serves a workload if this is typed; None if the release has none."""
+        return next((flag for flag in self.flags if flag.text(workload.phase) == typed and flag.serves(workload)), None)
+
+    def profiles(self, typed: str, workload: Workload) -> list[Sighting]:
+        """What was seen running for a workload by this text."""
+        return [one for one in self.seen if one.typed == typed and one.matches(workload)]
+
+    def says(self, flag: Flag, workload: Workload) -> str:
+        """What a flag runs for a workload, in few words."""
+        calls = flag.calls.get(workload.phase)
+        how = "seen" if self.profiles(flag.text(workload.phase), workload) else "read"
+        return f"runs {'/'.join(calls[0])} ({how})" if calls else "runs what no backend here does"
+
+    def known(self, flag: Flag, workload: Workload) -> Known:
+        """How it is known what a flag runs for a workload."""
+        typed = flag.text(workload.phase)
+        profiles = self.profiles(typed, workload)
+        ran, default = flag.runs(workload.phase), self.default(workload)
+        is_default = default is not None and default.text(workload.phase) == typed
+        alike: list[str] = []
+        others: list[str] = []
+        for one in _of_name(self):
+            there = one.typing(typed, workload)
+            taken = one.default(workload) if is_default else there
+            if there is None:
+                others.append(f"{one.release} has no such flag for it")
+            elif there.runs(workload.phase) != ran:
+                others.append(f"{one.release} {one.says(there, workload)}")
+            elif taken is None or taken.text(workload.phase) != typed:
+                others.append(f"{one.release} takes {taken.name if taken else 'another'} by itself")
+            else:
+                alike.append(f"{one.release} (seen)" if one.profiles(typed, workload) else one.release)
+        call = "/".join(next(iter(flag.calls.get(workload.phase, ())), ()))
+        return Known(call, *_evidence(profiles, flag), ", ".join(alike), ", ".join(others))
+
+
+def _evidence(profiles: Sequence[Sighting], flag: Flag) -> tuple[str, str]:
+    """`known` and `evidence`."""
+    if not profiles:
+        return "read, not seen", flag.source.partition(", ")[0]
+    kernels = dict.fromkeys(name for one in profiles for name in one.kernels)
+    gpus = dict.fromkeys(one.gpu.removeprefix("NVIDIA ") for one in profiles)
+    return f"seen on {' and '.join(gpus)}", f"{', '.join(kernels)} in {', '.join(dict.fromkeys(one.by for one in profiles))}"
+
+
+def _of_name(engine: Engine) -> list[Engine]:
+    """The known releases of an engine by age; itself is among them."""
+    others = [one for one in releases().values() if one.engine == engine.engine and one.release != engine.release]
+    return sorted([*others, engine], key=lambda one: Version(one.release))
 
 
 @cache

@@ -98,7 +98,7 @@ def _part(engine: Engine, part: Part) -> Iterator[str]:
     if answer.choice is not None:
         much = answer.choice.record["much_slower"]
         yield f"#   {but_at_worst(answer.choice) if much else f'at worst {answer.choice.worst_words} times the fastest'}"
-        yield f"#   {stands_on(answer.choice)}"
+        yield f"#   {stands_on(answer.choice)}; {part.holds}"
     for choice in part.choices:
         if choice.not_right and choice is not answer.choice:
             yield f"#   {choice.label}: {choice.not_right}"

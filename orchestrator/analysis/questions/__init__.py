@@ -13,7 +13,7 @@ EACH           of a question whose tables show the first `MAX_SHOWN` rows of the
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -32,7 +32,7 @@ from orchestrator.analysis.traffic import Mix
 from orchestrator.analysis.views import FEW_ROWS
 from orchestrator.config.acceptance import CURVES
 from orchestrator.config.draft_cost import Draft
-from orchestrator.config.engine import MAX_DRAFT, Engine, Workload, calls_of, releases, selected
+from orchestrator.config.engine import MAX_DRAFT, Engine, Known, Workload, calls_of, releases, selected
 from orchestrator.config.model import layers_of
 from orchestrator.config.weights import OF_A_CHOICE, WEIGHT, WeightRules
 from orchestrator.notes import note_once
@@ -242,56 +242,45 @@ def _create_own_builds(data: Dataset) -> None:
 
 
 def _create_engine_tables(data: Dataset, engines: Sequence[Engine]) -> None:
-    """What each flag of the engines runs (`engine_flags`, `engine_calls`), and which is the default of a workload."""
-    data.execute("""
+    """What each flag of the engines is for the workloads that were measured (`engine_flags`), and which calls it makes."""
+    known = ", ".join(f"{name} VARCHAR" for name in Known._fields)
+    data.execute(f"""
         CREATE TEMP TABLE majors AS
         SELECT device_name, any_value(split_part(compute_capability, '.', 1))::INT AS major
         FROM rows WHERE compute_capability IS NOT NULL GROUP BY device_name;
-        CREATE TEMP TABLE engine_flags(engine VARCHAR, flag_number INT, name VARCHAR, typed VARCHAR, major INT, of_layers VARCHAR,
-            phase VARCHAR, kv VARCHAR[], pages BIGINT[], trees BOOLEAN, sinks BOOLEAN, seen BOOLEAN, own_page BIGINT,
-            typed_per_layers VARCHAR);
+        CREATE TEMP TABLE engine_flags(engine VARCHAR, major INT, of_layers VARCHAR, phase VARCHAR, kv_dtype VARCHAR, tree BOOLEAN,
+            sinks BOOLEAN, flag_number INT, name VARCHAR, typed VARCHAR, typed_per_layers VARCHAR, pages BIGINT[], own_page BIGINT,
+            serves BOOLEAN, is_default BOOLEAN, {known});
         CREATE TEMP TABLE engine_calls(engine VARCHAR, flag_number INT, phase VARCHAR, turn INT, routine VARCHAR,
-            backend VARCHAR, stand_in BOOLEAN, rounds_q BOOLEAN);
-        CREATE TEMP TABLE engine_defaults(engine VARCHAR, major INT, of_layers VARCHAR, phase VARCHAR, kv_dtype VARCHAR,
-            tree BOOLEAN, sinks BOOLEAN, typed VARCHAR)""")
-    majors = {major for (major,) in data.execute("SELECT DISTINCT major FROM majors")}
-    flags, calls = _engine_values(engines, majors)
+            backend VARCHAR, stand_in BOOLEAN, rounds_q BOOLEAN)""")
     asked = data.execute("""
         SELECT DISTINCT major, of_layers, call_phase, kv_dtype, coalesce(mask NOT IN ('causal', 'full'), false),
                coalesce(sinks, false)
         FROM problems JOIN all_workloads USING (problem) JOIN majors USING (device_name) WHERE call_phase IS NOT NULL""")
-    defaults = [
-        (one.title, *values, flag.text(values[2]))
-        for one in engines
-        for values in asked
-        if (flag := one.default(Workload(*values))) is not None
-    ]
-    for table, lines in (("engine_flags", flags), ("engine_calls", calls), ("engine_defaults", defaults)):
-        if lines:
-            values = ", ".join(f"({', '.join(map(_sql_value, line))})" for line in lines)
-            data.execute(f"INSERT INTO {table} VALUES {values}")
-
-
-def _engine_values(engines: Sequence[Engine], majors: set[int]) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
-    """The lines of `engine_flags` and of `engine_calls`, of the flags on GPUs of these compute capabilities."""
-    flags = [
-        (
-            *(one.title, number, flag.name, flag.text(phase), major, layers, phase, flag.kv, flag.pages, flag.trees, flag.sinks),
-            *(flag.seen is not None, flag.page, one.typed(flag, phase, layers)),
-        )
-        for one in engines
-        for number, flag in enumerate(one.flags)
-        for major in sorted(majors & set(flag.cc))
-        for layers in flag.layers
-        for phase in flag.phases
-    ]
+    flags = [line for one in engines for values in asked for line in _flag_values(one, Workload(*values))]
     calls = [
         (one.title, number, phase, turn, *call, flag.stands_in(call), flag.rounds_q)
         for one in engines
         for number, flag in enumerate(one.flags)
         for phase, turn, call in calls_of(flag)
     ]
-    return flags, calls
+    for table, lines in (("engine_flags", flags), ("engine_calls", calls)):
+        if lines:
+            values = ", ".join(f"({', '.join(map(_sql_value, line))})" for line in lines)
+            data.execute(f"INSERT INTO {table} VALUES {values}")
+
+
+def _flag_values(engine: Engine, workload: Workload) -> Iterator[tuple[Any, ...]]:
+    """The lines of `engine_flags` of a workload: its flags on this GPU and for these layers, also those that cannot serve it."""
+    default, phase = engine.default(workload), workload.phase
+    for number, flag in enumerate(engine.flags):
+        if workload.major in flag.cc and workload.layers in flag.layers and phase in flag.phases:
+            typed = flag.text(phase)
+            yield (
+                *(engine.title, *workload, number, flag.name, typed, engine.typed(flag, phase, workload.layers)),
+                *(flag.pages, flag.page, flag.serves(workload), default is not None and default.text(phase) == typed),
+                *engine.known(flag, workload),
+            )
 
 
 def _sql_value(value: Any) -> str:

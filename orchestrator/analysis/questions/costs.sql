@@ -15,7 +15,8 @@ WITH base AS (
     FROM one_backend
     LEFT JOIN base USING (workload, who)
 )
-SELECT {place}, phase, who, layers, choice, any_value(flag) AS flag, bool_and(is_default) AS is_default, bool_or(seen) AS seen,
+SELECT {place}, phase, who, layers, choice, any_value(flag) AS flag, bool_and(is_default) AS is_default, 
+       list(DISTINCT {{'call': call, 'known': known, 'evidence': evidence, 'alike': alike, 'others': others}}) AS known,
        any_value(own_page) AS own_page, any_value(typed_per_layers) AS typed_per_layers,
        any_value(major) AS major, any_value(whole) AS workloads, count(regret) AS served,
        coalesce(sum(weight) FILTER (regret IS NOT NULL), 0) AS weight,

@@ -144,6 +144,17 @@ class Choice:
         return ", ".join(sorted(found))
 
     @property
+    def known(self) -> str:
+        """How it is known what a flag runs: `seen on H200`, or `read, not seen`; empty of a backend here."""
+        return " or ".join(sorted({one["known"] for one in self.record["known"] if one["known"]}))
+
+    @property
+    def runs(self) -> str:
+        """What it stands for, and how that is known: `trtllm-native, seen on H200`."""
+        calls = ", ".join(sorted({one["call"] for one in self.record["known"] if one["call"]}))
+        return ", ".join(filter(None, (self.ran or calls or "–", self.known)))
+
+    @property
     def stands_in(self) -> str:
         """Which builds stand in for the engine's own one; empty if its own was measured."""
         return ", ".join(sorted(map(shown, self.record["stand_ins"] or ())))
@@ -261,6 +272,15 @@ class Part:
     def default(self) -> Choice | None:
         """The engine's default."""
         return next((choice for choice in self.choices if choice.is_default), None)
+
+    @property
+    def holds(self) -> str:
+        """The releases in which the answer's flag and the default run what they run here, and what they do in others."""
+        told = [one for choice in (self.answer.choice, self.default) if choice is not None for one in choice.record["known"]]
+        alike = [dict(word.partition(" ")[::2] for word in one["alike"].split(", ")) for one in told]
+        held = [" ".join(filter(None, (name, mark))) for name, mark in alike[0].items() if all(name in of for of in alike)]
+        others = {word.partition(" ")[0]: word for one in reversed(told) for word in one["others"].split(", ") if word}
+        return "; ".join([f"holds for {self.who.rpartition(' ')[0]} {', '.join(held)}", *others.values()])
 
     @property
     def measured(self) -> list[Choice]:

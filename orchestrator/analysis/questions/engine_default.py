@@ -20,7 +20,7 @@ Close = Mapping[tuple[Any, ...], float]  # a share of workloads, by place, phase
 NEEDS = "what an engine takes by default beside other backends: sweep.backend=[flash_attn_3,fa2_tc,trtllm-native]"
 
 MAX_REGRETS = 10  # workloads in the list
-HEADER = ("deployment", "for", "engine", "its name", "here", "right at", f"within {SAME:.0%} of the fastest", "mean", "worst", "so")
+HEADER = ("deployment", "for", "engine", "its name", "runs", "right at", f"within {SAME:.0%} of the fastest", "mean", "worst", "so")
 
 
 def grids(data: Dataset) -> list[Grid]:
@@ -41,11 +41,10 @@ def grid_of(found: Sequence[Part], of_close: Close) -> Grid:
 def _line(part: Part, of_close: Close) -> tuple[str, ...]:
     default = part.default
     assert default is not None
-    here = default.ran or "–"
     right = f"{default.served:,} of {part.workloads:,}{f' ({default.not_right})' if default.not_right else ''}"
     share = of_close.get((*part.place, part.phase, part.who, default.record["layers"]))
     figures = (f"{share:.0%}", default.mean_words, default.worst_words) if default.served and share is not None else ("–",) * 3
-    return (part.title, part.what, part.who, default.flag, here, right, *figures, part.answer.words)
+    return (part.title, part.what, part.who, default.flag, default.runs, right, *figures, part.answer.words)
 
 
 def close(data: Dataset) -> Close:

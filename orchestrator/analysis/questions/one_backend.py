@@ -16,7 +16,7 @@ NEEDS = (
 )
 
 TITLE = "one backend for a deployment: its time over the fastest backend's at each workload, geometric mean"
-HEADER = ("deployment", "for", "engine", "type", "mean", "at worst", "worst at", "largest err", "workloads")
+HEADER = ("deployment", "for", "engine", "type", "runs", "mean", "at worst", "worst at", "largest err", "workloads")
 AS_LONG = 0.005  # a mean that is within half a percent of the fastest's is shown as equal
 
 
@@ -43,10 +43,10 @@ def line(part: Part) -> tuple[str, ...]:
     """The answer of a part, a cell for each name of `HEADER`."""
     answer, choice = part.answer, part.answer.choice
     engine = "(of all backends here)" if part.who == HERE else part.who
-    of_choice = ("–",) * 4
+    of_choice = ("–",) * 5
     if choice is not None:
         worst_at = "–" if choice.record["worst"] < 1 + AS_LONG else choice.worst_at
-        of_choice = (choice.mean_words, choice.worst_words, worst_at, choice.error)
+        of_choice = (choice.runs, choice.mean_words, choice.worst_words, worst_at, choice.error)
     return (part.title, part.what, engine, answer.words, *of_choice, f"{part.workloads:,}")
 
 
@@ -72,11 +72,11 @@ def _of_part(part: Part) -> Iterator[str]:
     if choice.record["worst"] > MUCH_SLOWER:
         yield f"{part.who if part.who != HERE else 'all backends'}, {part.what}: {but_at_worst(choice)}"
     if part.who != HERE:
-        yield f"{part.who}, {part.what}: {stands_on(choice)}"
+        yield f"{part.who}, {part.what}: {stands_on(choice)}; {part.holds}"
 
 
 def stands_on(choice: Choice) -> str:
-    """Which rows a flag's price stands on: its own build or a stand-in, and whether an engine was seen running it."""
+    """Which rows a flag's price stands on: its own build or a stand-in, and how it is known that the engine runs it."""
     build = f"priced with {choice.stands_in}, which stands in for the engine's own build" if choice.stands_in else ""
     pages, own = sorted(filter(None, choice.record["pages"] or [])), choice.record["own_page"]
     other = (
@@ -84,8 +84,8 @@ def stands_on(choice: Choice) -> str:
         if own and pages not in ([], [own])
         else ""
     )
-    seen = "seen in a running engine" if choice.record["seen"] else "read in the engine's source"
-    return "; ".join(filter(None, (f"{choice.label} runs {choice.ran}, {seen}", build, other)))
+    evidence = ", ".join(dict.fromkeys(one["evidence"] for one in choice.record["known"]))
+    return "; ".join(filter(None, (f"{choice.label} runs {choice.runs}: {evidence}", build, other)))
 
 
 def but_at_worst(choice: Choice) -> str:
@@ -100,7 +100,7 @@ def but_at_worst(choice: Choice) -> str:
 def _flags(found: Sequence[Part]) -> Grid:
     header = ("deployment", "for", "engine", "type", "name", "mean (at worst)", "largest err", "runs", "not right")
     cells = tuple(
-        (part.title, part.what, part.who, choice.name, _name(choice), _cost(choice), choice.error, choice.ran, choice.not_right)
+        (part.title, part.what, part.who, choice.name, _name(choice), _cost(choice), choice.error, choice.runs, choice.not_right)
         for part in found
         for choice in part.choices
     )

@@ -4,7 +4,9 @@
 -- `who` is an engine, whose choices are its flags (conf/engine), or `backend`, whose choices are the backends here.
 -- `choice` is what a user types, `flag` the engine's name of it, `is_default`: the engine takes it by itself.
 -- `layers` are the layers that share the choice: `all`, or full, sliding or mla if the engine has a backend for each kind.
--- `stand_in`: no row is of the engine's own build, so another build of the same call counts. `seen`: the engine was seen running it.
+-- `stand_in`: no row is of the engine's own build, so another build of the same call counts.
+-- `call` is a call here that is what the flag runs; `known` and `evidence` say how that is known, seen or read; `alike` and `others`,
+-- what the same text does in other releases (`Known` of config/engine.py).
 -- `status` is ok, or why the choice has no time: the status of its row, `not in the engine` or `not measured`.
 -- `regret` is its time over that of the ranking's winner, of `own_us`, the time without the launch of the graph; null without a time.
 -- `wrong`: it ran and its answer was wrong; then `rel_err` and `tolerance` are of the wrong answer.
@@ -35,14 +37,11 @@ WITH measured AS (
     LEFT JOIN majors USING (device_name)
     WHERE getvariable('drafts') IS NULL OR s_qo = getvariable('drafts') + 1
 ), offered AS (
-    SELECT keyed.workload, f.*, coalesce(f.typed = d.typed, false) AS is_default,
-           list_contains(f.kv, keyed.kv_dtype)
-               AND (f.pages IS NULL OR keyed.phase = 'prefill' OR coalesce(list_contains(f.pages, page_size), true))
-               AND (f.trees OR NOT keyed.tree) AND (f.sinks OR NOT keyed.sinks) AS possible
+    SELECT keyed.workload, f.* EXCLUDE (major, of_layers, kv_dtype, tree, sinks), keyed.of_layers,
+           f.serves AND (f.pages IS NULL OR keyed.phase = 'prefill' OR coalesce(list_contains(f.pages, page_size), true)) AS possible
     FROM keyed
     JOIN engine_flags AS f ON f.major = keyed.major AND f.phase = keyed.call_phase AND f.of_layers = keyed.of_layers
-    LEFT JOIN engine_defaults AS d ON d.engine = f.engine AND d.major = keyed.major AND d.phase = keyed.call_phase
-        AND d.of_layers = keyed.of_layers AND d.kv_dtype = keyed.kv_dtype AND d.tree = keyed.tree AND d.sinks = keyed.sinks
+        AND f.kv_dtype = keyed.kv_dtype AND f.tree = keyed.tree AND f.sinks = keyed.sinks
     QUALIFY row_number() OVER (PARTITION BY keyed.workload, f.engine, f.typed ORDER BY possible DESC, flag_number) = 1
 ), calls AS (
     SELECT offered.workload, offered.engine AS who, typed AS choice, c.turn, c.stand_in, measured.* EXCLUDE (workload)
@@ -71,14 +70,14 @@ WITH measured AS (
     FROM counted
     GROUP BY workload, who, choice
 ), every AS (
-    SELECT offered.workload, engine AS who, typed AS choice, name AS flag, is_default, seen, own_page,
+    SELECT offered.workload, engine AS who, typed AS choice, name AS flag, is_default, own_page, call, known, evidence, alike, others,
            if(typed_per_layers <> '', of_layers, 'all') AS layers, typed_per_layers,
            coalesce(taken.status, if(possible, 'not measured', 'not in the engine')) AS status, stand_in,
            if(taken.status IN ('ok', 'mismatch'), ran, NULL) AS ran
     FROM offered
     LEFT JOIN taken ON taken.workload = offered.workload AND taken.who = offered.engine AND taken.choice = offered.typed
     UNION ALL BY NAME
-    SELECT workload, who, choice, NULL AS flag, false AS is_default, NULL AS seen, NULL AS own_page, 'all' AS layers, NULL AS typed_per_layers, status, stand_in,
+    SELECT workload, who, choice, NULL AS flag, false AS is_default, NULL AS own_page, NULL AS call, NULL AS known, NULL AS evidence, NULL AS alike, NULL AS others, 'all' AS layers, NULL AS typed_per_layers, status, stand_in,
            if(status IN ('ok', 'mismatch'), ran, NULL) AS ran
     FROM taken
     JOIN keyed USING (workload)

@@ -205,15 +205,19 @@ def test_drafts_run_in_the_routine_that_the_flag_leads_to(told: dict[Key, Part])
 
 
 def test_a_release_is_asked_for_by_name():
-    """The same flag runs another kernel for drafts in vLLM 0.25.1, as was seen in a running engine."""
+    """The same flag runs another kernel for drafts in vLLM 0.25.1, as was seen in a running engine. A flag that other releases
+    run otherwise says for which it holds."""
     rows = [measured("m", name, us, 4) for name, us in (("flash_attn_3", 20.0), ("trtllm-native", 10.0))]
     rows.append(measured("m", "fa3", 60.0, 4, routine="paged_prefill"))
-    old, new = (
-        choice_of(parts(views_of(to_table(rows), engines=selected(name)))[0], XQA) for name in ("vllm_0_25_1", "vllm_0_33_0")
-    )
+    old, new = (parts(views_of(to_table(rows), engines=selected(name)))[0] for name in ("vllm_0_25_1", "vllm_0_33_0"))
 
-    assert (old.mean, new.mean) == (pytest.approx(6.0), pytest.approx(1.0))
-    assert "seen in a running engine" in one_backend.stands_on(old) and "read in the engine" in one_backend.stands_on(new)
+    assert [choice_of(part, XQA).mean for part in (old, new)] == [pytest.approx(6.0), pytest.approx(1.0)]
+    assert choice_of(old, XQA).runs == "fa3 (FlashInfer), seen on H200"
+    assert one_backend.stands_on(choice_of(new, XQA)).startswith(
+        f"{XQA} runs trtllm-native, read, not seen: v1/attention/backends/"
+    )
+    assert new.holds == "holds for vLLM 0.32.0, 0.33.0; 0.25.1 runs paged_prefill/auto (seen)"
+    assert old.answer.keeps and old.holds == "holds for vLLM 0.25.1 (seen), 0.32.0, 0.33.0"
 
 
 def test_the_report_says_the_same_of_a_default_in_both_questions(data: Dataset):
