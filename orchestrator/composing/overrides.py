@@ -19,6 +19,7 @@ from hydra.errors import HydraException
 
 import conf
 from orchestrator.config import config_json
+from orchestrator.config.base import own_files
 from orchestrator.config.modes import MODES
 from orchestrator.config.sweep import SWEEP_KEYS
 from orchestrator.errors import UserError, unknown
@@ -242,7 +243,7 @@ def _value(override: Override) -> object:
 
 def _meant_by(word: str) -> str:
     """What to type in place of a word without a value."""
-    if word in options_of("sweep"):
+    if word in own_files("sweep"):
         return f"+sweep={word}"
     return f"mode={word}" if word in MODES else "KEY=VALUE, without spaces around the ="
 
@@ -255,7 +256,7 @@ def _require_choice(override: Override) -> None:
     names = value if isinstance(value, list) else [value]
     if not all(isinstance(name, str) for name in names):
         shown = {None: "null", True: "true", False: "false"}.get(value, value) if not isinstance(value, list) else value  # type: ignore[call-overload]
-        raise UserError(unknown(group, shown, options_of(group)))
+        raise UserError(unknown(group, shown, own_files(group)))
     if len(names) > 1:
         of_each, first = ",".join(map(str, names)), (override.input_line or "").partition("=")[0]
         raise UserError(
@@ -306,10 +307,3 @@ def _size(value: object) -> int:
 def groups() -> frozenset[str]:
     """The folders of conf/, each of which is a key that takes the name of a file in it."""
     return frozenset(entry.name for entry in files(conf).iterdir() if entry.is_dir() and not entry.name.startswith("_"))
-
-
-@cache
-def options_of(group: str) -> tuple[str, ...]:
-    """The names that a group takes."""
-    names = (entry.name for entry in files(conf).joinpath(group).iterdir())
-    return tuple(sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml") and name != "base.yaml"))

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.resources import files
 
-import yaml
-
-import conf
+from orchestrator.config.base import own_table
 
 FOLDER, THINKING = "golden_al_distribution", "_thinking"  # which ends the name of a curve with thinking on
 
@@ -31,7 +28,7 @@ CURVES = {
     f"{name}{THINKING * (how == 'thinking')}": Curve(
         f"{model['what']}, thinking {'on' if how == 'thinking' else 'off'}", f"{FOLDER}/{model['file']}", tuple(model[how])
     )
-    for name, model in yaml.safe_load(files(conf).joinpath("acceptance.yaml").read_text(encoding="utf-8")).items()
+    for name, model in own_table("acceptance").items()
     for how in ("thinking", "plain")
     if how in model
 }

@@ -10,14 +10,10 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-import conf
+from orchestrator.config.base import own_table
 from orchestrator.config.model import FULL, HEADS, WINDOWED, shipped
 from orchestrator.errors import UserError, did_you_mean
 from orchestrator.notes import note_once
@@ -26,16 +22,11 @@ from orchestrator.untrusted.files import expanded, read_text
 
 Keys = dict[str, Any]
 
-PARTS = ("text_config", "llm_config", "language_config", "thinker_config")  # of a model that also takes images or sound
+KEYS: Mapping[str, Any] = own_table("model_keys")
 LINEAR = "linear attention"
-KINDS = {  # of layers, by their names in files; other names stay as they are
-    "full_attention": FULL, "attention": FULL, "global_attention": FULL, "*": FULL, "hybrid": FULL, "sliding_attention": WINDOWED,
-    "linear_attention": LINEAR, "mamba": "Mamba", "M": "Mamba", "conv": "convolution", "-": "MLP", "mlp": "MLP", "E": "MLP",
-    "moe": "MLP",
-}  # fmt: skip
 OF_ENTRY: dict[str, Callable[[Any], str]] = {  # the kind of a layer, by the key whose list has an entry for each
     **dict.fromkeys(
-        ("layer_types", "layers_block_type", "hybrid_override_pattern"), lambda one: KINDS.get(one, one.replace("_", " "))
+        ("layer_types", "layers_block_type", "hybrid_override_pattern"), lambda one: KEYS["kinds"].get(one, one.replace("_", " "))
     ),
     "hybrid_layer_pattern": lambda one: WINDOWED if one else FULL,  # MiMo
     "attn_type_list": lambda one: FULL if one else LINEAR,  # MiniMax
@@ -55,9 +46,6 @@ OF_NUMBER: dict[str, Callable[[Keys, int], str]] = {  # the kind of layer i, by 
 }
 # Of keys that may say what attention is; norms, dropout and experts do not.
 NEAR = re.compile("(?!.*(norm|drop|mamba|moe_|expert)).*(attn|attention|window|layer|head|sparse|block|chunk|kv_|scale|cap)")
-WHOLE = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 1, "hidden_size": 1, "num_hidden_layers": 1}
-WHOLE |= dict.fromkeys(("v_head_dim", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "max_position_embeddings"), 0)
-ABOVE_ZERO = ("query_pre_attn_scalar", "attn_logit_softcapping", "attention_multiplier")
 MAX_BYTES, MAX_LAYERS, MAX_NAME, MAX_SAID = 10**6, 1_000, 60, 600
 MAX_TP = 16  # GPUs that share a model without more words
 SHAPE = (*HEADS, "sliding_window", "windowed", "sinks", "kinds", "softmax_scale", "soft_cap", "index_topk")  # what attention is
@@ -97,38 +85,31 @@ def read(given: str) -> Keys:
 
 def _of_text(config: Mapping[str, Any]) -> Keys:
     """The part that describes the language model, with one name for each key, and what its class fills in."""
-    part = next((config[name] for name in PARTS if isinstance(config.get(name), dict)), None)
+    part = next((config[name] for name in KEYS["parts"] if isinstance(config.get(name), dict)), None)
     if part is not None:
         return _of_text({**{key: config[key] for key in ("architectures", "_name_or_path") if key in config}, **part})
     named = {**config.get("attn_config", {}), **config} if isinstance(config.get("attn_config"), dict) else dict(config)
-    for key, names in _table("model_keys")["names"].items():
+    for key, names in KEYS["names"].items():
         if named.get(key) is None and (found := next((named[name] for name in names if named.get(name) is not None), None)):
             named[key] = found
-    types, who = _table("model_types"), named.get("model_type")
+    types, who = own_table("model_types"), named.get("model_type")
     return {**types.get(str(who), {}), **types.get(f"{who} {named.get('hidden_size')}", {}), **named}
-
-
-@cache
-def _table(name: str) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = yaml.safe_load(files(conf).joinpath(f"{name}.yaml").read_text(encoding="utf-8"))
-    return found
 
 
 def _note_unread(c: Keys, asked: str) -> None:
     """Names what a file says of its attention, or of its layers, that nothing here reads."""
-    keys = _table("model_keys")
-    known = {*keys["names"], *(name for names in keys["names"].values() for name in names), *keys["refused"], *keys["read"]}
-    known |= {*keys["other"], *OF_ENTRY, *OF_NUMBER, *WHOLE, *ABOVE_ZERO}
+    known = {*OF_ENTRY, *OF_NUMBER, *(name for names in KEYS["names"].values() for name in names)}
+    known |= {key for table in ("names", "refused", "read", "other", "whole", "above_zero") for key in KEYS[table]}
     unread = [key for key, value in c.items() if key not in known and value not in (None, 0, 1, "", [], {}) and NEAR.match(key)]
     if unread:
         note_once(f"{asked}: not read: {', '.join(unread)[:MAX_SAID]}; whether attention differs by them is for you to say")
 
 
 def _require_numbers(c: Keys, asked: str) -> None:
-    for key, least in WHOLE.items():
+    for key, least in KEYS["whole"].items():
         if (value := c.get(key)) is not None and (type(value) is not int or value < least):
             raise UserError(f"{asked}: {key}={value!r}: allowed: a whole number, {least} or more; write it there")
-    for key in ABOVE_ZERO:
+    for key in KEYS["above_zero"]:
         if (value := c.get(key)) not in (None, 0) and (type(value) not in (int, float) or not value > 0):  # 0 is none
             raise UserError(f"{asked}: {key}={value!r}: allowed: a number above 0; write it there")
     if (window := c.get("sliding_window")) is not None and type(window) is not int:
@@ -141,7 +122,7 @@ def _require_numbers(c: Keys, asked: str) -> None:
 def _keys_of(c: Keys, asked: str) -> Keys:
     who = str(c.get("model_type") or "this model")
     _require_numbers(c, asked)
-    for key, what in _table("model_keys")["refused"].items():
+    for key, what in KEYS["refused"].items():
         if (value := c.get(key)) and value != "vision" and not (key == "attention_chunk_size" and c.get("sliding_window")):
             raise UserError(f"{asked}: {who} {what.format(value)} ({key}), and this project has no routine for that; give another")
     _note_unread(c, asked)
@@ -157,7 +138,8 @@ def _keys_of(c: Keys, asked: str) -> Keys:
         window = None
     kinds = +kinds
     if not kinds.keys() & {FULL, WINDOWED}:
-        raise UserError(f"{asked}: none of the layers of {who} attends: {_counted(kinds)}; give another model")
+        named = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+        raise UserError(f"{asked}: none of the layers of {who} attends: {named}; give another model")
     found = {"model_type": c.get("model_type"), **_heads_of(c, heads, asked)}
     if window:
         found |= {"sliding_window": window, "windowed": _own_of_window(c, found)}
@@ -293,10 +275,6 @@ def _layer_of(c: Keys) -> Keys | None:
 def _is_split(heads: int, kv: int, tp: int) -> bool:
     """Whether engines split the heads over `tp` GPUs; fewer KV heads are copied (vllm/model_executor/models/qwen3.py)."""
     return heads % tp == 0 and (kv % tp == 0 or tp % kv == 0)
-
-
-def _counted(kinds: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {kind}" for kind, count in kinds.items())
 
 
 def _named(found: Keys, path: Path) -> Keys:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cache
-from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
@@ -16,9 +15,8 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from packaging.version import Version
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
-import conf
 from kernels.problem.dtypes import SIZE_BITS
-from orchestrator.config.base import Frozen
+from orchestrator.config.base import SUFFIX, Frozen, own_files
 from orchestrator.errors import UserError, did_you_mean, explain
 from orchestrator.untrusted import yaml as untrusted_yaml
 
@@ -26,7 +24,7 @@ Phase = Literal["decode", "verify", "prefill"]
 Layers = Literal["full", "sliding", "mla"]
 PHASES: tuple[Phase, ...] = ("decode", "verify", "prefill")
 MAX_DRAFT = 64  # query tokens of a request that are a draft; more of them are a part of a prompt
-FOLDER, SUFFIX = "engine", ".yaml"
+FOLDER = "engine"
 SOURCE = r"^\S+\.py:\d+( \([^)]+\))?(, (\S+\.py)?:\d+( \([^)]+\))?)*$"  # FILE:LINE (NAME), :LINE (NAME), ...
 
 
@@ -274,11 +272,9 @@ def _of_name(engine: Engine) -> list[Engine]:
 @cache
 def releases(folder: str | None = None) -> dict[str, Engine]:
     """Every release by the name of its file, such as `vllm_0_32_0`: the project's, and those of `<folder>/engine`."""
-    places: list[Traversable] = [files(conf).joinpath(FOLDER)]
-    if folder is not None and Path(folder, FOLDER).is_dir():
-        places.append(Path(folder, FOLDER))
-    found = (file for place in places for file in place.iterdir() if file.name.endswith(SUFFIX))
-    return {file.name.removesuffix(SUFFIX): _read(file) for file in sorted(found, key=lambda file: file.name)}
+    more = () if folder is None else Path(folder, FOLDER).glob(f"*{SUFFIX}")
+    found: dict[str, Traversable] = {**own_files(FOLDER), **{file.stem: file for file in more}}
+    return {name: _read(found[name]) for name in sorted(found)}
 
 
 def _read(file: Traversable) -> Engine:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from importlib.resources import files
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
-import conf
 from orchestrator.config import library_version
-from orchestrator.config.base import Frozen
+from orchestrator.config.base import Frozen, own_files
 from orchestrator.errors import UserError, explain
 from orchestrator.untrusted import yaml as untrusted_yaml
 from orchestrator.untrusted.files import expanded
@@ -79,7 +77,7 @@ def find(name: str, typed: dict[str, Any]) -> Environment:
     if keys is None and (found := library_version.parsed(name)):
         keys = {"requirements": [f"{found.distribution}=={found.version}"]}
     if keys is None:
-        known = ", ".join(sorted({*typed, *names()})) or "none yet"
+        known = ", ".join(sorted({*typed, *own_files("env")})) or "none yet"
         raise UserError(
             f"sweep.env={name!r}: there is no such environment; conf/env has {known}; type a library with its version, such as "
             f"flashinfer:0.6.13, or type \"+env.{name}={{requirements: ['flashinfer-python==0.6.13']}}\""
@@ -90,15 +88,8 @@ def find(name: str, typed: dict[str, Any]) -> Environment:
         raise UserError(explain(error, f"env.{name}")) from None
 
 
-def names() -> list[str]:
-    """The environments of `conf/env`."""
-    folder = files(conf).joinpath("env")
-    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
-
-
 def _of_file(name: str) -> dict[str, Any] | None:
-    file = files(conf).joinpath("env", f"{name}.yaml")
-    if not file.is_file():
+    if (file := own_files("env").get(name)) is None:
         return None
     _, keys = untrusted_yaml.read(str(file), "sweep.env")
     if not isinstance(keys, dict):

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from importlib.resources import files
 from typing import Annotated, Any
 
 import yaml
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-import conf
 from kernels.step.shapes import LayerShape
-from orchestrator.config.base import Frozen, Scalar
+from orchestrator.config.base import Frozen, Scalar, own_files
 
 CUSTOM = "custom"  # a model whose heads are not those of a file
 HEADS = ("num_qo_heads", "num_kv_heads", "head_dim_qk", "head_dim_vo", "head_dim_ckv", "head_dim_kpe")
@@ -109,8 +107,7 @@ class Model(Frozen):
 
 def shipped() -> Mapping[str, Mapping[str, Any]]:
     """What the files of conf/model hold, by their names."""
-    names = (entry.name for entry in files(conf).joinpath("model").iterdir())
-    return {name.removesuffix(".yaml"): _file_of(name.removesuffix(".yaml")) for name in sorted(names) if name.endswith(".yaml")}
+    return {name: _file_of(name) for name in own_files("model")}
 
 
 def layers_of(name: str) -> int | None:
@@ -133,5 +130,5 @@ def _file_of(name: str) -> Mapping[str, Any]:
 
     A name may come from a row of any dataset. It is compared with the names of the files, and never used as a path.
     """
-    found = next((file for file in files(conf).joinpath("model").iterdir() if file.name == f"{name}.yaml"), None)
+    found = own_files("model").get(name)
     return yaml.safe_load(found.read_text(encoding="utf-8")) if found else {}

@@ -12,14 +12,13 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, Field, PositiveInt, ValidationError, model_validator
 
-import conf
 import kernels
 from kernels.device import Device
 from kernels.problem import PLAIN_MASKS
 from kernels.problem.trees import Tree
 from kernels.timing.config import RENAMED_L2, Timing
 from orchestrator.config import exports
-from orchestrator.config.base import Frozen
+from orchestrator.config.base import Frozen, own_files
 from orchestrator.config.draft_cost import Draft
 from orchestrator.config.engine import MAX_DRAFT, Engine, selected
 from orchestrator.config.model import Model
@@ -436,7 +435,7 @@ def _require_no_sweep(config: Mapping[str, Any]) -> None:
         hint = f"did you mean '{near}'?" if near else "type python -m orchestrator --help for all keys"
         raise UserError(f"{extra[0]}: there is no such key; {hint}")
     instead = f", or results.path=DIR for mode={mode}" if rules.reads_dataset or rules.sweep_of_row else ""
-    raise UserError(f"sweep: none given; type +sweep=NAME{instead}, where NAME is one of: {', '.join(sweep_names())}")
+    raise UserError(f"sweep: none given; type +sweep=NAME{instead}, where NAME is one of: {', '.join(own_files('sweep'))}")
 
 
 def _adapt_to_mode(settings: Settings) -> Settings:
@@ -457,10 +456,3 @@ def mutants_of(settings: Settings) -> str:
     if not settings.check.draws:
         return MUTANTS
     return DRAWN_OF_EACH if settings.check.tolerance == "each" else DRAWN
-
-
-def sweep_names() -> list[str]:
-    """The sweeps that come with the project."""
-    from importlib.resources import files
-
-    return sorted(f.name.removesuffix(".yaml") for f in files(conf).joinpath("sweep").iterdir() if f.name != "base.yaml")

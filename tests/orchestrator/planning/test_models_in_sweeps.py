@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from orchestrator import ROOT
-from orchestrator.config.settings import Settings, load, sweep_names
+from orchestrator.config.base import own_files
+from orchestrator.config.settings import Settings, load
 from orchestrator.errors import UserError
 from orchestrator.machines import known_devices
 from orchestrator.planning.decide import make_plan
@@ -36,7 +37,7 @@ def alike() -> list[str]:
     return list({str([model.get(key) for key in SHAPE]): name for name, model in MODELS.items()}.values())
 
 
-@pytest.mark.parametrize("sweep", sweep_names())
+@pytest.mark.parametrize("sweep", own_files("sweep"))
 def test_a_plan_runs_something_or_says_why(sweep: str):
     for model in alike():
         settings = asked(sweep, model)
