@@ -94,7 +94,7 @@ class FlashAttn3(FlashAttention):
         p = problem
         return (
             *operand_needs(p, device),
-            *self._tree_needs(p),
+            *(tree_needs(p) if self.also_calls else (Need("a causal or full mask", p.tree is None),)),
             Need("no log-sum-exp over a draft tree, whose two calls are merged", p.tree is None or not p.return_lse),
             self._dims_need(p),
             aligned_need(p),
@@ -107,11 +107,6 @@ class FlashAttn3(FlashAttention):
             return Need("equal head_dims of keys and values, up to 256", equal)
         of_deepseek = (p.head_dim_qk, p.head_dim_vo) == OF_DEEPSEEK and p.q_dtype in HALF
         return Need("equal head_dims of keys and values, up to 256, or 192 and 128 in 16 bits", equal or of_deepseek)
-
-    def _tree_needs(self, p: Problem) -> tuple[Need, ...]:
-        if not self.also_calls:
-            return (Need("a causal or full mask", p.tree is None),)
-        return tree_needs(p)
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
         return (MERGE_MODULE,) if self._in_two_calls(problem) else ()

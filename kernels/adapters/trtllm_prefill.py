@@ -91,7 +91,7 @@ class FmhaV2(common.FlashInferAdapter):
             "bmm2_scale": inputs.v_scale / scale,
             "block_tables": inputs.page_table if p.paged else None,
             "out": out,
-            "mask_mode": _mask_mode(p),
+            "mask_mode": "sliding_window" if p.window is not None else "causal" if p.mask == "causal" else "padding",
         }
         call |= {} if p.soft_cap is None else {"logits_soft_cap_scale": p.soft_cap}
         sums = "fp16" if p.q_dtype == "fp16" else "fp32"  # csrc/fmha_v2_run.cu: "FP16 kernels: !force_fp32_acc"; seen on an H200
@@ -108,7 +108,10 @@ class PagedFmhaV2(FmhaV2):
         return f"Q_PAGED_KV_{problem.kv_layout}"
 
     def qkv(self, inputs: Inputs) -> tuple[Tensor, ...]:
-        return inputs.q, _stacked(inputs)
+        """Keys and values as a view of the one allocation they share, [P, 2, ...]."""
+        k, v = inputs.kv
+        strides = (k.stride(0), v.storage_offset() - k.storage_offset(), *k.stride()[1:])
+        return inputs.q, k.as_strided((k.shape[0], 2, *k.shape[1:]), strides, k.storage_offset())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,19 +123,6 @@ class RaggedFmhaV2(FmhaV2):
 
     def qkv(self, inputs: Inputs) -> tuple[Tensor, ...]:
         return inputs.q, *(cache.squeeze(1) for cache in inputs.kv)
-
-
-def _mask_mode(p: Problem) -> str:
-    if p.window is not None:
-        return "sliding_window"
-    return "causal" if p.mask == "causal" else "padding"
-
-
-def _stacked(inputs: Inputs) -> Tensor:
-    """Keys and values as a view of the one allocation they share, [P, 2, ...]."""
-    k, v = inputs.kv
-    apart = v.storage_offset() - k.storage_offset()
-    return k.as_strided((k.shape[0], 2, *k.shape[1:]), (k.stride(0), apart, *k.stride()[1:]), k.storage_offset())
 
 
 def _shared(inputs: Inputs) -> dict[str, Any]:

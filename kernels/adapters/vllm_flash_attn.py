@@ -116,7 +116,9 @@ class FlashAttn2OfVllm(FlashAttention):
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p = problem
         of_pages = Need("a page_size that is a multiple of 16", p.page_size % PAGE_STEP == 0)
-        of_lse = Need(GROUPED_LSE, not (p.return_lse and _is_reordered(p)))
+        # It makes a query token of each head of a group (`seqlenq_ngroups_swapped` in its `flash_api.cpp`).
+        is_reordered = p.s_qo == 1 and p.num_qo_heads > p.num_kv_heads and p.window is None
+        of_lse = Need(GROUPED_LSE, not (p.return_lse and is_reordered))
         return (
             Need("a CUDA device of SM80 or later (FlashAttention-2)", device.kind == "cuda" and device.major >= 8),
             Need("fp16 or bf16 queries", p.q_dtype in HALF),
@@ -134,11 +136,6 @@ class FlashAttn2OfVllm(FlashAttention):
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         return _runner(inputs, 2, {"num_splits": HEURISTIC}, planned_again(None, lambda: None), "num_splits=auto")
-
-
-def _is_reordered(p: Problem) -> bool:
-    """Whether version 2 makes a query token of each head of a group (`seqlenq_ngroups_swapped` in its `flash_api.cpp`)."""
-    return p.s_qo == 1 and p.num_qo_heads > p.num_kv_heads and p.window is None
 
 
 def _runner(inputs: Inputs, version: int, given: dict[str, Any], plan_step: PlanStep, config: str) -> Runner:

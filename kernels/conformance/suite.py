@@ -93,7 +93,9 @@ def conformance(
         yield Result("the rule answers", "failed", f"{type(error).__name__}: {error}")
         return
     pairs = [(kind, found) for kind in known for found, unmet in [searched[kind.name]] if not unmet]
-    yield Result("the rule answers", *_of_finding(_rule(pairs)))
+    where = ", ".join(kind.name for kind, _ in pairs)
+    nowhere = "no problem was found that it serves on any device of conf/device"
+    yield Result("the rule answers", "passed" if pairs else "failed", f"serves something on {where}" if pairs else nowhere)
     yield Result("modules() is data", *_of_finding(_modules_are_data(adapter, pairs)))
     yield Result("workspace_bytes is a number of bytes", *_of_finding(_workspace_bytes(adapter, pairs)))
     yield _build_specs(adapter, device, pairs, run)
@@ -125,12 +127,6 @@ def _remembering(run: RunTrial) -> RunTrial:
 
 def _of_finding(finding: CheckFinding) -> tuple[Outcome, str]:
     return finding.verdict, finding.words
-
-
-def _rule(pairs: Sequence[tuple[Device, Problem]]) -> CheckFinding:
-    if not pairs:
-        return failed("no problem was found that it serves on any device of conf/device")
-    return passed(f"serves something on {', '.join(device.name for device, _ in pairs)}")
 
 
 def _modules_are_data(adapter: Adapter, pairs: Sequence[tuple[Device, Problem]]) -> CheckFinding:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kernels.inputs import Inputs
-    from kernels.problem import Problem
 
 Call = Callable[..., Any]
 
@@ -111,13 +110,6 @@ def resolved_decode_backend(wrapper: Any) -> str:
     return "fa2" if own == "auto" or (own == "fa3" and not chooses) else own
 
 
-def variant_keywords(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`jit_kwargs` of a prefill wrapper, which it hands to the generator of modules."""
-    from flashinfer.jit.attention.modules import gen_customize_batch_prefill_module
-
-    return fitted(gen_customize_batch_prefill_module, given)
-
-
 def module_spec(where: Any, function: str, args: Sequence[Any]) -> Any:
     """The specification of a module, by the name and the arguments of its generator in the newest release that was read.
 
@@ -156,6 +148,7 @@ def plan_mla(wrapper: Any, inputs: Inputs, by_page: tuple[Tensor, ...], dense: M
         return
     from flashinfer.mla import MLAPlanMetadata
 
+    of_cache = p.kv_dtype in FP8 and p.q_dtype in HALF
     pages = dict(zip(("qo_indptr", "kv_indptr", "kv_indices", "kv_len_arr"), by_page, strict=True))
     given = {
         "metadata": MLAPlanMetadata.csr(**pages) if dense is None else MLAPlanMetadata.dual(**pages, **dense),
@@ -170,15 +163,9 @@ def plan_mla(wrapper: Any, inputs: Inputs, by_page: tuple[Tensor, ...], dense: M
         "kv_data_type": inputs.latent.dtype,
         "output_dtype": torch_dtype(p.output_dtype),
         "lse_mode": "base2" if p.return_lse else "none",
-        "scale_mode": _mla_scale_mode(p),
+        "scale_mode": "bmm-scalar" if p.q_dtype in FP8 else "kv-per-tensor" if of_cache else "default",
     }
     wrapper.plan(**fitted(wrapper.plan, given))
-
-
-def _mla_scale_mode(p: Problem) -> str:
-    if p.kv_dtype in FP8 and p.q_dtype in HALF:
-        return "kv-per-tensor"
-    return "bmm-scalar" if p.q_dtype in FP8 else "default"
 
 
 def mla_call(wrapper: Any, inputs: Inputs, out: Tensor, **given: Any) -> Call:

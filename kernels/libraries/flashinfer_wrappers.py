@@ -53,12 +53,10 @@ def needs_no_cap_with_sinks(problem: Problem) -> Need:
 
 
 def sink_module(problem: Problem, kernel: str) -> Module:
-    return flashinfer_module("attention.modules:gen_batch_prefill_attention_sink_module", _sink_key(problem, kernel))
-
-
-def _sink_key(p: Problem, kernel: str) -> tuple[str | int | bool, ...]:
+    p = problem
     dtypes, dims = (p.q_dtype, p.kv_dtype, p.output_dtype, "int32"), (p.head_dim_qk, p.head_dim_vo)
-    return (kernel, *dtypes, *dims, NO_POSITION_ENCODING, p.window is not None)
+    key = (kernel, *dtypes, *dims, NO_POSITION_ENCODING, p.window is not None)
+    return flashinfer_module("attention.modules:gen_batch_prefill_attention_sink_module", key)
 
 
 def sink_variant(problem: Problem, kernel: str) -> dict[str, Any]:
@@ -67,7 +65,7 @@ def sink_variant(problem: Problem, kernel: str) -> dict[str, Any]:
     That class names a module by the query's dtype, the window and the kernel alone, so modules of two head_dims or two cache dtypes
     have one name, one file, and one handle in a process. The name here is FlashInfer's own for modules that are compiled ahead.
     """
-    from flashinfer.jit.attention.modules import get_batch_prefill_attention_sink_uri
+    from flashinfer.jit.attention.modules import gen_customize_batch_prefill_module, get_batch_prefill_attention_sink_uri
     from flashinfer.jit.attention.variants import attention_sink_decl
 
     p, dims = problem, (problem.head_dim_qk, problem.head_dim_vo)
@@ -78,14 +76,15 @@ def sink_variant(problem: Problem, kernel: str) -> dict[str, Any]:
     return {
         "backend": kernel,
         "jit_args": [uri, q, kv, out, index, *dims, *tensors, *scalars, "AttentionSink", attention_sink_decl[kernel]],
-        "jit_kwargs": calls.variant_keywords(
+        "jit_kwargs": calls.fitted(
+            gen_customize_batch_prefill_module,  # which the wrapper hands them to
             {
                 "use_sliding_window": windowed,
                 "use_fp16_qk_reduction": False,
                 "pos_encoding_mode": position,
                 "paged_kv_stride_mode": "independent" if kernel == "fa2" else "runtime",
                 "module_surface": "full",
-            }
+            },
         ),
     }
 

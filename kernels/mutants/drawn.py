@@ -20,7 +20,7 @@ from kernels.inputs.sentinel_logit import PLANTED
 from kernels.inputs.tensors import rounded
 from kernels.mutants import catalogue, victims
 from kernels.mutants.faults import victim
-from kernels.mutants.mutant import Mutant
+from kernels.mutants.mutant import Mutant, rows_in
 from kernels.mutants.reference_case import ReferenceCase
 from kernels.problem import ROUTINES
 
@@ -141,7 +141,7 @@ class KeepsAnswer(Mutant):
         right, request, _ = self.prepare_right(inputs, device)
         kept: dict[tuple[float, float], Tensor] = {}
         at = inputs.queries(request)
-        rows = _rows_of(right, at)
+        rows = rows_in(right, at)
 
         def launch() -> None:
             right()
@@ -164,7 +164,7 @@ class HeadOff(Mutant):
         right, request, _ = self.prepare_right(inputs, device)
         p, how = inputs.problem, self._runner(right.launch, right, inputs.problem).arithmetic
         size = FURTHER * tolerance(p, how) * limit_of(p.q_lens[request], p, how)
-        rows, generator = _rows_of(right, inputs.queries(request)), torch.Generator().manual_seed(p.seed)
+        rows, generator = rows_in(right, inputs.queries(request)), torch.Generator().manual_seed(p.seed)
         away = torch.randn(p.q_lens[request], p.value_dim, generator=generator).to(inputs.device)
         away *= size / away.norm(dim=-1, keepdim=True)
 
@@ -174,11 +174,6 @@ class HeadOff(Mutant):
             right.out[rows, 0] = rounded(row + row.norm(dim=-1, keepdim=True) * away, right.out.dtype)
 
         return self._runner(launch, right, p)
-
-
-def _rows_of(right: Runner, queries: slice) -> slice | Tensor:
-    """Where these query tokens lie in its output."""
-    return queries if right.rows is None or isinstance(right.rows, slice) else right.rows[queries]
 
 
 FURTHER = 1.3  # than the limit of a root mean square

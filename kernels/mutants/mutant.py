@@ -119,12 +119,7 @@ class Mutant(Adapter):
         request = victim(inputs.problem)
         first = inputs.queries(request).start
 
-        def rows_of(case: ReferenceCase) -> slice | Tensor:
-            rows = slice(first + case.tokens.start, first + case.tokens.stop)
-            # Only padded requests lie behind a slice.
-            return rows if right.rows is None or isinstance(right.rows, slice) else right.rows[rows]
-
-        return right, request, rows_of
+        return right, request, lambda case: rows_in(right, slice(first + case.tokens.start, first + case.tokens.stop))
 
     def _runner(self, launch: Callable[[], object], right: Runner, problem: Problem) -> Runner:
         """Judged at the tolerance of the backend that it was made of, or at the widest that any has for these dtypes."""
@@ -140,6 +135,11 @@ class Mutant(Adapter):
 
         own = replace(right, launch=call, resolved_backend=name, compute_dtype=compute, accumulator_dtype=sums)
         return replace(own, kernel_config="", plan_again=None)
+
+
+def rows_in(right: Runner, queries: slice) -> slice | Tensor:
+    """Where these query tokens lie in its output: in the order that it has; only padded requests lie behind a slice."""
+    return queries if right.rows is None or isinstance(right.rows, slice) else right.rows[queries]
 
 
 class LeavesOutput(Mutant):

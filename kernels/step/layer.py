@@ -184,7 +184,8 @@ class PlantedTokens:
     def __init__(self, inputs: Inputs) -> None:
         p = inputs.problem
         self.inputs = inputs
-        self.at = new_slots(inputs)
+        page, slot = slots(inputs, *new_positions(inputs))
+        self.at = page, slot.to(torch.int64)  # of every query token's own key, int64 [T] each
         caches = inputs.kv[:1] if p.latent else inputs.kv
         self._caches = [_bits(token_major(p, cache)) for cache in caches]
         self._tokens = [cache[self.at] for cache in self._caches]
@@ -199,7 +200,7 @@ class PlantedTokens:
     def append(self, *computed: Tensor) -> None:
         """Writes the known keys and values of the new tokens into their pages, after `computed`, [T, K, D] each."""
         for cache, tokens, product, scale in zip(self._caches, self._tokens, computed, self._scales, strict=False):
-            stored = (product if scale == 1 else product / scale).to(self._dtype).contiguous()
+            stored = (product if scale == 1 else product / scale).to(self.inputs.kv[0].dtype).contiguous()
             cache[self.at] = torch.add(tokens, _bits(stored), alpha=0)
 
     def poison(self) -> None:
@@ -207,17 +208,6 @@ class PlantedTokens:
         _bits(self.inputs.q).fill_(ALL_ONES[self.inputs.q.element_size()])
         for cache in self._caches:
             cache[self.at] = ALL_ONES[cache.element_size()]
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        return self.inputs.kv[0].dtype
-
-
-def new_slots(inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """Physical page and slot of every query token's own key, int64 [T] each."""
-    request, position = new_positions(inputs)
-    page, slot = slots(inputs, request, position)
-    return page, slot.to(torch.int64)
 
 
 def new_positions(inputs: Inputs) -> tuple[Tensor, Tensor]:

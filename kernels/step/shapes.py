@@ -64,13 +64,10 @@ def weight_shapes(problem: Problem, shape: LayerShape) -> Shapes:
 
     Of the experts only those that are awake: the others are neither read nor held.
     """
-    attention = _of_latent(problem, shape) if problem.latent else _of_heads(problem, shape)
-    return {**attention, "output": (shape.hidden_size, problem.num_qo_heads * problem.head_dim_vo), **_of_mlp(problem, shape)}
-
-
-def _of_heads(p: Problem, shape: LayerShape) -> Shapes:
+    p, h = problem, shape.hidden_size
     heads = (p.num_qo_heads + p.num_kv_heads) * p.head_dim_qk + p.num_kv_heads * p.head_dim_vo
-    return {"qkv": (heads, shape.hidden_size)}
+    attention: Shapes = _of_latent(p, shape) if p.latent else {"qkv": (heads, h)}
+    return {**attention, "output": (h, p.num_qo_heads * p.head_dim_vo), **_of_mlp(p, shape)}
 
 
 def _of_latent(p: Problem, shape: LayerShape) -> Shapes:

@@ -64,7 +64,10 @@ def _memory_rates(size: int) -> tuple[tuple[str, float], tuple[str, float]]:
 
     data = torch.empty(size // 4, dtype=torch.float32, device="cuda").normal_()
     target = torch.empty_like(data)
-    read = _best({name: (call, size) for name, call in _readers(data).items()})
+    whole, rows = data.view(torch.int64), data.view(-1, 2**15)
+    # They read all of it once and write next to nothing, as a decode does.
+    readers = {"torch.amax": whole.amax, "torch.sum of rows": lambda: rows.sum(1), **_triton_readers(data)}
+    read = _best({name: (call, size) for name, call in readers.items()})
     return read, _best({"torch.copy_": (lambda: target.copy_(data), 2 * size)})
 
 
@@ -89,14 +92,6 @@ def _median_us(call: Callable[[], object]) -> float:
     return float(statistics.median(start.elapsed_time(end) for start, end in pairs)) * 1e3
 
 
-def _readers(data: Tensor) -> dict[str, Callable[[], object]]:
-    """Kernels that read all of `data` once and write next to nothing, as a decode does."""
-    import torch
-
-    whole, rows = data.view(torch.int64), data.view(-1, 2**15)
-    return {"torch.amax": whole.amax, "torch.sum of rows": lambda: rows.sum(1), **_triton_readers(data)}
-
-
 def _triton_readers(data: Tensor) -> dict[str, Callable[[], object]]:
     """A plain streaming loop; empty if Triton or its compiler is missing."""
     import torch
@@ -114,7 +109,7 @@ def _triton_readers(data: Tensor) -> dict[str, Callable[[], object]]:
             call()
             readers[f"triton stream of {block} x {loads}"] = call
     except Exception:  # no triton, no C compiler, an unknown driver: torch's own kernels remain
-        return readers
+        pass
     return readers
 
 

@@ -22,10 +22,6 @@ MIN_SAMPLES = 10  # of every point, whatever its budget
 RENAMED_L2 = {"cold": "dirty"}  # states by the names that they had before there were two ways to flush
 
 
-def _todays_name(l2: object) -> object:
-    return RENAMED_L2.get(l2, l2) if isinstance(l2, str) else l2
-
-
 Seconds = Annotated[float, Field(gt=0, le=1e7)]  # four months: what waits needs an end
 Wait = Annotated[float, Field(ge=0, le=1e7)]
 
@@ -41,7 +37,7 @@ class Timing(Data):
 
     name: str = "custom"
     timer: TimerName = "graph"  # of a CUDA device; a CPU always uses its wall clock
-    l2: Annotated[L2State, BeforeValidator(_todays_name)] = "clean"
+    l2: Annotated[L2State, BeforeValidator(lambda l2: RENAMED_L2.get(l2, l2) if isinstance(l2, str) else l2)] = "clean"
     l2_flush_factor: Annotated[float, Field(ge=2)] = 2.0  # bytes read or written before each sample, over the size of the L2
     icache: ICacheState = "warm"  # cold: other code runs before each sample, as an engine's kernels do between two layers
     # Calls before the first sample; with 0, the CPU's time for a call is not measured either.

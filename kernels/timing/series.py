@@ -116,9 +116,6 @@ class ThrottleFilter:
             found.append((statistics.median(us for us, _ in kept), clock) if kept else None)
         return found
 
-    def unthrottled_mhz(self) -> list[float]:
-        return [mhz for block in self.unthrottled_of(lambda block: block.mhz) for mhz in block]
-
     def throttled_us(self) -> list[float]:
         """Throttled samples in microseconds, in the order they were taken."""
         return [us for judged in self._judged for us, _, unthrottled in _samples(judged) if not unthrottled]
@@ -313,9 +310,10 @@ class Series:
         samples, unthrottled = self._samples, self._samples.unthrottled_blocks()
         few = self.stop_reason == "decided"  # its rivals' blocks speak too
         enough = len(unthrottled) >= 2 and (few or sum(map(len, unthrottled)) >= MIN_UNTHROTTLED)
+        clocks = samples.unthrottled_of(lambda block: block.mhz) if enough else [block.mhz for block in samples.blocks]
         return Measurement(
             blocks_us=unthrottled if enough else [block.us for block in samples.blocks],
-            mhz=samples.unthrottled_mhz() if enough else [mhz for block in samples.blocks for mhz in block.mhz],
+            mhz=[mhz for block in clocks for mhz in block],
             stop_reason=self.stop_reason,
             throttled_us=samples.throttled_us(),
             only_unthrottled=enough,

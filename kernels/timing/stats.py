@@ -44,7 +44,8 @@ def summarize(blocks_us: Sequence[Sequence[float]]) -> Summary:
     in_time = [sample for block in blocks for sample in block]
     ordered = sorted(in_time)
     medians = [statistics.median(block) for block in blocks]
-    spreads = [_iqr_rel(sorted(block)) for block in blocks if len(block) > 1]
+    several = [sorted(block) for block in blocks if len(block) > 1]
+    spreads = [(quantile(block, 0.75) - quantile(block, 0.25)) / statistics.median(block) for block in several]
     return Summary(
         median_us=statistics.median(ordered),
         mean_us=statistics.fmean(ordered),
@@ -128,10 +129,6 @@ def is_bimodal(ordered: Sequence[float]) -> bool:
     # Sums of squares lose differences below 1e-7 of a sample.
     noise = math.sqrt(low_var + high_var) + 1e-7 * high
     return distance > MIN_MODE_DISTANCE_REL * statistics.median(ordered) and math.sqrt(2) * distance / noise > MIN_ASHMAN_D
-
-
-def _iqr_rel(ordered: Sequence[float]) -> float:
-    return (quantile(ordered, 0.75) - quantile(ordered, 0.25)) / statistics.median(ordered)
 
 
 def quantile(ordered: Sequence[float], q: float) -> float:
