@@ -41,7 +41,7 @@ DECIDED = ("slower", "faster", "same", "undecided")  # verdicts on points that h
 NORMAL = NormalDist()
 Z95 = NORMAL.inv_cdf(0.975)
 # Of a rough time, beyond its own samples: of 1,682 committed rows that were raced again none was off by more than 2.3 times as much
-# (benchmarks/racing_gate.py).
+# (docs/studies.md).
 ROUGH_SE = 0.01
 
 

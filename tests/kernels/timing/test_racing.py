@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks.racing import DISTURBANCES, wrong_shares
 from kernels.timing import timers
 from kernels.timing.config import Timing
 from kernels.timing.nvml import DeviceMonitor
@@ -16,6 +15,7 @@ from kernels.timing.racing import ODDS, Race, rough_interval_rel
 from kernels.timing.series import Series, measure_interleaved
 from kernels.timing.timers import LONG_WARMUP_S, warm_up
 from tests.helpers.fake_timer import Scripted, forever
+from tests.helpers.simulated_races import DISTURBANCES, wrong_shares
 
 Sample = Callable[[int], float]
 TIMING = Timing(block_gap_seconds=0, precision="decide")
@@ -75,7 +75,7 @@ def test_a_reference_shows_nobody_to_be_slow():
 
 @pytest.mark.parametrize("name", DISTURBANCES)
 def test_backends_near_the_best_are_hardly_ever_decided(name: str):
-    """`python benchmarks/racing.py errors` has thousands of groups; these are 15 of each kind, with the same rule."""
+    """15 groups of each kind; docs/timing.md has the rates of thousands."""
     near, best, slow = wrong_shares(DISTURBANCES[name], 15, seed=3)
 
     assert near <= 1 / 75 and best == 0.0  # the rule allows one in `ODDS`^2

@@ -8,9 +8,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from benchmarks.racing import TRUE, disturbed_blocks, group, long_first_blocks, race
-from benchmarks.racing_gate import Compared, compared
+from orchestrator.analysis.cards import Cards
+from orchestrator.analysis.compare.comparison import GROUP_COLUMNS
+from orchestrator.analysis.compare.gate import GateDecision, decide_gate, evidence
+from orchestrator.analysis.compare.pairs import pair
+from orchestrator.analysis.compare.verdicts import judge
+from orchestrator.analysis.noise import SAME, NoiseFloors
 from tests.helpers.compared import MORNING, NIGHT, table, timed
+from tests.helpers.simulated_races import TRUE, disturbed_blocks, group, long_first_blocks, race
 
 GROUPS, BEST_US = 24, np.geomspace(30, 3000, 4)
 
@@ -42,25 +47,30 @@ def runs() -> tuple[pd.DataFrame, pd.DataFrame]:
     return run(1, NIGHT), run(2, MORNING)
 
 
-def rough_ones(found: Compared) -> pd.DataFrame:
-    pairs = found.pairs
+def compared(baseline: pd.DataFrame, candidate: pd.DataFrame) -> tuple[pd.DataFrame, GateDecision]:
+    pairs = judge(pair(baseline, candidate), NoiseFloors({}), SAME)
+    by = [name for name in GROUP_COLUMNS if pairs.loc[pairs["counted"], name].nunique(dropna=False) > 1]
+    return pairs, decide_gate(evidence(pairs, by, NoiseFloors({}), Cards()))
+
+
+def rough_ones(pairs: pd.DataFrame) -> pd.DataFrame:
     return pairs[(pairs["stop_reason_a"] == "decided") | (pairs["stop_reason_b"] == "decided")]
 
 
 def test_unchanged_runs_have_no_rough_point_that_is_slower_and_are_green(runs: tuple[pd.DataFrame, pd.DataFrame]):
     for baseline, candidate in (runs, runs[::-1]):
-        found = compared(baseline, candidate)
+        pairs, gate = compared(baseline, candidate)
         stops = baseline["block_sizes"].map(len).to_numpy() != candidate["block_sizes"].map(len).to_numpy()
 
         assert stops.any()  # the races stopped at different points
-        assert len(rough_ones(found)) >= GROUPS  # whoever is 50% slower is decided
-        assert not (rough_ones(found)["verdict"] == "slower").any()
-        assert (found.red_points, found.red_groups) == (0, 0)
+        assert len(rough_ones(pairs)) >= GROUPS  # whoever is 50% slower is decided
+        assert not (rough_ones(pairs)["verdict"] == "slower").any()
+        assert not gate.points.any() and not gate.by_group.any()
 
 
 def test_a_rough_point_that_is_10_percent_slower_is_found(runs: tuple[pd.DataFrame, pd.DataFrame]):
-    found = compared(runs[0], run(2, MORNING, slower=1.1))
-    (slower,) = rough_ones(found).query("verdict == 'slower'").to_dict("records")
+    pairs, gate = compared(runs[0], run(2, MORNING, slower=1.1))
+    (slower,) = rough_ones(pairs).query("verdict == 'slower'").to_dict("records")
 
-    assert (slower["batch_size"], slower["backend"]) == (7, "5") and found.red_points == 1
+    assert (slower["batch_size"], slower["backend"]) == (7, "5") and gate.points.sum() == 1
     assert slower["change"] == pytest.approx(0.1, abs=0.02)

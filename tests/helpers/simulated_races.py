@@ -1,32 +1,18 @@
-"""What a race of backends (timing.precision=decide) gets wrong. No GPU is used.
-
-    python benchmarks/racing.py errors [GROUPS]   # simulated groups: how often a backend near the best is stopped as decided
-    python benchmarks/racing.py pairs             # committed rows, made 5% apart, raced again with their own blocks
-
-Both use the rule itself (`kernels/timing/racing.py`).
-"""
+"""Simulated races of backends (timing.precision=decide) with the rule itself, `kernels/timing/racing.py`. No GPU is used."""
 
 from __future__ import annotations
 
 import statistics
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from orchestrator import ROOT
-
-sys.path.insert(0, str(ROOT))
-
-from benchmarks.figures import at_most
 from kernels.timing.config import MIN_SAMPLES, Timing
 from kernels.timing.racing import ODDS, WITHIN, Race
 from kernels.timing.stats import ci95_of_median
-from orchestrator.storage import parquet
 
-MAX_WRONG = 0.01
 REFERENCE = "torch_sdpa"
 
 
@@ -125,80 +111,12 @@ def group(draw: np.random.Generator, disturbance: Disturbance, us: float, tails:
     return found
 
 
-def wrong_shares(disturbance: Disturbance, groups: int, seed: int, us: float = 200.0, tails: int = 2) -> tuple[float, float, float]:
+def wrong_shares(disturbance: Disturbance, groups: int, seed: int) -> tuple[float, float, float]:
     """The share of near backends that were decided, that of the best ones, and that of the slow ones."""
     draw, near, best, slow = np.random.default_rng(seed), 0, 0, 0
     for _ in range(groups):
-        runners = group(draw, disturbance, us, tails)
+        runners = group(draw, disturbance, us=200.0, tails=2)
         race(runners)
         decided = [one.stop_reason == "decided" for one in runners]
         near, best, slow = near + sum(decided[:5]), best + sum(decided[:2]), slow + decided[5]
     return near / groups / 5, best / groups / 2, slow / groups
-
-
-def errors(groups: int) -> None:
-    """Prints a line for each disturbance, at a short and at a long call."""
-    worst = [0.0, 0.0]
-    for name, disturbance in DISTURBANCES.items():
-        for us in (50.0, 5000.0):
-            if us > 1000 and disturbance is long_first_blocks:
-                continue  # seen at short calls alone: `python benchmarks/racing.py pairs`
-            near, best, slow = wrong_shares(disturbance, groups, seed=1, us=us)
-            worst = [max(worst[0], near), max(worst[1], best)]
-            print(f"{name}, {us:g} µs: decided {near:.3%} within 5%, {best:.3%} of the best, {slow:.1%} of those 50% slower")
-    at_most(
-        f"backends within 5% of the best that are stopped as decided, the worst line of {groups} groups",
-        [worst[0] * 100],
-        MAX_WRONG * 100,
-        "%",
-    )
-    at_most("best backends that are stopped as decided, the worst line", [worst[1] * 100], MAX_WRONG * 100, "%")
-
-
-def recorded(row: Any, factor: float = 1.0) -> RecordedSeries:
-    """A committed row's blocks, in time order."""
-    samples, clocks = np.asarray(row.samples_us, dtype=float) * factor, np.asarray(row.samples_mhz, dtype=float)
-    ends = np.cumsum(row.block_sizes)
-    parts = [slice(end - size, end) for end, size in zip(ends, row.block_sizes, strict=True)]
-    mhz = [float(np.nanmean(clocks[part])) if len(clocks) and not np.isnan(clocks[part]).all() else np.nan for part in parts]
-    return RecordedSeries(row.backend, [samples[part].tolist() for part in parts], mhz)
-
-
-def timed(name: str) -> Any:
-    """The rows of a committed dataset that hold samples and their blocks."""
-    rows = parquet.read(ROOT / "results" / name).to_pandas()
-    rows = rows[(rows["status"] == "ok") & rows["samples_us"].notna() & rows["block_sizes"].notna()]
-    whole = [sum(sizes) == len(samples) > 0 for sizes, samples in zip(rows["block_sizes"], rows["samples_us"], strict=True)]
-    return rows.loc[np.array(whole, dtype=bool)]
-
-
-def near_pairs(rows: Any) -> Iterator[tuple[RecordedSeries, RecordedSeries]]:
-    """Each two rows that were measured interleaved, the first scaled to 5% over the median of the other."""
-    for _, members in rows.groupby("group_id"):
-        for one in members.itertuples():
-            for other in members.itertuples():
-                if one is not other and one.backend != other.backend:
-                    yield recorded(one, WITHIN * other.median_us / one.median_us), recorded(other)
-
-
-def pairs() -> None:
-    """How often a real backend would be decided if it were 5% slower than its rival; for each committed dataset."""
-    wrong = total = 0
-    for path in sorted((ROOT / "results").glob("h200_*/*.parquet")):
-        found = []
-        for one, other in near_pairs(timed(f"{path.parent.name}/{path.stem}")):
-            race([one, other])
-            found.append(one.stop_reason == "decided")
-        if len(found) >= 100:
-            print(f"{path.stem}: {sum(found)} of {len(found)} decided ({sum(found) / len(found):.2%})")
-            wrong, total = wrong + sum(found), total + len(found)
-    at_most("pairs 5% apart in which the slower one is decided", [wrong / total * 100], MAX_WRONG * 100, "%")
-
-
-if __name__ == "__main__":
-    if len(sys.argv) < 2 or sys.argv[1] not in ("errors", "pairs"):
-        sys.exit(__doc__)
-    if sys.argv[1] == "errors":
-        errors(int(next(iter(sys.argv[2:]), "4000")))
-    else:
-        pairs()
