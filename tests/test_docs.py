@@ -13,7 +13,6 @@ import pandas as pd
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from benchmarks.rows import frame_of, problem_of, records_of
 from kernels.problem import Problem
 from orchestrator import ROOT
 from orchestrator.config.settings import Settings
@@ -22,6 +21,7 @@ from orchestrator.planning.expand import expand
 from orchestrator.storage import parquet
 from orchestrator.storage.row import COLUMNS
 from tests.helpers.command_line import Invoke
+from tests.helpers.committed_rows import frame_of, problem_of, records_of
 from tests.helpers.datasets import DATASETS, EVERY, MAIN, RESULTS, names_point, rules_not_measured_yet
 from tests.helpers.problems import SMALL
 from tools import bounds

@@ -8,12 +8,12 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from benchmarks.rows import limit_of, problem_of
 from kernels import registry
 from kernels.adapter import Adapter
 from kernels.device import Device
 from orchestrator import ROOT
 from orchestrator.machines import known_devices
+from tests.helpers.committed_rows import limit_of, problem_of
 from tests.helpers.strict_rules import KNOWN_STRICT
 
 CARDS = ("h200", "h100")

@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 import torch
 
-from benchmarks.rows import frame_of, limit_of, records_of
 from kernels.check import oracle
 from kernels.check.judgement import judge_rows
 from kernels.check.tolerance import SUMMED_AT_ONCE
@@ -19,6 +18,7 @@ from kernels.inputs.states import State, attend, merged
 from kernels.mutants.reference_case import case_of
 from kernels.problem import Problem
 from kernels.problem.arithmetic import Arithmetic
+from tests.helpers.committed_rows import frame_of, limit_of, records_of
 from tests.helpers.datasets import RESULTS
 
 # Since then a row's own tolerance is today's. Move it if the formula changes.

@@ -13,13 +13,14 @@ from collections import defaultdict
 from pathlib import Path
 from statistics import median
 
-from benchmarks.rows import frame_of, problem_of
 from kernels import registry
 from kernels.adapter import Module
 from kernels.device import Device
 from orchestrator import ROOT
+from orchestrator.formats.results_csv_writer import problem_of
 from orchestrator.machines import known_devices
 from orchestrator.planning.compiling import HOST_CORES, kind_of
+from orchestrator.storage import parquet
 
 TABLE = ROOT / "orchestrator" / "planning" / "compile_seconds.py"
 COMPILED_BEFORE_S = 1.0
@@ -65,9 +66,7 @@ def table(times: dict[str, dict[Module, list[float]]], sources: dict[str, int]) 
 
 def _sums(path: Path, device: Device) -> Sums:
     """The longest `compile_s` of the points that waited for the same modules."""
-    frame, found = frame_of(path), Sums()
-    if "compile_s" not in frame:
-        return found
+    frame, found = parquet.read(path).to_pandas(), Sums()
     waited = frame[(frame["status"] == "ok") & (frame["compile_s"] > 0) & ~frame["run_id"].str.startswith(CROWDED)]
     for row in waited.drop(columns="samples_us", errors="ignore").to_dict("records"):
         problem = problem_of(row)
