@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
+
 from orchestrator.analysis.compare.pairs import LIST_COLUMNS, PLACE_COLUMNS, tree_texts
 from orchestrator.analysis.keys import PROBLEM_KEYS
 from orchestrator.analysis.noise import SAME, first_of_aa_pairs
@@ -20,8 +22,6 @@ from orchestrator.analysis.sql import quoted
 from orchestrator.tables import Grid
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from orchestrator.analysis.compare.selection import Selection
 
 ALIKE = 0.05  # neighbouring batches whose ratios differ by less are one range

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
 
 from orchestrator.analysis.cards import COLUMNS, Cards, learn, learn_from
 from orchestrator.analysis.compare.gate import decide_gate, evidence, is_of_two_kinds, is_red, red_points
@@ -16,9 +18,6 @@ from orchestrator.analysis.sql import Where
 from orchestrator.config.modes import companion, owner
 from orchestrator.errors import UserError
 from orchestrator.storage import access
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 MEDIAN_TOLERANCE = 1e-6  # a stored median may differ from that of its samples by rounding
 # Points are grouped by each of these columns that varies among the comparable pairs.
@@ -102,8 +101,6 @@ def compare_rows(
     cards: str | None = None,
 ) -> Comparison:
     """As `compare`, of rows that are chosen already."""
-    import numpy as np
-
     sides = baseline, candidate
     for side in sides:
         require_own_medians(side)
@@ -121,8 +118,6 @@ def compare_rows(
 
 def require_own_medians(side: Selection) -> None:
     """Raises UserError if a row's `median_us` is not the median of its `samples_us`: then one of them was changed by hand."""
-    import numpy as np
-
     rows = side.rows[side.rows["status"] == "ok"]
     sampled = rows[rows["samples_us"].map(lambda samples: isinstance(samples, np.ndarray) and len(samples) > 0).astype(bool)]
     own = np.array([np.median(samples) for samples in sampled["samples_us"]])
@@ -141,9 +136,6 @@ def find_cards(sides: Sequence[Selection], path: str | None) -> Cards:
 
     A candidate's row is no repeat of a baseline's: what changed between them is the question.
     """
-    import numpy as np
-    import pandas as pd
-
     if path is not None:
         return learn_from(path)
     rows = pd.concat([side.rows[list(COLUMNS)] for side in sides], ignore_index=True)

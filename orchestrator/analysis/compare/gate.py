@@ -21,19 +21,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
 
 from orchestrator.analysis.cards import Cards
-from orchestrator.analysis.compare.pairs import CEILINGS, is_interleaved, is_rough
-from orchestrator.analysis.compare.verdicts import ROUGH_SE, clock_uncertainty
+from orchestrator.analysis.compare.pairs import CEILINGS, Flags, Floats, is_interleaved
+from orchestrator.analysis.compare.verdicts import clock_uncertainty, own_variance
 from orchestrator.analysis.noise import NoiseFloor, NoiseFloors
-
-if TYPE_CHECKING:
-    import numpy as np
-    import pandas as pd
-
-    Floats = np.ndarray[Any, np.dtype[np.float64]]
-    Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 BROKEN = ("failing", "lost")  # verdicts of points that are red whatever the others say
 MAX_RED = 0.01  # share of unchanged runs that may be red
@@ -123,8 +119,6 @@ class Gate:
     """The tests of one comparison. All that does not depend on its log ratios is worked out once, for simulated runs."""
 
     def __init__(self, given: GateEvidence) -> None:
-        import numpy as np
-
         self.given = given
         of_devices, of_groups = (given.devices**2).sum(axis=1), (given.groups**2).sum(axis=1)
         self.spread = np.sqrt(given.own + of_devices + of_groups)
@@ -139,8 +133,6 @@ class Gate:
 
     def decide(self, log_ratio: Floats) -> GateDecision:
         """The decision, if the pairs have these log ratios."""
-        import numpy as np
-
         devices, plain = self.given.devices, log_ratio - self.given.offset
         clipped = np.clip(plain, -CLIP_OTHERS * self.spread, CLIP_OTHERS * self.spread)
         changes = plain - devices @ (devices.T @ self.inverse.times(clipped))
@@ -149,8 +141,6 @@ class Gate:
 
     def _red_groups(self, plain: Floats, clipped: Floats) -> Flags:
         """Within a group, pairs are clipped about its own median, so that a pair that is off by itself does not make it red."""
-        import numpy as np
-
         red = np.zeros(len(self.given.members), dtype=bool)
         if not len(self.tested):
             return red
@@ -169,8 +159,6 @@ def point_limits(se: Floats) -> Floats:
 
     By Student's t with `TAIL` degrees of freedom, but no more than `CLEAR`, unless normal noise alone reaches further.
     """
-    import numpy as np
-
     share = SPENT_ON_POINTS / max(1, len(se))
     normal, heavy = -NORMAL.inv_cdf(share), t_quantile(share, TAIL)
     return np.minimum(heavy * se, np.maximum(CLEAR, normal * se))
@@ -201,8 +189,6 @@ class _Inverse:
     """The inverse of diag(own) + E E', by Woodbury's identity: no matrix of n by n is made."""
 
     def __init__(self, own: Floats, effects: Floats) -> None:
-        import numpy as np
-
         self.own = own
         self.scaled = effects / own[:, None]
         self.core = np.linalg.inv(np.eye(effects.shape[1]) + effects.T @ self.scaled)
@@ -210,22 +196,16 @@ class _Inverse:
     def times(self, values: Floats) -> Floats:
         """The inverse times a vector (n,) or columns (n, m)."""
         plain = values / (self.own if values.ndim == 1 else self.own[:, None])
-        found: Floats = plain - self.scaled @ (self.core @ (self.scaled.T @ values))
-        return found
+        return plain - self.scaled @ (self.core @ (self.scaled.T @ values))
 
     def explained(self, effects: Floats) -> Floats:
         """For each pair the variance of these effects that the other pairs' times tell: the diagonal of D D' inverse D D'."""
-        import numpy as np
-
         inner = effects.T @ self.times(effects)
-        found: Floats = np.einsum("nd,de,ne->n", effects, inner, effects)
-        return found
+        return np.asarray(np.einsum("nd,de,ne->n", effects, inner, effects))
 
 
 def evidence(judged: pd.DataFrame, by: Sequence[str], floors: NoiseFloors, cards: Cards) -> GateEvidence:
     """The pairs that count of a frame that `verdicts.judge` has filled in. `by` are the columns whose values are groups."""
-    import numpy as np
-
     pairs = judged[judged["counted"]]
     separate, other = ~is_interleaved(pairs), is_other_card(pairs)
     time = np.exp((pairs["log_us_a"] + pairs["log_us_b"]).to_numpy() / 2)
@@ -244,8 +224,6 @@ def evidence(judged: pd.DataFrame, by: Sequence[str], floors: NoiseFloors, cards
 
 def group_members(pairs: pd.DataFrame, by: Sequence[str]) -> Floats:
     """Which pairs each group has: all pairs first, then those of each value of each column, in the order of `judge_groups`."""
-    import numpy as np
-
     found = [np.ones(len(pairs))]
     for name in by:
         codes = pairs.groupby(name, dropna=False, sort=True).ngroup().to_numpy()
@@ -257,48 +235,34 @@ def is_other_card(pairs: pd.DataFrame) -> Flags:
     """Two GPUs of one kind. Two kinds are compared as they are: there the difference is the question."""
     known = pairs["device_uuid_a"].notna() & pairs["device_uuid_b"].notna()
     other = known & (pairs["device_name_a"] == pairs["device_name_b"]) & (pairs["device_uuid_a"] != pairs["device_uuid_b"])
-    found: Flags = other.to_numpy(dtype=bool)
-    return found
+    return np.asarray(other, dtype=bool)
 
 
 def _own(pairs: pd.DataFrame, floors: NoiseFloors, time: Floats, separate: Flags, other: Flags) -> Floats:
     """The variance of each pair by itself: samples, floors, and clocks that were throttled."""
-    import numpy as np
-
-    total = (pairs["log_se_a"] ** 2 + pairs["log_se_b"] ** 2).to_numpy()
-    for side in "ab":
-        us, rel = floors.parts(pairs[f"device_name_{side}"])
-        total = total + ((us / time) ** 2 + rel**2) / 2 + _disturbance(pairs, side) ** 2
-        total = total + np.where(is_rough(pairs, side), ROUGH_SE**2, 0.0)
+    total = own_variance(pairs, floors, time)[0] + sum(_disturbance(pairs, side) ** 2 for side in "ab")
     between = np.select(
         [is_long_code(pairs), other], [LONG_CODE.variance(time), OTHER_CARD.variance(time)], default=SAME_CARD.variance(time)
     )
-    found: Floats = total + np.where(separate, between + clock_uncertainty(pairs) ** 2, 0.0)
-    return found
+    return np.asarray(total + np.where(separate, between + clock_uncertainty(pairs) ** 2, 0.0))
 
 
 def is_long_code(pairs: pd.DataFrame) -> Flags:
     """Pairs whose kernel, on a side, is one of `LONG_CODE_KERNELS` with drafts."""
     kernels = (pairs[f"resolved_backend_{side}"].fillna(pairs["backend"]).astype(str) for side in "ab")
     long_a, long_b = (kernel.str.startswith(LONG_CODE_KERNELS) for kernel in kernels)
-    found: Flags = ((long_a | long_b) & (pairs["s_qo"].astype(str) != "1")).to_numpy(dtype=bool)
-    return found
+    return np.asarray((long_a | long_b) & (pairs["s_qo"].astype(str) != "1"), dtype=bool)
 
 
 def _disturbance(pairs: pd.DataFrame, side: str) -> Floats:
     """What other work on the machine may have added to a median that did not settle: half the way down to its 5th percentile."""
-    import numpy as np
-
     low = pairs[f"p05_us_{side}"].astype(float)
     way = (pairs[f"log_us_{side}"] - np.log(low.where(low > 0))).clip(lower=0.0).fillna(0.0)
-    found: Floats = np.where(pairs[f"stop_reason_{side}"].isin(DISTURBED), way / 2, 0.0)
-    return found
+    return np.where(pairs[f"stop_reason_{side}"].isin(DISTURBED), way / 2, 0.0)
 
 
 def _devices(pairs: pd.DataFrame, cards: Cards, time: Floats, separate: Flags, other: Flags) -> tuple[Floats, Floats]:
     """What is known of the GPUs for each pair, and the columns of E for GPUs and runs."""
-    import numpy as np
-
     offset, columns = np.zeros(len(pairs)), [np.where(separate, clock_uncertainty(pairs), 0.0)]
     bound = pairs["bound_a"].where(pairs["bound_a"] == pairs["bound_b"]).to_numpy()
     for of in _card_pairs(pairs, separate):
@@ -324,8 +288,6 @@ def _card_pairs(pairs: pd.DataFrame, separate: Flags) -> list[Flags]:
 
 def known_difference(pair: pd.Series, cards: Cards, bound: str) -> tuple[float, float, str]:
     """The log ratio that two GPUs explain where `bound` binds, its standard error, and what tells it."""
-    import math
-
     if learned := cards.difference(pair["device_uuid_a"], pair["device_uuid_b"]):
         return *learned, f"points that both measured ({cards.source})"
     a, b = (pair[f"{CEILINGS[bound][0]}_{side}"] for side in "ab")

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
 
 from kernels.problem import Problem
 from orchestrator.analysis.noise import first_of_aa_pairs, summarise_samples
 from orchestrator.storage.row import BAD
 
-if TYPE_CHECKING:
-    import numpy as np
-    import pandas as pd
-
-    Floats = np.ndarray[Any, np.dtype[np.float64]]
-    Flags = np.ndarray[Any, np.dtype[np.bool_]]
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 
 POINT_COLUMNS = (*Problem.model_fields, "backend")  # what both rows of a pair share
 PLACE_COLUMNS = ("device_name", "cluster", "env")  # shared too, if both sides have several of them
@@ -51,16 +49,14 @@ def is_interleaved(pairs: pd.DataFrame) -> Flags:
     """Pairs measured on one device at the same time, as A/A pairs are: whatever slowed one slowed the other."""
     same_device = pairs["device_uuid_a"] == pairs["device_uuid_b"]
     overlap = (pairs["started_at_a"] <= pairs["finished_at_b"]) & (pairs["started_at_b"] <= pairs["finished_at_a"])
-    interleaved: Flags = (same_device & overlap).to_numpy(dtype=bool)
-    return interleaved
+    return np.asarray(same_device & overlap, dtype=bool)
 
 
 def is_throttled(pairs: pd.DataFrame, side: str) -> Flags:
     """Rows that are throttled: all of their samples were, or some were and the row has no clocks to tell which."""
     all_samples = pairs[f"stop_reason_{side}"] == "throttled"
     some_samples = ~pairs[f"throttle_reasons_{side}"].fillna("none").isin(["none", ""])
-    throttled: Flags = (all_samples | (some_samples & pairs[f"mhz_{side}"].isna())).to_numpy(dtype=bool)
-    return throttled
+    return np.asarray(all_samples | (some_samples & pairs[f"mhz_{side}"].isna()), dtype=bool)
 
 
 def ceiling_difference(pairs: pd.DataFrame) -> Floats:
@@ -70,8 +66,6 @@ def ceiling_difference(pairs: pd.DataFrame) -> Floats:
     kernels were as much faster, whatever code ran. Compute ceilings count only if both sides ran the same kernel: two kernels may
     compute in two dtypes, and their ceilings then say nothing about the GPUs.
     """
-    import numpy as np
-
     of_one_kind = (pairs["device_name_a"] == pairs["device_name_b"]) & (pairs["device_uuid_a"] != pairs["device_uuid_b"])
     difference: Floats = np.zeros(len(pairs))
     for bound, (name, _) in CEILINGS.items():
@@ -84,38 +78,29 @@ def ceiling_difference(pairs: pd.DataFrame) -> Floats:
 
 def is_rough(pairs: pd.DataFrame, side: str) -> Flags:
     """Rows that were only measured until they were certainly not the best (timing.precision=decide)."""
-    rough: Flags = (pairs[f"stop_reason_{side}"] == "decided").to_numpy(dtype=bool)
-    return rough
+    return np.asarray(pairs[f"stop_reason_{side}"] == "decided", dtype=bool)
 
 
 def is_repeated(pairs: pd.DataFrame, comparable: Flags) -> Flags:
     """Pairs whose samples, on a side, are those of another comparable pair: one measurement must not count twice."""
-    import numpy as np
-
     source = pairs["measured_as_a"].fillna(pairs["measured_as_b"])
-    repeated: Flags = np.zeros(len(pairs), dtype=bool)
     if source.isna().all():
-        return repeated
+        return np.zeros(len(pairs), dtype=bool)
     place = [f"{place}_{side}" for place in PLACE_COLUMNS for side in "ab"]
     keys = [pairs[name].map(str) for name in (*(name for name in POINT_COLUMNS if name != "backend"), *place)]
     known = {key for key, counts in zip(zip(*keys, pairs["backend"], strict=True), comparable, strict=True) if counts}
-    found: Flags = np.array([key in known for key in zip(*keys, source, strict=True)], dtype=bool)
-    return found
+    return np.array([key in known for key in zip(*keys, source, strict=True)], dtype=bool)
 
 
 def is_ok(pairs: pd.DataFrame, side: str) -> Flags:
     """Pairs whose row on this side has the status `ok`."""
-    ok: Flags = (pairs[f"status_{side}"] == "ok").to_numpy(dtype=bool)
-    return ok
+    return np.asarray(pairs[f"status_{side}"] == "ok", dtype=bool)
 
 
 def is_timed_alike(pairs: pd.DataFrame) -> Flags:
     """Pairs that were timed with the same timer and the same state of the caches."""
-    import numpy as np
-
-    equal = [(pairs[f"{name}_a"].astype(str) == pairs[f"{name}_b"].astype(str)).to_numpy() for name in TIMING_SETTINGS]
-    alike: Flags = np.logical_and.reduce(equal)
-    return alike
+    a, b = (pairs[[f"{name}_{side}" for name in TIMING_SETTINGS]].astype(str).to_numpy() for side in "ab")
+    return np.asarray((a == b).all(axis=1), dtype=bool)
 
 
 def verdict_without_times(row: pd.Series) -> str:

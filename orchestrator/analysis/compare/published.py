@@ -12,7 +12,10 @@ than any floor of measured rows.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import pandas as pd
 
 from orchestrator.analysis.compare import best_of
 from orchestrator.analysis.compare.pairs import LIST_COLUMNS, TIMING_SETTINGS
@@ -23,9 +26,6 @@ from orchestrator.analysis.questions import place_of, ranked_by, ranking_of
 from orchestrator.config.settings import CompareSettings
 from orchestrator.errors import UserError
 from orchestrator.tables import Grid
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 ORIGINS = ("aiconfigurator", "flashinfer_benchmark", "flashinfer_trace")  # `orchestrator_version` of imported rows
 WORKLOAD = (  # what a published table says of one
@@ -87,8 +87,6 @@ def _joined(published: pd.DataFrame, measured: pd.DataFrame) -> pd.DataFrame:
 
 
 def _summary(joined: pd.DataFrame) -> Grid:
-    import numpy as np
-
     keys = ["cluster_a", "device_name_a", "device_name_b", "resolved_backend_a", "routine_a", "q_dtype_a", "kv_dtype_a"]
     cells = []
     for values, part in joined.groupby(keys, dropna=False, sort=True):
@@ -186,8 +184,6 @@ def _counts(found: best_of.BestOfSides) -> Grid:
 
 def _ahead(problems: pd.DataFrame) -> pd.Series:
     """By problem 1 if the candidate's best takes less time, -1 if the baseline's does, and 0 if the two are not apart."""
-    import numpy as np
-
     log_ratio = np.log(problems["speed_up"].to_numpy(dtype=float))
     fastest_us = problems[["us_a", "us_b"]].min(axis=1).to_numpy(dtype=float)
     limit = WIDE * np.sqrt(BETWEEN_TABLES.variance(fastest_us))

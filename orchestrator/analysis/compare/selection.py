@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import pandas as pd
 
 from orchestrator.analysis.sources import SIGNS, listed, local_datasets, nearest_dataset
 from orchestrator.analysis.sql import Where, require_column, text_of
@@ -15,9 +16,6 @@ from orchestrator.config.ranges import Bounds, several
 from orchestrator.errors import UserError, as_typed, unknown
 from orchestrator.storage import access, parquet
 from orchestrator.storage.columns import COLUMNS
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 CONDITION_COLUMNS = {  # the column of each kind of condition
     "run": "run_id",
@@ -177,8 +175,6 @@ def exists(path: str) -> bool:
 
 def read(path: str) -> pd.DataFrame:
     """The rows of a dataset, or of all that a pattern matches."""
-    import pandas as pd
-
     frames = [access.read(place).to_pandas() for place in _places(path)]
     return frames[0] if len(frames) == 1 else pd.concat(frames, ignore_index=True)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from orchestrator.analysis.compare.comparison import Comparison
 from orchestrator.analysis.compare.gate import BROKEN, MAX_RED, is_absent, is_other_card, known_difference
@@ -14,9 +16,6 @@ from orchestrator.analysis.keys import GRAPH_REPLAY, GRID_AXES
 from orchestrator.analysis.names import shown
 from orchestrator.analysis.noise import BETWEEN_RUNS, INTERLEAVED
 from orchestrator.tables import Grid
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 MAX_POINTS_SHOWN = 20  # points in a table
 MAX_REGRESSIONS_SHOWN = 200  # points in a table of regressions

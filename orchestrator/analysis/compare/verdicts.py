@@ -11,11 +11,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
 
 from orchestrator.analysis.compare.pairs import (
     CEILINGS,
     TIMING_SETTINGS,
+    Flags,
+    Floats,
     ceiling_difference,
     is_interleaved,
     is_ok,
@@ -27,13 +32,6 @@ from orchestrator.analysis.compare.pairs import (
 )
 from orchestrator.analysis.names import shown
 from orchestrator.analysis.noise import BETWEEN_RUNS, THROTTLED_CLOCK, UNKNOWN_CLOCK, NoiseFloors
-
-if TYPE_CHECKING:
-    import numpy as np
-    import pandas as pd
-
-    Floats = np.ndarray[Any, np.dtype[np.float64]]
-    Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 MAX_FALSE_CHANGES = 0.03  # share of the points called slower or faster that may be neither
 MAX_FALSE_SAME = 0.05  # share of the points called the same that may not be
@@ -51,8 +49,6 @@ def judge(pairs: pd.DataFrame, floors: NoiseFloors, same: float) -> pd.DataFrame
     `same`: the change is certainly within +-`same`. `slower` and `faster`: it is not certainly within, and certainly not 0.
     `undecided`: neither. Pairs without a time on both sides are judged by their statuses, and left out if neither side has one.
     """
-    import numpy as np
-
     se, common_variance = _uncertainty(pairs, floors)
     log_ratio = pairs["log_us_b"] - pairs["log_us_a"]
     timed = is_ok(pairs, "a") & is_ok(pairs, "b")
@@ -78,8 +74,6 @@ def judge(pairs: pd.DataFrame, floors: NoiseFloors, same: float) -> pd.DataFrame
 
 def _interval(rows: pd.DataFrame) -> dict[str, pd.Series]:
     """The 95% interval of each change by itself."""
-    import numpy as np
-
     low, high = (rows["log_ratio"] + z * rows["se"] for z in (-Z95, Z95))
     return {"change_low": np.expm1(low), "change_high": np.expm1(high)}
 
@@ -87,22 +81,28 @@ def _interval(rows: pd.DataFrame) -> dict[str, pd.Series]:
 def _uncertainty(pairs: pd.DataFrame, floors: NoiseFloors) -> tuple[Floats, Floats]:
     """The standard error of each log ratio, and the part of its variance that a whole group of pairs may have in common.
 
-    Each side's device contributes half of the floor of interleaved measurements. In common are `rel` of the floors, and what
-    clocks and ceilings leave open: a GPU that is one percent slower is so for every point.
+    In common are `rel` of the floors, and what clocks and ceilings leave open: a GPU that is one percent slower is so for every
+    point.
     """
-    import numpy as np
-
     time = np.exp((pairs["log_us_a"] + pairs["log_us_b"]).to_numpy() / 2)
-    total = (pairs["log_se_a"] ** 2 + pairs["log_se_b"] ** 2).to_numpy()
-    common = np.zeros(len(pairs))
-    for side in "ab":
-        us, rel = floors.parts(pairs[f"device_name_{side}"])
-        rough = np.where(is_rough(pairs, side), ROUGH_SE**2, 0.0)
-        total, common = total + ((us / time) ** 2 + rel**2) / 2 + rough, common + rel**2 / 2
+    total, common = own_variance(pairs, floors, time)
     separate, devices = ~is_interleaved(pairs), clock_uncertainty(pairs) ** 2 + ceiling_difference(pairs) ** 2
     total += np.where(separate, BETWEEN_RUNS.variance(time) + devices, 0.0)
     common += np.where(separate, BETWEEN_RUNS.rel**2 + devices, 0.0)
     return np.sqrt(total), common
+
+
+def own_variance(pairs: pd.DataFrame, floors: NoiseFloors, time: Floats) -> tuple[Floats, Floats]:
+    """The variance of each log ratio if both sides are measured interleaved, and the part of it that is `rel` of the floors.
+
+    Each side's device contributes half of the floor of interleaved measurements. `time` is that of each pair in µs.
+    """
+    total, common = (pairs["log_se_a"] ** 2 + pairs["log_se_b"] ** 2).to_numpy(), np.zeros(len(pairs))
+    for side in "ab":
+        us, rel = floors.parts(pairs[f"device_name_{side}"])
+        total = total + ((us / time) ** 2 + rel**2) / 2 + np.where(is_rough(pairs, side), ROUGH_SE**2, 0.0)
+        common += rel**2 / 2
+    return total, common
 
 
 def clock_uncertainty(pairs: pd.DataFrame) -> Floats:
@@ -111,8 +111,6 @@ def clock_uncertainty(pairs: pd.DataFrame) -> Floats:
     If a side was throttled, this is the log ratio of both clocks: a kernel's time follows it fully, partly or not at all. If a
     side has no clocks of its samples, it is what the clock may have been.
     """
-    import numpy as np
-
     throttled = is_throttled(pairs, "a") | is_throttled(pairs, "b")
     ratio = np.log(pairs["mhz_b"] / pairs["mhz_a"]).abs().to_numpy()
     unknown = np.isnan(ratio)
@@ -125,8 +123,6 @@ def decide(log_ratio: Floats, se: Floats, same: float) -> list[str]:
     There are two families of tests, each with the Benjamini-Hochberg procedure: that the change is 0 (two-sided), and that it is
     beyond +-`same` (two one-sided tests, Schuirmann 1987; bounds at +-log(1 + same)).
     """
-    import numpy as np
-
     changed = adjusted([2 * NORMAL.cdf(-abs(z)) for z in log_ratio / se]) <= MAX_FALSE_CHANGES
     beyond = (np.abs(log_ratio) - math.log1p(same)) / se
     within = adjusted([NORMAL.cdf(z) for z in beyond]) <= MAX_FALSE_SAME
@@ -136,8 +132,6 @@ def decide(log_ratio: Floats, se: Floats, same: float) -> list[str]:
 
 def adjusted(p_values: Sequence[float]) -> Floats:
     """p-values adjusted after Benjamini and Hochberg (1995): the lowest false discovery rate at which each is rejected."""
-    import numpy as np
-
     p = np.asarray(p_values, dtype=float)
     descending = np.argsort(-p)
     ranks = np.arange(len(p), 0, -1)
@@ -151,9 +145,6 @@ def judge_groups(judged: pd.DataFrame, by: Sequence[str], same: float) -> pd.Dat
 
     A group's change is the mean of its log ratios. Of their variance, the common part stays and the rest averages out.
     """
-    import numpy as np
-    import pandas as pd
-
     needed = [*by, "log_ratio", "se", "common_variance", "verdict"]  # alone, since each grouping copies the frame
     comparable = judged.loc[judged["counted"], needed]
     parts = [(name, value, part) for name in by for value, part in comparable.groupby(name, dropna=False, sort=True)]
@@ -196,8 +187,6 @@ class Note(NamedTuple):
 
 def notes(judged: pd.DataFrame) -> list[str]:
     """A note on each pair of a frame that `verdicts.judge` has filled in; "" if no rule applies."""
-    import numpy as np
-
     reasons, caveats = (np.column_stack([rule.applies(judged) for rule in rules]) for rules in (WHY_NOT_COMPARABLE, CAVEATS))
     noted = np.flatnonzero(reasons.any(axis=1) | caveats.any(axis=1))
     found = [""] * len(judged)
@@ -225,14 +214,12 @@ def _unlike_settings(one: PairRecord) -> str:
 
 
 def _other_clock(judged: pd.DataFrame) -> Flags:
-    differ: Flags = ((judged["mhz_b"] / judged["mhz_a"] - 1).abs() > MIN_CLOCK_DIFFERENCE).to_numpy(dtype=bool)
-    return differ
+    return np.asarray((judged["mhz_b"] / judged["mhz_a"] - 1).abs() > MIN_CLOCK_DIFFERENCE, dtype=bool)
 
 
 def _has_two_modes(judged: pd.DataFrame, side: str) -> Flags:
     """Whose median may be that of either mode, so that the change may be that from one to the other."""
-    flags: Flags = judged[f"bimodal_{side}"].eq(True).to_numpy(dtype=bool)
-    return flags
+    return np.asarray(judged[f"bimodal_{side}"].eq(True), dtype=bool)
 
 
 def _unlike_ceilings(one: PairRecord) -> str:
@@ -246,8 +233,7 @@ def _unlike_ceilings(one: PairRecord) -> str:
 
 def _other_kernel(judged: pd.DataFrame) -> Flags:
     a, b = judged["resolved_backend_a"], judged["resolved_backend_b"]
-    differ: Flags = (a.notna() & b.notna() & (a != b)).to_numpy(dtype=bool)
-    return differ
+    return np.asarray(a.notna() & b.notna() & (a != b), dtype=bool)
 
 
 def _samples_of_another(one: PairRecord) -> str:
