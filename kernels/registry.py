@@ -1,4 +1,4 @@
-"""Finds the adapters: every file in `kernels/adapters`, and the modules a user names. Holds no list of its own."""
+"""Finds the adapters: every file in `kernels/adapters`, those of routines in folders, and the modules a user names."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from kernels.contract import splits as of_keys
 from kernels.contract.releases import installed
 from kernels.contract.runner import said
 from kernels.problem import ROUTINES
+from kernels.problem.routine import parts
 from kernels.split import Split
 from kernels.split.batch import PREFILL_ROUTINE, SPELLING, parsed
 
@@ -44,7 +45,8 @@ class Registered:
 
 @cache
 def adapters(plugins: tuple[str, ...] = ()) -> dict[tuple[str, str], Adapter]:
-    """Adapters by (routine, name), from `ADAPTERS` of every module in `kernels/adapters` and of the modules in `plugins`.
+    """Adapters by (routine, name), from `ADAPTERS` of every module in `kernels/adapters`, of `kernels/routines/NAME/adapters`, and
+    of the modules in `plugins`.
 
     Raises BadPlugin for a plugin that cannot be imported or holds no adapters, ValueError if two adapters claim one name.
     """
@@ -171,4 +173,4 @@ def _adapters_in(module: str) -> tuple[Adapter, ...]:
 
 
 def _own_modules() -> Iterable[str]:
-    return (f"{own_adapters.__name__}.{m.name}" for m in pkgutil.iter_modules(own_adapters.__path__))
+    return (*(f"{own_adapters.__name__}.{m.name}" for m in pkgutil.iter_modules(own_adapters.__path__)), *parts("adapters"))

@@ -29,6 +29,7 @@ from kernels.inputs.tensors import bits, capped, token_major
 from kernels.problem import Problem
 from kernels.problem.arithmetic import Arithmetic
 from kernels.problem.dtypes import UNIT_ROUNDOFF
+from kernels.problem.routine import by_routine
 
 TRIES = 16  # of one request at a time. In 8 bits, with a tolerance of 0.155, one try in 5 moves a row far enough
 # Tokens of a request that change. Few are hard to notice for a kernel that looks at some tokens before it answers from memory. More
@@ -63,6 +64,7 @@ class ChangedTokens:
     requests: int
 
 
+@by_routine
 def change_tokens(inputs: Inputs, answer: Answer, how: Arithmetic, coin: random.Random) -> list[ChangedTokens]:
     """Changes by chance, of those that move a row by far more than its tolerance: in each request where a few tries found one.
 

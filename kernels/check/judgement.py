@@ -24,11 +24,13 @@ from kernels.inputs import Inputs
 from kernels.problem import Problem
 from kernels.problem.arithmetic import Arithmetic
 from kernels.problem.dtypes import FP8, UNIT_ROUNDOFF
+from kernels.problem.routine import by_routine
 
 SLACK = 0.02  # systematic error of a weight that every kernel may have: its exponential is an approximation
 MAX_KEYS = 2**24  # of all KV heads: the sums of a kept estimate take 24 bytes a key
 
 
+@by_routine
 def judge_whole(out: Tensor, inputs: Inputs, answer: Answer, how: Arithmetic, lse: Tensor | None = None) -> Verdict:
     """Compares an output [T, H, D_vo] with the right answer, and says which faults this would have shown.
 
@@ -45,6 +47,7 @@ def judge_whole(out: Tensor, inputs: Inputs, answer: Answer, how: Arithmetic, ls
     return judge_with_lse(verdict, lse, answer, inputs.problem, how)
 
 
+@by_routine
 def judge_rows(out: Tensor, inputs: Inputs, answer: Answer, how: Arithmetic) -> Verdict:
     """Compares the rows of an output alone, each within its own tolerance."""
     limits = answer.kept(("limits of rows", how), lambda: row_tolerances(inputs, answer, how))

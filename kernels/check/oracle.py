@@ -22,6 +22,7 @@ from kernels.inputs.masks import hidden, seen_to
 from kernels.inputs.shifted_logits import shifts
 from kernels.inputs.tensors import bits, capped
 from kernels.problem.dtypes import UNIT_ROUNDOFF, torch_dtype
+from kernels.problem.routine import by_routine, routine_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -94,11 +95,18 @@ class Verdict:
         return self.weight_over_limit is not None and self.min_tokens is None
 
 
+def name_of(problem: Problem) -> str:
+    """How the reference of this problem is computed, in one word."""
+    own = routine_of(problem.routine)
+    return own.oracle if own else NAME
+
+
 def reference(inputs: Inputs) -> Tensor:
     """The output of the problem, fp32 [T, H, D_vo]. Raises torch.OutOfMemoryError if the device is full."""
     return answer(inputs).out
 
 
+@by_routine
 def answer(inputs: Inputs) -> Answer:
     """The output of the problem and the size of each row's softmax. Raises torch.OutOfMemoryError if the device is full."""
     import torch

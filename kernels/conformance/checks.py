@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kernels.adapter import Adapter, Runner
 from kernels.check import oracle
+from kernels.check.judgement import judge_whole
 from kernels.check.log_sum_exp import judge_with_lse
 from kernels.check.oracle import Verdict, judge, reference
 from kernels.check.tolerance import row_tolerances
@@ -24,6 +25,7 @@ from kernels.inputs.step_lengths import host_lengths, of_lengths
 from kernels.inputs.tensors import decoy
 from kernels.problem import Problem
 from kernels.problem.dtypes import UNIT_ROUNDOFF
+from kernels.problem.routine import routine_of
 from kernels.timing.caches import Caches
 from kernels.timing.timers import timer_for
 
@@ -73,6 +75,9 @@ def synchronize(device: Device) -> None:
 def judge_call(adapter: Adapter, device: Device, inputs: Inputs, runner: Runner) -> Verdict:
     """Calls once on an output full of NaN and poisoned unused slots, and compares with the reference."""
     answer = oracle.answer(inputs)
+    if routine_of(inputs.problem.routine):
+        _launch_poisoned(adapter, device, inputs, runner)
+        return judge_whole(runner.as_asked(runner.out), inputs, answer, runner.arithmetic, runner.written_lse())
     limits = row_tolerances(inputs, answer, runner.arithmetic)
     verdict = judge_against(adapter, device, inputs, runner, answer.out, limits=limits)
     written = runner.written_lse()
@@ -87,13 +92,18 @@ def judge_against(
 
     `limits` [query tokens, num_qo_heads] are the tolerances of the rows; without them all rows have one.
     """
+    _launch_poisoned(adapter, device, inputs, runner)
+    return judge(runner.as_asked(runner.out), expected, inputs.problem, runner.arithmetic, limits)
+
+
+def _launch_poisoned(adapter: Adapter, device: Device, inputs: Inputs, runner: Runner) -> None:
     poison_unused_slots(inputs, math.nan if adapter.skips_unused_in(inputs.problem) else UNUSED_SLOT)
     runner.out.fill_(math.nan)
     if (lse := runner.written_lse()) is not None:
         lse.fill_(math.nan)
+    runner.ready()
     runner()
     synchronize(device)
-    return judge(runner.as_asked(runner.out), expected, inputs.problem, runner.arithmetic, limits)
 
 
 def from_verdict(verdict: Verdict, words: str = "") -> CheckFinding:

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from kernels.adapter import Adapter
 from kernels.device import Device
 from kernels.problem import Problem, batch_spec
+from kernels.problem.routine import routine_of
 
 Keys = Mapping[str, Any]
 
@@ -145,12 +146,16 @@ NOT_IN = {  # axes and families that a routine does not have
 
 def axes_of(routine: str) -> dict[str, tuple[Keys, ...]]:
     """Every change that the search makes to a problem of this routine, by axis."""
+    if folder := routine_of(routine):
+        return dict(folder.changes())
     own = {**AXES, **(LATENT_AXES if routine == "mla" else {})}
     return {axis: changes for axis, changes in own.items() if axis not in NOT_IN.get(routine, ())}
 
 
 def families_of(routine: str) -> dict[str, tuple[Keys, ...]]:
     """The changes under which answers are checked, by the name of the check."""
+    if folder := routine_of(routine):
+        return dict(folder.changes())
     latent = {"heads": LATENT_AXES["heads"], "head dims": LATENT_AXES["head dims"]}
     own = {**FAMILIES, **(latent if routine == "mla" else {})}
     return {name: changes for name, changes in own.items() if name not in NOT_IN.get(routine, ())}
@@ -182,6 +187,8 @@ def neighbours(problem: Problem) -> tuple[Problem, ...]:
 @cache
 def starts(routine: str) -> tuple[Problem, ...]:
     """Where the search for a served problem begins, the smallest first."""
+    if folder := routine_of(routine):
+        return tuple(Problem.model_validate({"routine": routine, **keys}) for keys in folder.starts())
     heads = {"num_qo_heads": 8, "num_kv_heads": 2, "head_dim_qk": 32, "head_dim_vo": 32, "page_size": 16}
     own = {
         "mla": {"num_kv_heads": 8, "head_dim_ckv": 32, "head_dim_kpe": 16},

@@ -62,7 +62,8 @@ class Runner:
     # and the last. Each widens the tolerance.
     rounded_merges: int = 0
     # The log-sum-exp, fp32 [query tokens, H], if the problem asks for it. "returned", if the library makes a new tensor in each
-    # call: `launch` returns it, also as [requests, query tokens of each, H].
+    # call: `launch` returns it, also as [requests, query tokens of each, H]. In a routine with another second output
+    # (`Routine.second_output`) that one, in its own shape and dtype.
     lse: Tensor | Literal["returned"] | None = None
     lse_base: LseBase = "e"
     kernel_config: str = ""  # what the library chose beside the kernel, such as "num_splits=12", as far as it says
@@ -79,6 +80,9 @@ class Runner:
     # They and their pages are in the inputs' own tensors by then, and the plan gets the lengths on the host as well. After it the
     # same call, also a captured one, reads the new lengths. `nothing_to_plan`: it does so without a plan. None: not stated.
     plan_step: PlanStep | None = None
+    # Brings back what the call overwrites and reads, such as a recurrent state. Done before every launch, untimed and before the
+    # caches are brought into their state. None: the call overwrites nothing that it reads.
+    restore: Callable[[], object] | None = None
     # What `launch` calls (`kernels/libraries/same_call.py`). None: not stated.
     call_key: CallKey | None = None
     gather: None = None  # of old plugins
@@ -112,6 +116,11 @@ class Runner:
     def arithmetic(self) -> Arithmetic:
         """What the check depends on."""
         return Arithmetic(self.compute_dtype, self.caller_scale, self.accumulator_dtype, self.lse_base, self.rounded_merges)
+
+    def ready(self) -> None:
+        """Brings back what the last call has overwritten, if it overwrites what it reads. To be done before each call."""
+        if self.restore is not None:
+            self.restore()
 
     def written_lse(self) -> Tensor | None:
         """The log-sum-exp that the last call wrote; None if the backend gives none, or returns it and was not called yet."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.inputs.tensors import Inputs
+from kernels.problem.routine import by_routine
 
 AT_ONCE = 2**22  # numbers that are multiplied by their weights at a time: 32 MiB
 # From this size on a tensor is summed in one kernel: it is read once, and is one launch instead of ten. A cache that no benchmark
@@ -32,6 +33,7 @@ def triton_works(device: int) -> bool:
         return False
 
 
+@by_routine
 def checksums(inputs: Inputs) -> Tensor:
     """An int64 for each large tensor that backends share, and one for all small ones.
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kernels.inputs import Inputs
 from kernels.inputs.tensors import as_integers, bits, slots, token_major
+from kernels.problem.routine import by_routine
 
 
 class Copied(NamedTuple):
@@ -23,6 +24,7 @@ class Copied(NamedTuple):
     target: int
 
 
+@by_routine
 @contextmanager
 def copied_tokens(inputs: Inputs, copied: Sequence[Copied]) -> Iterator[None]:
     """Each target is its source while it lasts, in all KV heads, with a value of opposite sign.

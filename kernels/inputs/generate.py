@@ -28,6 +28,7 @@ from kernels.inputs.tensors import K_SCALE, V_SCALE, is_scaled, query_size, usua
 from kernels.problem import Problem
 from kernels.problem.dtypes import torch_dtype
 from kernels.problem.padded import NULL_PAGE, PaddedBatch, launched
+from kernels.problem.routine import by_routine
 
 UNUSED_SLOT = 240.0  # huge beside N(0, 1), finite in every dtype: a kernel that reads past a request's length shows it
 UNUSED_ENTRY = 2147480000  # in the unused part of a page table: a kernel that follows it reads far outside the cache
@@ -36,6 +37,7 @@ PADDED_QUERY = 240.0  # huge beside N(0, 1), finite in every dtype
 TABLE_GUARD = 1024  # entries before and behind the page table of a padded batch; the table stays aligned to 4 KiB
 
 
+@by_routine
 def draw(problem: Problem, device: torch.device | str) -> Inputs:
     """Draws the inputs of a problem on `device`, the same for the same seed, problem and kind of device.
 
@@ -69,6 +71,7 @@ def _empty(problem: Problem, device: torch.device | str) -> Inputs:
     )  # fmt: skip
 
 
+@by_routine
 def redraw(inputs: Inputs) -> None:
     """Writes the values of a problem's inputs into their tensors, also if a backend has overwritten these."""
     p, generator = inputs.problem, torch.Generator(device=inputs.device).manual_seed(inputs.problem.seed)
@@ -96,6 +99,7 @@ def redraw(inputs: Inputs) -> None:
     poison_unused_slots(inputs, UNUSED_SLOT)
 
 
+@by_routine
 def draw_other_values(inputs: Inputs, number: int) -> None:
     """Writes other queries, keys and values, the same for the same number from 1 on. All else stays, so that plans stay valid."""
     generator = torch.Generator(device=inputs.device).manual_seed(zlib.crc32(f"{inputs.problem.seed} {number}".encode()))
@@ -206,6 +210,7 @@ def _page_table(indices: Tensor, indptr: Tensor, pages_of: Tensor) -> Tensor:
     return torch.where(column < pages_of[:, None], indices[flat.long()], UNUSED_ENTRY).int().contiguous()
 
 
+@by_routine
 def poison_unused_slots(inputs: Inputs, value: float) -> None:
     """Fills the slots of last pages that hold no token with `value`, in keys and values; nvfp4 has no NaN, and stays as it is."""
     p = inputs.problem

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels.inputs import Inputs
+from kernels.problem.routine import by_routine
 
 
 class SmallInputs:
@@ -42,12 +43,13 @@ def _by_dtype(inputs: Sequence[Inputs]) -> list[list[Tensor]]:
     """Each tensor once, those of a dtype together: the layers of a step have the same page table."""
     found: dict[torch.dtype, dict[int, Tensor]] = {}
     for one in inputs:
-        for tensor in _small(one):
+        for tensor in small_inputs(one):
             found.setdefault(tensor.dtype, {})[id(tensor)] = tensor
     return [list(tensors.values()) for tensors in found.values()]
 
 
-def _small(inputs: Inputs) -> list[Tensor]:
+@by_routine
+def small_inputs(inputs: Inputs) -> list[Tensor]:
     """All but queries and cache, with the rows of padded requests."""
     whole = inputs.padded or inputs
     small = [whole.page_table, whole.q_lens, whole.qo_indptr, whole.kv_lens, whole.kv_indptr, whole.kv_indices, whole.last_page_len]

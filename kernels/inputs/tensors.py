@@ -17,6 +17,7 @@ from kernels.inputs.masks import visibility
 from kernels.inputs.nvfp4 import dequantize, quantize
 from kernels.problem.dtypes import FP8
 from kernels.problem.padded import NULL_PAGE
+from kernels.problem.routine import by_routine
 
 if TYPE_CHECKING:
     import torch
@@ -259,6 +260,7 @@ def decoy(inputs: Inputs) -> Iterator[None]:
         yield
 
 
+@by_routine
 @contextmanager
 def other_queries(inputs: Inputs) -> Iterator[None]:
     """Queries with their elements in reverse order while it lasts."""
@@ -271,6 +273,7 @@ def other_queries(inputs: Inputs) -> Iterator[None]:
         q.copy_(true)
 
 
+@by_routine
 @contextmanager
 def other_cache(inputs: Inputs) -> Iterator[None]:
     """Keys and values with opposite signs while it lasts: no copy of the cache is needed to restore it."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 from kernels.adapter import Adapter
 from kernels.mutants import catalogue, lse
 from kernels.mutants.lse import LseMutant
-from kernels.mutants.mutant import Mutant, made_of
+from kernels.mutants.mutant import Mutant, made_of, of_folders
 
-ADAPTERS: tuple[Mutant, ...] = (*catalogue.ADAPTERS, *lse.ADAPTERS)
+# And those of the routines in folders.
+ADAPTERS: tuple[Adapter, ...] = (*catalogue.ADAPTERS, *lse.ADAPTERS, *of_folders("ADAPTERS"))
 
 __all__ = ["ADAPTERS", "adapters_from"]
 
 
 def adapters_from(adapter: Adapter) -> tuple[Mutant, ...]:
     """Every wrong kernel made of a backend from a plugin, called `<fault>@<backend>`; the registry asks for them."""
-    return made_of(adapter, (mutant for mutant in ADAPTERS if type(mutant) in (Mutant, LseMutant)))
+    return made_of(adapter, (mutant for mutant in ADAPTERS if isinstance(mutant, Mutant) and type(mutant) in (Mutant, LseMutant)))

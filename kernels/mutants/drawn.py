@@ -13,14 +13,14 @@ import zlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from kernels.adapter import Need, Runner
+from kernels.adapter import Adapter, Need, Runner
 from kernels.check.root_mean_square import limit_of
 from kernels.check.tolerance import tolerance
 from kernels.inputs.sentinel_logit import PLANTED
 from kernels.inputs.tensors import rounded
 from kernels.mutants import catalogue, victims
 from kernels.mutants.faults import victim
-from kernels.mutants.mutant import Mutant, rows_in
+from kernels.mutants.mutant import Mutant, of_folders, rows_in
 from kernels.mutants.reference_case import ReferenceCase
 from kernels.problem import ROUTINES
 
@@ -40,7 +40,7 @@ FACTORS = (0.5, 0.8, 1.25, 2.0)  # of keys or values that are scaled
 # Of a problem: at their defaults they change no draw of before.
 LATER_FIELDS = frozenset({
     "shared_prefix", "return_lse", "max_seq_len", "enable_pdl", "graph_batch", "graph_fill", "num_states",
-    "softmax_scale", "soft_cap", "mask_prefix", "kv_memory",
+    "softmax_scale", "soft_cap", "mask_prefix", "kv_memory", "routine_axes",
 })  # fmt: skip
 
 
@@ -181,7 +181,7 @@ KEPT, HEAD_OFF = "answer_kept", "head_off"
 OF_LOGITS = ("1_zero_keys_counted", "127_zero_keys_counted", "maximum_not_subtracted", "maximum_from_0", "bf16_logits")
 BESIDE = (*OF_LOGITS, KEPT, HEAD_OFF)  # the listed faults that each drawn run has too, since no drawn one tests their clauses
 RIGHT: dict[str, Any] = {"wrong": ReferenceCase.answer, "applies": victims.always}
-ADAPTERS: tuple[Mutant, ...] = (
+ADAPTERS: tuple[Adapter, ...] = (
     *(
         Drawn(routine=routine, name=f"drawn_{number:03d}", about="a fault drawn from its number", number=number, **RIGHT)
         for routine in ROUTINES
@@ -191,6 +191,7 @@ ADAPTERS: tuple[Mutant, ...] = (
     *(KeepsAnswer(routine=routine, name=KEPT, about="a stored answer is returned", **RIGHT) for routine in ROUTINES),
     *(HeadOff(routine=routine, name=HEAD_OFF, about="a query head is off by a bit too much", **RIGHT) for routine in ROUTINES),
     *(mutant for mutant in catalogue.ADAPTERS if mutant.name in OF_LOGITS),
+    *of_folders("DRAWN"),
 )
 
 

@@ -6,6 +6,7 @@ the wrapped kernel wrote.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
@@ -18,6 +19,7 @@ from kernels.inputs.tensors import rounded
 from kernels.mutants.faults import victim
 from kernels.mutants.reference_case import ReferenceCase, case_of
 from kernels.mutants.victims import Applies
+from kernels.problem.routine import parts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -177,6 +179,12 @@ def _of_oracle(inputs: Inputs) -> Runner:
             lse.copy_(right.lse)
 
     return Runner(launch, out, "oracle", inputs.problem.output_dtype, lse=lse)
+
+
+def of_folders(name: str) -> tuple[Adapter, ...]:
+    """The wrong kernels of routines in folders: `ADAPTERS` or `DRAWN` of each `kernels/routines/NAME/mutants.py`."""
+    modules = (importlib.import_module(module) for module in parts("mutants"))
+    return tuple(one for module in modules for one in getattr(module, name))
 
 
 def made_of(adapter: Adapter, mutants: Iterable[Mutant]) -> tuple[Mutant, ...]:

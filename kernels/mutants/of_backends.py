@@ -14,7 +14,7 @@ from kernels.mutants.mutant import Mutant, made_of
 
 def adapters_from(adapter: Adapter) -> tuple[Mutant, ...]:
     """Every drawn fault made of a backend; the registry asks for those of plugins."""
-    return made_of(adapter, drawn.ADAPTERS)
+    return made_of(adapter, (mutant for mutant in drawn.ADAPTERS if isinstance(mutant, Mutant)))
 
 
 ADAPTERS = tuple(mutant for backend in registry.adapters().values() for mutant in adapters_from(backend))

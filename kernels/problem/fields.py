@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 from kernels.problem.dtypes import FP8, DtypeName, default_output
+from kernels.problem.routine import axes_in, found, routine_of
 
 # Strict: neither true nor "8" is a count. Kernels index with 32 bits.
 Count = Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)]
@@ -16,13 +18,20 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
 # SGLang's pool. by_token: [P, ..., 2, D], as in vLLM 0.33. padded: pairs with the room of a token behind each page, as hybrid
 # models have it (vLLM's `page_size_padded`). degenerate: pairs whose one KV head has the stride 1 (vLLM PR 40737).
 KvMemory = Literal["paired", "apart", "by_token", "padded", "degenerate"]
-Routine = Literal["paged_decode", "paged_prefill", "ragged_prefill", "mla", "cascade", "merge_states"]
-
-ROUTINES: tuple[str, ...] = get_args(Routine)
+# Of keys and values, or of partial answers over them. Every other routine has a folder in `kernels/routines`.
+ROUTINES: tuple[str, ...] = ("paged_decode", "paged_prefill", "ragged_prefill", "mla", "cascade", "merge_states")
 ANY_MEMORY: frozenset[KvMemory] = frozenset(get_args(KvMemory))
 # What TMA reads: strides of a multiple of 16 bytes. vLLM mends a degenerate one before it calls such a kernel.
 TMA_MEMORY = ANY_MEMORY - {"degenerate"}
 UNREAD_MEMORY: frozenset[KvMemory] = frozenset({"paired", "apart"})  # of a kernel whose source is not open
+
+
+def _known(routine: str) -> str:
+    names = (*ROUTINES, *found())
+    if routine in names:
+        return routine
+    *most, last = map(repr, names)
+    raise PydanticCustomError("literal_error", "Input should be {expected}", {"expected": f"{', '.join(most)} or {last}"})
 
 
 class ProblemFields(BaseModel):
@@ -30,7 +39,7 @@ class ProblemFields(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    routine: Routine = "paged_decode"
+    routine: Annotated[str, AfterValidator(_known)] = "paged_decode"
     model: str = "custom"
     tp: Count = 1  # tensor-parallel size; the head counts are those of one GPU
     batch_size: Count
@@ -74,11 +83,22 @@ class ProblemFields(BaseModel):
     graph_fill: Literal[0, 1] = 0
     # merge_states: the partial answers of each query token, over as many ranges of its request's keys.
     num_states: Annotated[int, Field(ge=2, le=2**31 - 1, strict=True)] | None = None
+    # The axes that the routine has of its own and their values, such as `states=each` (`kernels/problem/routine.py`).
+    routine_axes: str | None = None
 
     @property
     def latent(self) -> bool:
         """Whether keys and values are one latent that all heads read."""
-        return self.routine == "mla"
+        return self.routine == "mla" or ((own := routine_of(self.routine)) is not None and own.latent)
+
+    @property
+    def has_second_output(self) -> bool:
+        """Whether a kernel writes a log-sum-exp too, or what the routine has in its place."""
+        return self.return_lse or ((own := routine_of(self.routine)) is not None and own.second_output)
+
+    def axis(self, key: str) -> int | str | None:
+        """The value of an axis that the routine has of its own; None if it has no such axis."""
+        return axes_in(self.routine_axes).get(key)
 
     @property
     def paged(self) -> bool:

@@ -13,6 +13,7 @@ from pydantic import model_validator
 from kernels.problem import batch_spec
 from kernels.problem.dtypes import size_bytes
 from kernels.problem.fields import ProblemFields
+from kernels.problem.routine import routine_of, with_axes
 from kernels.problem.trees import depths
 from kernels.problem.validation import names_usual_scale, require_consistent, with_listed_lengths
 
@@ -45,6 +46,7 @@ class Problem(ProblemFields):
         """Gives equal problems equal keys: makes a range of one length that length, and drops keys that the routine ignores."""
         if not isinstance(keys, dict):
             return keys
+        keys = with_axes(keys)
         unused = UNUSED.get(str(keys.get("routine")), frozenset())
         if keys.get("min_s_qo") is not None and keys["min_s_qo"] == keys.get("s_qo"):
             unused |= {"min_s_qo"}
@@ -186,6 +188,8 @@ class Problem(ProblemFields):
     @cached_property
     def flops(self) -> int:
         """Multiplications and additions: those of attention, or 2 * num_states for each element of a merged output."""
+        if own := routine_of(self.routine):
+            return own.flops(self)
         if self.num_states is not None:
             return 2 * self.num_states * self.num_q_tokens * self.num_qo_heads * self.value_dim
         return self.attention_flops
@@ -206,6 +210,8 @@ class Problem(ProblemFields):
 
         In `merge_states` bytes of the states, which stand in their place: outputs, and log-sum-exps in fp32.
         """
+        if (own := routine_of(self.routine)) and (found := own.kv_bytes(self)) is not None:
+            return found
         if self.num_states is not None:
             rows = self.num_states * self.num_q_tokens * self.num_qo_heads
             return size_bytes(self.state_dtype, rows * self.value_dim) + size_bytes("fp32", rows)
@@ -215,16 +221,20 @@ class Problem(ProblemFields):
     @property
     def unshared_bytes(self) -> int:
         """As `bytes`, for a kernel that reads a shared prefix once for every request."""
-        return self.bytes if self.num_states is not None else self.attention_bytes
+        return self.bytes if self.num_states is not None or routine_of(self.routine) else self.attention_bytes
 
     @property
     def attention_bytes(self) -> int:
         """Bytes of attention itself, as the reference computes it: a shared prefix is read once for every request."""
+        if routine_of(self.routine):
+            return self.bytes
         return self.query_bytes + self.output_bytes + size_bytes(self.kv_dtype, self.visible_kv_tokens * self.kv_token_elements)
 
     @cached_property
     def qo_bytes(self) -> int:
         """Bytes of the queries, which a merge does not read, and of one output."""
+        if (own := routine_of(self.routine)) and (found := own.qo_bytes(self)) is not None:
+            return found
         return self.output_bytes + (self.query_bytes if self.num_states is None else 0)
 
     @property
@@ -246,6 +256,8 @@ class Problem(ProblemFields):
     @cached_property
     def input_bytes(self) -> int:
         """Bytes of memory for the inputs and one output, counting whole pages and a page table as wide as `max_seq_len`."""
+        if (own := routine_of(self.routine)) and (found := own.input_bytes(self)) is not None:
+            return found
         table = 4 * self.batch_size * self.table_width if self.max_seq_len is not None else 0  # else small beside its cache
         cache = size_bytes(self.kv_dtype, self.num_pages * self.slots_per_page * self.kv_token_elements)
         padding = size_bytes(self.kv_dtype, self.num_pages * self.kv_token_elements // 2) if self.kv_memory == "padded" else 0

@@ -8,9 +8,11 @@ from typing import Any
 from kernels.problem import batch_spec
 from kernels.problem.batch_spec import MAX_REQUESTS
 from kernels.problem.fields import ProblemFields
+from kernels.problem.routine import Routine, routine_of
 
 PLAIN_MASKS = ("causal", "full", "prefix")
 WIDEST_SCALE = 64  # times 1/sqrt(head_dim_qk), or its inverse: models have 1 (head_dim 512) to 1/128 (head_dim 128)
+OF_EVERY_ROUTINE = {"routine", "routine_axes", "model", "tp", "seed", "page_size", "enable_pdl"}  # a model brings its page size
 PADDED_ROUTINES = ("paged_decode", "paged_prefill", "mla")  # of which engines capture graphs of several requests
 
 
@@ -35,8 +37,25 @@ def names_usual_scale(keys: dict[str, Any]) -> bool:
 
 def require_consistent(problem: ProblemFields) -> None:
     """Raises ValueError with a message for the user if keys of a problem do not fit together."""
+    if own := routine_of(problem.routine):
+        _require_own_keys(problem, own)
+        own.check(problem)
+        return
+    if problem.routine_axes is not None:
+        raise ValueError(f"routine_axes={problem.routine_axes!r}: routine={problem.routine} has no axes of its own; leave it out")
     for check in (_lengths, _room, _heads, _mask, _latent, _shared_prefix, _states, _dtypes, _padding, _scale, _memory):
         check(problem)
+
+
+def _require_own_keys(p: ProblemFields, own: Routine) -> None:
+    """Raises ValueError for a key that this routine does not have, unless it says what no key would say."""
+    for name, field in type(p).model_fields.items():
+        if name in own.keys or name in OF_EVERY_ROUTINE or field.is_required() or getattr(p, name) == field.default:
+            continue
+        raise ValueError(
+            f"{name}={getattr(p, name)!r}: routine={own.name} has no {name}; leave it out, or type one of its own keys: "
+            f"{', '.join(sorted({*own.keys, *own.axes}))}"
+        )
 
 
 def _lengths(p: ProblemFields) -> None:

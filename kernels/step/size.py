@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from kernels.problem import Problem
+from kernels.problem.routine import routine_of
 from kernels.step.shapes import WEIGHT_BYTES, LayerShape, weight_bytes
 
 # A replay's own jitter is shared by its layers. So many microseconds of it may remain for one layer, or this part of a call.
@@ -29,6 +30,7 @@ def unmet(problem: Problem) -> list[str]:
     """Why `timing.context=step` cannot model a problem, as sentences of what it needs; empty if it can."""
     needs = {
         "attention that reads the queries of its layer, and no states that are given (merge_states)": problem.num_states is None,
+        "a routine of attention over keys and values": routine_of(problem.routine) is None,
         "keys and values of 8 bits or more, since its KV append does not pack nvfp4": problem.kv_dtype != "nvfp4",
         "no padded requests (graph_batch=null)": problem.graph_batch is None,
         "an even head_dim, for its rotary embedding": (problem.head_dim_kpe or problem.head_dim_qk) % 2 == 0,

@@ -86,11 +86,13 @@ class WallClock(Timer):
         self.host_us = math.nan  # a CPU does the work itself: it has no launch to time separately
 
     def replay(self) -> None:
+        self.runner.ready()
         self.runner()
 
     def block(self, count: int, monitor: DeviceMonitor) -> Block:
         samples = []
         for _ in range(count):
+            self.runner.ready()
             start = time.perf_counter_ns()
             self.runner()
             samples.append((time.perf_counter_ns() - start) / 1e3)
@@ -174,12 +176,13 @@ class DeviceEvents(Timer):
         return clock
 
     def _before(self) -> None:
-        """Brings the caches into their state, and spins if the L2 stays warm: the sample would include the launch otherwise.
+        """Brings back what the call overwrites, then the caches into their state; spins if the L2 stays warm.
 
-        An eager call takes the CPU longer than a flush takes the GPU, so it needs a spin too.
+        The sample would include the launch otherwise. An eager call takes the CPU longer than a flush takes the GPU, so it needs a spin too.
         """
         import torch
 
+        self.runner.ready()
         self.caches.restore()
         if self.l2 == "warm" or not self.cuda_graph:
             torch.cuda._sleep(self._spin)  # type: ignore[no-untyped-call]

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
+from kernels.problem.routine import routine_of
 from kernels.step.shapes import LayerShape
 from orchestrator.config.base import Frozen, Scalar, own_files
 
@@ -25,7 +26,8 @@ class Model(Frozen):
     the window of its windowed layers, in tokens, and `windowed` has the keys in which these differ from the others; a sweep times
     the layers without a window unless it sets `window` or there are none. `softmax_scale` is None for 1/sqrt(head_dim_qk).
     `max_positions` is the longest request in tokens, which limits a sweep if a person `typed` the model. `index_topk` is to how
-    many keys each query token attends if attention is sparse. `layer` has the sizes of its matrix products, which
+    many keys each query token attends if attention is sparse. `routines` has the sizes of layers that run a routine of
+    `kernels/routines`, by its name. `layer` has the sizes of its matrix products, which
     timing.context=step needs. With heads or sparsity other than those of its file a model is called `custom`: its name would say
     that the rows are of a model that they are not of.
     """
@@ -48,6 +50,7 @@ class Model(Frozen):
     soft_cap: PositiveFloat | None = None
     max_positions: PositiveInt | None = None
     index_topk: PositiveInt | None = None
+    routines: dict[str, dict[str, Scalar]] = Field(default_factory=dict)
     layer: LayerShape | None = None
     typed: bool = False
 
@@ -67,6 +70,9 @@ class Model(Frozen):
 
     def refusal(self, routine: str, tp: int, s_kv: object = None) -> str:
         """Why no request of a sweep can be this model's, and what to type; empty if nothing stands against it."""
+        if own := routine_of(routine):
+            found = own.share(self, tp)
+            return found if isinstance(found, str) else self._refused_size(tp, s_kv)
         if self.index_topk:
             return (
                 f"model {self.name} attends sparsely, to {self.index_topk:,} keys of each query token (index_topk), and this "
@@ -82,6 +88,9 @@ class Model(Frozen):
                 f"model {self.name}: this model's cache is a latent, and no engine stores it as the keys and values that "
                 f"routine={routine} reads; type +sweep=mla_mtp, or mixed_q_len_mla"
             )
+        return self._refused_size(tp, s_kv)
+
+    def _refused_size(self, tp: int, s_kv: object) -> str:
         if tp not in self.tp:
             return f"sweep.tp={tp}: model {self.name} is split over {', '.join(map(str, self.tp))}; type one of these"
         if self.typed and self.max_positions and isinstance(s_kv, int) and s_kv > self.max_positions:
@@ -96,6 +105,9 @@ class Model(Frozen):
 
         KV heads are copied if there are fewer of them than GPUs, as engines do.
         """
+        if own := routine_of(routine):
+            found = own.share(self, tp)
+            return {} if isinstance(found, str) else dict(found)
         whole = {key: getattr(self, key) for key in (*HEADS[:4], "sinks")} | (self.windowed if windowed else {})
         whole |= {key: max(1, whole[key] // tp) for key in HEADS[:2]}
         whole |= {key: value for key in ("softmax_scale", "soft_cap") if (value := getattr(self, key)) is not None}

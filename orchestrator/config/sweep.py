@@ -8,6 +8,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, model_validator
 
 from kernels.problem import Problem, batch_spec
+from kernels.problem.routine import own_axes
 from kernels.timing.config import Precision
 from orchestrator.config import library_version
 from orchestrator.config.base import Frozen, Scalar
@@ -64,7 +65,7 @@ class Sweep(Frozen):
 
 
 # Not a model, which is a group of conf/ (model=llama_3_1_8b, or -m model=a,b), and not a tree, which `mask` names.
-SWEEP_KEYS = (frozenset(Problem.model_fields) | {"backend", "env", "num_splits"}) - {"model", "tree"}
+SWEEP_KEYS = (frozenset(Problem.model_fields) | own_axes() | {"backend", "env", "num_splits"}) - {"model", "tree", "routine_axes"}
 
 
 def keys_of(axis: str, value: AxisValue) -> dict[str, Scalar | None]:

@@ -13,6 +13,7 @@ from kernels import registry
 from kernels.adapter import Adapter
 from kernels.contract import splits
 from kernels.problem import PLAIN_MASKS, Problem
+from kernels.problem.routine import own_axes, routine_of
 from kernels.problem.trees import TreeTooSmall
 from orchestrator import gc_pause
 from orchestrator.code_version import plugin_code
@@ -145,7 +146,9 @@ class _Problems:
         except ValidationError as error:
             said = explain(error, "sweep")
         try:
-            Problem.model_validate({**{key: value for key, value in given.items() if key in keys or key not in LENT}, **ANY_MODEL})
+            own = routine_of(routine)
+            heads = own.any_model if own else ANY_MODEL
+            Problem.model_validate({**{key: value for key, value in given.items() if key in keys or key not in LENT}, **heads})
         except ValidationError:
             raise UserError(said) from None
         whole = len(own_heads) >= len(HEADS if routine == "mla" else HEADS[:4])
@@ -233,7 +236,8 @@ def _matches(rule: Rule, value_of: Callable[[str], object]) -> bool:
 def _value_of(problem: Problem, backend: object, env: object) -> Callable[[str], object]:
     """The keys of a point: those of `OF_POINTS`, and of its problem."""
     special = {"backend": backend, "env": env, "num_splits": splits.splits_in(str(backend)), "out_dtype": problem.output_dtype}
-    return lambda key: special[key] if key in special else getattr(problem, key)
+    own = own_axes()
+    return lambda key: special[key] if key in special else problem.axis(key) if key in own else getattr(problem, key)
 
 
 def _backend_of(keys: dict[str, Scalar]) -> Scalar | None:
@@ -267,8 +271,8 @@ def chosen(points: Iterable[Point], settings: Chosen) -> list[Point]:
     """
     where = settings.where
     for key in where:
-        if key not in OF_POINTS and key not in Problem.model_fields:
-            raise UserError(unknown("where", key, {*OF_POINTS, *Problem.model_fields}))
+        if key not in (known := {*OF_POINTS, *Problem.model_fields, *own_axes()}):
+            raise UserError(unknown("where", key, known))
     rule = {key: Allowed(several(values)) for key, values in where.items()}
     found = [point for point in points if _matches(rule, _value_of(point.problem, point.backend, point.env))]
     if not found:

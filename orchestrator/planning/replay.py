@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import PurePath
 
 from kernels import registry
+from kernels.problem.routine import routine_of
 from orchestrator import PROGRAM
 from orchestrator.config.read_keys import key_of, only_read
 from orchestrator.config.settings import Points, Settings, mutants_of
@@ -180,7 +181,9 @@ def _drawn_of(points: Sequence[Point], settings: Settings) -> list[Point]:
         return replace(base, backend=f"{name}@{base.backend}" if base.backend else name)
 
     names = [*(f"drawn_{number:03d}" for number in numbers(draws)), *BESIDE]
-    faults = [made(base, name) for base in bases for name in names]
+    known = registry.registered(settings.adapters)  # a routine of a folder has no more than it draws itself
+    made_there = [made(base, name) for base in bases for name in names]
+    faults = [one for one in made_there if not routine_of(one.problem.routine) or (one.problem.routine, one.backend) in known]
     seeds = range(max(2, draws // 10))
     return [*faults, *(made(_at_seed(base, more), "no_fault") for more in seeds for base in bases)]
 

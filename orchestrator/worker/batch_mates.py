@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kernels.device import Device
 from kernels.environment.remote import RemoteTimer
+from kernels.problem.routine import routine_of
 from kernels.split.adapter import Ordered, part_of
 from kernels.split.batch import part_problem
 from orchestrator.worker.output_check import JudgedCall
@@ -20,7 +21,7 @@ def is_batch_invariant(call: JudgedCall, device: Device) -> bool | None:
 
     adapter, inputs, p, same = call.adapter, call.shared.inputs, call.shared.inputs.problem, []
     alone = p.batch_size == 1 or p.prefix_tokens or p.num_states is not None or inputs.padded is not None
-    if alone or isinstance(call.timer, RemoteTimer):
+    if alone or routine_of(p.routine) or isinstance(call.timer, RemoteTimer):
         return None
     call.launch(poisoned=True)
     out, _ = call.outputs.now()

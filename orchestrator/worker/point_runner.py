@@ -317,7 +317,7 @@ def prepared_call(
         call, timer, outputs, about = environments.prepare(shared, adapter.name)
         return PreparedCall(timer, outputs, about["kernel_config"], about["peak_mem_bytes"], lambda: call.ask("drop"))
     here = prepare_timer(adapter, shared.inputs, device, timing)
-    return PreparedCall(here, LocalOutputs(here, problem.return_lse), adapter.config_of(here.runner, problem))
+    return PreparedCall(here, LocalOutputs(here, problem.has_second_output), adapter.config_of(here.runner, problem))
 
 
 def load_ahead(packages: Iterable[str]) -> None:

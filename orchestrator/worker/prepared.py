@@ -91,7 +91,7 @@ class PreparedBackend:
         self.row |= {"launches_checked": check.launches.count, "inputs_checked": check.inputs}
         self.row |= {"check_stale_covered": check.stale_covered, "same_bits": check.same_bits}
         if self.verdict is None or replaces or not verdict.passed:
-            self.row |= _columns(verdict) | {"oracle": oracle.NAME}
+            self.row |= _columns(verdict) | {"oracle": oracle.name_of(check.call.shared.inputs.problem)}
             self.row["lse_base"] = None if verdict.lse_err is None else self.runner.lse_base
         self.verdict = verdict
 

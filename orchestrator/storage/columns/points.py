@@ -105,6 +105,9 @@ class ProblemColumns(TypedDict, total=False):
     soft_cap: Annotated[
         float | None, About("Cap c of logits: c · tanh(x / c) of each scaled logit x, sinks excepted. Null: none.", "logit")
     ]
+    routine_axes: Annotated[
+        str | None, About("Axes that the routine has of its own, with their values, such as states=each. Null: it has none.")
+    ]
 
 
 class CostColumns(TypedDict, total=False):

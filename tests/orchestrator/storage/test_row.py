@@ -25,7 +25,7 @@ run_id sweep point_id group_id twin attempt status reason command
 routine backend env num_splits resolved_backend kernel_config model tp batch_size s_qo min_s_qo s_kv seq_lens batch_spec max_seq_len
 mask mask_prefix tree window sinks page_size kv_layout page_order kv_memory
 num_qo_heads num_kv_heads head_dim_qk head_dim_vo head_dim_ckv head_dim_kpe q_dtype kv_dtype out_dtype enable_pdl seed
-shared_prefix return_lse graph_batch graph_fill num_states softmax_scale soft_cap
+shared_prefix return_lse graph_batch graph_fill num_states softmax_scale soft_cap routine_axes
 median_us mean_us std_us min_us p05_us p95_us ci95_rel num_samples
 within_block_rel between_blocks_rel lag1_autocorr bimodal samples_us samples_mhz block_sizes num_set_aside set_aside_us
 timer cuda_graph l2 icache stop_reason measured_as working_set_over_l2 context

@@ -1,0 +1,162 @@
+"""What a routine in a folder of `kernels/routines` says of its problems, and how its functions take the place of attention's.
+
+A folder NAME registers itself: `kernels.routines.NAME.problem` holds `ROUTINE`, an object of a subclass of `Routine`. Nothing here
+imports torch. `docs/adding_a_routine.md` lists the functions that a folder may replace.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, wraps
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+FOLDERS = "kernels.routines"
+Axis = tuple[int | str, ...] | type[int]  # the values of an axis of a routine's own, the default first; int: 1 or more, no default
+Given = ParamSpec("Given")
+Returned = TypeVar("Returned")
+
+
+class Routine:
+    """A routine of a folder, as plans see it. What is not overridden is as in attention over keys and values.
+
+    `keys` are the fields of `Problem` that its problems may set, beside those that every problem has. Others are refused by name.
+    `axes` are its own: they are typed as `sweep.AXIS`, and stored together in `Problem.routine_axes`. `oracle` names its reference.
+    """
+
+    name: str
+    about: str  # what it computes, in a few words
+    oracle: str
+    keys: frozenset[str] = frozenset()
+    axes: Mapping[str, Axis] = {}
+    second_output = False  # beside the output a tensor is judged that the call writes; an adapter gives it as `Runner.lse`
+    latent = False  # keys and values are one latent that all heads read, as in `mla`
+    any_model: Mapping[str, int] = {}  # heads that each of its sweeps can have: what is wrong with these is wrong with the sweep
+    promises: Mapping[str, str] = {}  # of mode=check_power: kinds of its drawn faults, and what the statement says of them
+
+    def completed(self, keys: dict[str, Any]) -> dict[str, Any]:
+        """The keys of a problem with those that follow from others. Raises ValueError for one that says otherwise."""
+        return keys
+
+    def check(self, problem: Any) -> None:
+        """Raises ValueError with a message for the user if keys of a problem do not fit together."""
+
+    def flops(self, problem: Any) -> int:
+        """Multiplications and additions."""
+        found: int = problem.attention_flops
+        return found
+
+    def kv_bytes(self, problem: Any) -> int | None:
+        """The fewest bytes to read what stands in place of keys and values, and to write it if it changes; None: as attention."""
+        return None
+
+    def qo_bytes(self, problem: Any) -> int | None:
+        """The fewest bytes to read the queries and to write one output; None: as attention."""
+        return None
+
+    def input_bytes(self, problem: Any) -> int | None:
+        """Bytes of memory for inputs and one output; None: as attention."""
+        return None
+
+    def share(self, model: Any, tp: int) -> dict[str, int | str] | str:
+        """The part of one GPU of `tp`, as keys of a problem, from `orchestrator.config.model.Model`; or why there is none.
+
+        `model.routines[NAME]` has the sizes of the model's layers of this routine, as its file gives them.
+        """
+        return f"model {model.name} has no layers of routine={self.name}"
+
+    def starts(self) -> Iterable[Mapping[str, Any]]:
+        """mode=conformance: keys of problems where the search for a served one begins, the smallest first."""
+        return ()
+
+    def changes(self) -> Mapping[str, tuple[Mapping[str, Any], ...]]:
+        """mode=conformance: what each axis is set to, one change at a time. The answers are checked on them too."""
+        return {}
+
+
+@cache
+def found() -> dict[str, Routine]:
+    """The routines of all folders, by name."""
+    folders = import_module(FOLDERS)
+    names = sorted(one.name for one in pkgutil.iter_modules(folders.__path__) if one.ispkg)
+    return {name: import_module(f"{FOLDERS}.{name}.problem").ROUTINE for name in names}
+
+
+def routine_of(name: str) -> Routine | None:
+    """The routine of a folder; None for one of attention over keys and values."""
+    return found().get(name)
+
+
+def own_axes() -> frozenset[str]:
+    """The axes that some routine has of its own."""
+    return frozenset(axis for one in found().values() for axis in one.axes)
+
+
+def part(name: str, what: str) -> ModuleType | None:
+    """The module `what` of a routine's folder, such as `hooks`, `adapters` or `mutants`; None if it has none."""
+    folder = import_module(f"{FOLDERS}.{name}")
+    there = any(one.name == what for one in pkgutil.iter_modules(folder.__path__))
+    return import_module(f"{FOLDERS}.{name}.{what}") if there else None
+
+
+def parts(what: str) -> list[str]:
+    """The dotted names of the modules `what` of all folders."""
+    return [module.__name__ for name in found() if (module := part(name, what)) is not None]
+
+
+def by_routine(default: Callable[Given, Returned]) -> Callable[Given, Returned]:
+    """The function, or for a problem of a folder's routine the one of this name in its `hooks`, if there is one.
+
+    The problem is the first argument that is one or has one.
+    """
+
+    @wraps(default)
+    def chosen(*args: Given.args, **kwargs: Given.kwargs) -> Returned:
+        name = next((name for one in (*args, *kwargs.values()) if (name := _routine_in(one))), "")
+        hooks = part(name, "hooks") if name in found() else None
+        call: Callable[Given, Returned] = getattr(hooks, default.__name__, default)
+        return call(*args, **kwargs)
+
+    return chosen
+
+
+def _routine_in(argument: object) -> str:
+    problem = getattr(argument, "problem", argument)
+    return str(getattr(problem, "routine", ""))
+
+
+def with_axes(keys: dict[str, Any]) -> dict[str, Any]:
+    """Keys of a problem with its routine's own axes as `routine_axes`, and what follows from others. Raises ValueError."""
+    own = routine_of(str(keys.get("routine")))
+    if own is None:
+        return keys
+    given = {**axes_in(keys.get("routine_axes")), **{key: keys[key] for key in own.axes if keys.get(key) is not None}}
+    kept = {key: value for key, value in keys.items() if key not in own.axes}
+    for key, value in given.items():
+        _require_allowed(own, key, value)
+    if missing := [key for key, allowed in own.axes.items() if allowed is int and key not in given]:
+        raise ValueError(f"{missing[0]}: routine={own.name} needs it; type +sweep.{missing[0]}=[1]")
+    values = {key: given.get(key, allowed[0] if isinstance(allowed, tuple) else None) for key, allowed in own.axes.items()}
+    spelled = " ".join(f"{key}={values[key]}" for key in sorted(values))
+    return own.completed({**kept, "routine_axes": spelled or None})
+
+
+def axes_in(spelled: object) -> dict[str, int | str]:
+    """The axes in a `routine_axes`, such as `top_k=2048 order=random`."""
+    pairs = (word.partition("=")[::2] for word in str(spelled or "").split())
+    return {key: int(value) if value.isdecimal() else value for key, value in pairs}
+
+
+def _require_allowed(own: Routine, key: str, value: object) -> None:
+    allowed = own.axes.get(key)
+    if allowed is int:
+        if isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 2**31:
+            return
+        raise ValueError(f"{key}={value!r}: allowed: a whole number from 1")
+    named = allowed if isinstance(allowed, tuple) else ()
+    if value not in named:
+        raise ValueError(f"{key}={value!r}: allowed with routine={own.name}: {', '.join(map(str, named))}")
