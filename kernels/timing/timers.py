@@ -178,7 +178,8 @@ class DeviceEvents(Timer):
     def _before(self) -> None:
         """Brings back what the call overwrites, then the caches into their state; spins if the L2 stays warm.
 
-        The sample would include the launch otherwise. An eager call takes the CPU longer than a flush takes the GPU, so it needs a spin too.
+        The sample would include the launch otherwise. An eager call takes the CPU longer than a flush takes the GPU, so it needs
+        a spin too.
         """
         import torch
 
