@@ -1,4 +1,4 @@
-"""A routine in a folder of its own registers itself: from YAML to stored rows, and to the commands that check backends."""
+"""A routine in a folder of its own registers itself: from YAML to stored rows."""
 
 from __future__ import annotations
 
@@ -55,10 +55,3 @@ def test_a_key_that_it_does_not_have_is_refused_by_name(typed: str, said: str) -
 
     assert done.returncode == 2
     assert said in done.stderr
-
-
-def test_conformance_finds_its_backends() -> None:
-    done = command("mode=conformance", "backend=[product]")
-
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "doubled product on cpu" in done.stdout
