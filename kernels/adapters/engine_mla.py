@@ -17,15 +17,9 @@ from typing import Any
 from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
 from kernels.device import Device
 from kernels.inputs import Inputs
+from kernels.libraries import flash_attn_3_common as common
+from kernels.libraries import latent_common as latent
 from kernels.libraries.engine_releases import VLLM_READ
-from kernels.libraries.flash_attn_3_common import GIVEN, HEURISTIC, MADE_IN_CALL, partial_bytes, runner_of
-from kernels.libraries.latent_common import (
-    MAX_PROCESSORS,
-    TOLD_TO_FLASH_ATTN_3,
-    latent_needs,
-    needs_of_flash_attn_3,
-    queries_by_request,
-)
 from kernels.problem import Problem
 from kernels.problem.dtypes import HALF
 from kernels.problem.features import USUAL, Feature
@@ -52,13 +46,13 @@ class FlashAttn3Mla(Adapter):
     distributions: tuple[str, ...] = ("vllm",)
     rules_hold_for: tuple[str, ...] = VLLM_READ
     imports: str = "vllm"
-    passes: frozenset[Feature] | None = TOLD_TO_FLASH_ATTN_3
+    passes: frozenset[Feature] | None = latent.TOLD_TO_FLASH_ATTN_3
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
-        return needs_of_flash_attn_3(problem, device)
+        return latent.needs_of_flash_attn_3(problem, device)
 
     def workspace_bytes(self, problem: Problem) -> int:
-        return partial_bytes(problem)
+        return common.partial_bytes(problem)
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         from vllm.vllm_flash_attn import flash_attn_varlen_func
@@ -81,12 +75,12 @@ class FlashAttn3Mla(Adapter):
                 out=out,
                 fa_version=3,
                 scheduler_metadata=plan,
-                num_splits=self.num_splits or HEURISTIC,
+                num_splits=self.num_splits or common.HEURISTIC,
                 return_softmax_lse=p.return_lse,
                 **lengths,
             )
 
-        return runner_of(inputs, attend, out, GIVEN if self.is_planned else MADE_IN_CALL, None)
+        return common.runner_of(inputs, attend, out, common.GIVEN if self.is_planned else common.MADE_IN_CALL, None)
 
     def _plan(self, inputs: Inputs, lengths: dict[str, Any]) -> Any:
         from vllm.vllm_flash_attn import get_scheduler_metadata
@@ -102,7 +96,7 @@ class FlashAttn3Mla(Adapter):
             qkv_dtype=inputs.q.dtype,
             page_size=p.page_size,
             causal=p.mask == "causal",
-            num_splits=self.num_splits or HEURISTIC,
+            num_splits=self.num_splits or common.HEURISTIC,
             **lengths,
         )
 
@@ -129,11 +123,11 @@ class TokenspeedMla(Adapter):
             Need("output of the query's dtype, or bf16 with FP8 queries", p.output_dtype == ("bf16" if eight_bits else p.q_dtype)),
             Need("a page_size from 2 to 128 that divides 128", p.page_size > 1 and ROWS % p.page_size == 0),
             Need("up to 128 heads", p.num_qo_heads <= ROWS),
-            *latent_needs(p),
+            *latent.latent_needs(p),
         )
 
     def workspace_bytes(self, problem: Problem) -> int:
-        return _workspace_bytes(problem, MAX_PROCESSORS)
+        return _workspace_bytes(problem, latent.MAX_PROCESSORS)
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         import torch
@@ -142,7 +136,7 @@ class TokenspeedMla(Adapter):
         p, out = inputs.problem, inputs.empty_output()
         size = _workspace_bytes(p, get_num_sm(inputs.device))
         given: dict[str, Any] = {
-            "query": queries_by_request(inputs),
+            "query": latent.queries_by_request(inputs),
             "kv_cache": inputs.latent,
             "workspace_buffer": torch.zeros(size, dtype=torch.int8, device=inputs.device),
             "kv_lora_rank": p.head_dim_ckv,

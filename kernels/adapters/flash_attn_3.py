@@ -21,22 +21,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import Module, Need, PlanStep, Runner, Since
-from kernels.libraries.flash_attn_3_common import (
-    GIVEN,
-    HEURISTIC,
-    MADE_IN_CALL,
-    MAX_HEAD_DIM,
-    OF_DEEPSEEK,
-    SPLITS_OF_VLLM,
-    aligned_need,
-    descales,
-    operand_needs,
-    partial_bytes,
-    planned_again,
-    runner_of,
-    splits_of,
-    window,
-)
+from kernels.libraries import flash_attn_3_common as common
 from kernels.libraries.flash_attn_common import FlashAttention, Keys, all_keys, context, drafts, merged, tree_needs
 from kernels.libraries.flashinfer_common import FLASHINFER, RELEASES
 from kernels.libraries.flashinfer_modules import MERGE_MODULE
@@ -93,19 +78,19 @@ class FlashAttn3(FlashAttention):
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p = problem
         return (
-            *operand_needs(p, device),
+            *common.operand_needs(p, device),
             *(tree_needs(p) if self.also_calls else (Need("a causal or full mask", p.tree is None),)),
             Need("no log-sum-exp over a draft tree, whose two calls are merged", p.tree is None or not p.return_lse),
             self._dims_need(p),
-            aligned_need(p),
+            common.aligned_need(p),
         )
 
     def _dims_need(self, p: Problem) -> Need:
         """The wheel leaves out other pairs of unequal sizes."""
-        equal = p.head_dim_qk == p.head_dim_vo <= MAX_HEAD_DIM
+        equal = p.head_dim_qk == p.head_dim_vo <= common.MAX_HEAD_DIM
         if self.routine != "ragged_prefill":
             return Need("equal head_dims of keys and values, up to 256", equal)
-        of_deepseek = (p.head_dim_qk, p.head_dim_vo) == OF_DEEPSEEK and p.q_dtype in HALF
+        of_deepseek = (p.head_dim_qk, p.head_dim_vo) == common.OF_DEEPSEEK and p.q_dtype in HALF
         return Need("equal head_dims of keys and values, up to 256, or 192 and 128 in 16 bits", equal or of_deepseek)
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
@@ -117,36 +102,38 @@ class FlashAttn3(FlashAttention):
 
     def workspace_bytes(self, problem: Problem) -> int:
         p = problem
-        partial = partial_bytes(p)
+        partial = common.partial_bytes(p)
         return partial if p.tree is None else partial + 8 * p.num_q_tokens * (p.num_qo_heads * (p.head_dim_vo + 4) + p.s_qo)
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         p, out = inputs.problem, inputs.empty_output()
         keys = context(inputs) if self._in_two_calls(p) else all_keys(inputs)
         launch: Callable[[], object] = (whole := self._call(inputs, keys, out, metadata := self._planned(inputs, keys)))
-        config = f"num_splits={splits_of(whole())}"
+        config = f"num_splits={common.splits_of(whole())}"
         plan_step = self._plan_step(inputs, keys, metadata)
         if self._in_two_calls(p):
             of_drafts, keys = out.new_empty(out.shape), drafts(inputs)
             launch = merged(whole, self._call(inputs, keys, of_drafts, self._planned(inputs, keys)), out, of_drafts)
             config += " calls=context,drafts,merge"
-        return runner_of(inputs, launch, out, f"{config} {GIVEN if self.is_planned else MADE_IN_CALL}", plan_step)
+        return common.runner_of(
+            inputs, launch, out, f"{config} {common.GIVEN if self.is_planned else common.MADE_IN_CALL}", plan_step
+        )
 
     def _planned(self, inputs: Inputs, of: Keys) -> Tensor | None:
-        return _metadata(inputs, of, self.num_splits or HEURISTIC) if self.is_planned else None
+        return _metadata(inputs, of, self.num_splits or common.HEURISTIC) if self.is_planned else None
 
     def _plan_step(self, inputs: Inputs, of: Keys, metadata: Tensor | None) -> PlanStep | None:
         """None over a draft tree, whose pages of single tokens a step would make again too."""
         if inputs.problem.tree is not None:
             return None
-        return planned_again(metadata, lambda: self._planned(inputs, of))
+        return common.planned_again(metadata, lambda: self._planned(inputs, of))
 
     def _call(self, inputs: Inputs, of: Keys, out: Tensor, metadata: Tensor | None) -> Callable[[], tuple[Tensor, ...]]:
         """One call of the operator: it writes `out` and returns it, the log-sum-exp [H, T], and the partial results of splits."""
         p, ops = inputs.problem, _operators()
-        scales = descales(inputs, len(of.qo_indptr) - 1)
+        scales = common.descales(inputs, len(of.qo_indptr) - 1)
         sinks = None if inputs.sinks is None else inputs.sinks.to(torch_dtype(p.output_dtype))
-        left_right = window(p)
+        left_right = common.window(p)
         last = () if sinks is None else (sinks,)  # the last argument, which the first release does not have
 
         def launch() -> tuple[Tensor, ...]:
@@ -155,7 +142,7 @@ class FlashAttn3(FlashAttention):
                 of.qo_indptr, of.kv_indptr, None, None, of.kv_lens, of.s_qo, of.s_kv,
                 of.page_table, None, None, None, None, None,
                 *scales, inputs.sm_scale, of.causal, *left_right, 0, p.soft_cap or 0.0, True,
-                metadata, self.num_splits or HEURISTIC, None, 0, *last,
+                metadata, self.num_splits or common.HEURISTIC, None, 0, *last,
             )  # fmt: skip
             return found
 
@@ -177,7 +164,7 @@ def _metadata(inputs: Inputs, of: Keys, num_splits: int) -> Tensor:
     metadata: Tensor = _operators().get_scheduler_metadata(
         len(of.qo_indptr) - 1, of.s_qo, of.s_kv, p.num_qo_heads, p.num_kv_heads, p.head_dim_qk, p.head_dim_vo, inputs.q.dtype,
         inputs.kv_lens if of.kv_lens is None else of.kv_lens, of.qo_indptr, None, None, None, None,
-        None if of.page_table is None else of.k.shape[1], 0, of.causal, *window(p), 0, False, num_splits, None, 0,
+        None if of.page_table is None else of.k.shape[1], 0, of.causal, *common.window(p), 0, False, num_splits, None, 0,
     )  # fmt: skip
     return metadata
 
@@ -190,7 +177,7 @@ def _all(routine: str) -> tuple[FlashAttn3, ...]:
     if routine == "cascade":
         return (planned,)
     unplanned = FlashAttn3(routine=routine, name="flash_attn_3_unplanned", is_planned=False)
-    capped = FlashAttn3(routine=routine, name="flash_attn_3_32_splits", num_splits=SPLITS_OF_VLLM, **no_tree)
+    capped = FlashAttn3(routine=routine, name="flash_attn_3_32_splits", num_splits=common.SPLITS_OF_VLLM, **no_tree)
     return (planned, unplanned, capped)
 
 

@@ -19,23 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from kernels.adapter import EngineMaximum, Module, Need, QueryLengths, Runner, Since
 from kernels.device import Device
 from kernels.inputs import Inputs
+from kernels.libraries import flashinfer_common as common
 from kernels.libraries.flashinfer_calls import plan
-from kernels.libraries.flashinfer_common import (
-    MAX_THREADS,
-    FlashInferAdapter,
-    fa2_dtype_needs,
-    fa3_needs,
-    in_place_merge,
-    merge_threads,
-    needs_equal_head_dims,
-    needs_no_tree,
-    needs_sm80,
-    prefill_module,
-    resolves_to_fa3,
-    since_of_wrappers,
-    split_workspace_bytes,
-    workspace,
-)
 from kernels.libraries.flashinfer_modules import MERGE_MODULE
 from kernels.libraries.flashinfer_plans import parts_words
 from kernels.libraries.flashinfer_wrappers import decode_wrapper, prepared, scale_window_dtypes
@@ -51,7 +36,7 @@ DECODE_PASSES: frozenset[Feature] = PREFILL_PASSES - {"a full mask", "query leng
 
 
 @dataclass(frozen=True, kw_only=True)
-class InTwoCalls(FlashInferAdapter):
+class InTwoCalls(common.FlashInferAdapter):
     """What the compositions share: no trees, since the prefix call knows no draft, and 16-bit partial outputs for the merge."""
 
     routine: str = "cascade"
@@ -63,14 +48,14 @@ class InTwoCalls(FlashInferAdapter):
     passes: frozenset[Feature] | None = PREFILL_PASSES
 
     def since(self, problem: Problem, device: Device) -> tuple[Since, ...]:
-        return since_of_wrappers(problem)
+        return common.since_of_wrappers(problem)
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         return (
-            needs_sm80(device),
-            *fa2_dtype_needs(problem),
-            needs_equal_head_dims(problem),
-            needs_no_tree(problem),
+            common.needs_sm80(device),
+            *common.fa2_dtype_needs(problem),
+            common.needs_equal_head_dims(problem),
+            common.needs_no_tree(problem),
             Need("head_dim 64, 128 or 256", problem.head_dim_qk in (64, 128, 256)),
             Need("output of the query's dtype", problem.output_dtype == problem.q_dtype),
             *self.kernel_needs(problem, device),
@@ -81,7 +66,7 @@ class InTwoCalls(FlashInferAdapter):
         """What its kernels need beside what all need."""
 
     def workspace_bytes(self, problem: Problem) -> int:
-        return 2 * split_workspace_bytes(problem) + 2 * problem.qo_bytes
+        return 2 * common.split_workspace_bytes(problem) + 2 * problem.qo_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +78,7 @@ class TwoCalls(InTwoCalls):
 
     def kernel_needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         uses_fa3 = "fa3" in (self.prefix_kernel, self.rest)
-        new = [need for need in fa3_needs(problem, device) if need.sentence in FA3_ALONE] if uses_fa3 else []
+        new = [need for need in common.fa3_needs(problem, device) if need.sentence in FA3_ALONE] if uses_fa3 else []
         drafts = (
             Need("the same number of query tokens for every request (decode wrapper)", problem.min_s_qo is None),
             Need("causal drafts (decode wrapper)", problem.s_qo == 1 or problem.mask == "causal"),
@@ -106,7 +91,7 @@ class TwoCalls(InTwoCalls):
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
         kernels = dict.fromkeys((self.prefix_kernel, self.rest.removesuffix("_tc")))
-        return (*(prefill_module(problem, kernel) for kernel in kernels), MERGE_MODULE)
+        return (*(common.prefill_module(problem, kernel) for kernel in kernels), MERGE_MODULE)
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         both = levels(inputs)
@@ -128,7 +113,7 @@ class TwoCalls(InTwoCalls):
         call_prefix = _call_on(over_prefix, inputs, both[0], causal=False)
         of_rest: dict[str, Any] = {"q_len_per_req": p.s_qo} if self.rest == "fa2_tc" else {"causal": p.mask == "causal"}
         call_rest = _call_on(over_rest, inputs, both[1], **of_rest)
-        merge = in_place_merge(out, lse, *of_prefix)
+        merge = common.in_place_merge(out, lse, *of_prefix)
 
         def launch() -> None:
             call_prefix(out=of_prefix[0], lse=of_prefix[1], return_lse=True)
@@ -153,17 +138,23 @@ class MultiLevel(InTwoCalls):
 
     def kernel_needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         return (
-            Need("up to 128 heads of 64, 64 of 128 or 32 of 256, whose merge is one block", merge_threads(problem) <= MAX_THREADS),
+            Need(
+                "up to 128 heads of 64, 64 of 128 or 32 of 256, whose merge is one block",
+                common.merge_threads(problem) <= common.MAX_THREADS,
+            ),
         )
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
-        return (prefill_module(problem, "fa3" if resolves_to_fa3(problem, device, self.is_from) else "fa2"), MERGE_MODULE)
+        return (
+            common.prefill_module(problem, "fa3" if common.resolves_to_fa3(problem, device, self.is_from) else "fa2"),
+            MERGE_MODULE,
+        )
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         from flashinfer import MultiLevelCascadeAttentionWrapper
 
         buffers = ([tensor.clone() for tensor in tensors] for tensors in _by_kind(inputs))
-        scratch = workspace(inputs, split_workspace_bytes(inputs.problem))
+        scratch = common.workspace(inputs, common.split_workspace_bytes(inputs.problem))
         wrapper = MultiLevelCascadeAttentionWrapper(2, scratch, inputs.problem.kv_layout, True, *buffers)
         run_last = wrapper._batch_prefill_wrappers[-1].run
         return prepared(self, partial(_planned_levels, wrapper, run_last), inputs, device)
@@ -218,7 +209,7 @@ def _prefill_wrapper(inputs: Inputs, level: Level, kernel: Kernel) -> Any:
 
     buffers = ("qo_indptr_buf", "paged_kv_indptr_buf", "paged_kv_indices_buf", "paged_kv_last_page_len_buf")
     reserved = {name: tensor.clone() for name, tensor in zip(buffers, level, strict=True)}
-    scratch, layout = workspace(inputs, split_workspace_bytes(inputs.problem)), inputs.problem.kv_layout
+    scratch, layout = common.workspace(inputs, common.split_workspace_bytes(inputs.problem)), inputs.problem.kv_layout
     return BatchPrefillWithPagedKVCacheWrapper(scratch, layout, use_cuda_graph=True, backend=kernel, **reserved)
 
 

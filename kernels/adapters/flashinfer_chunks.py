@@ -19,18 +19,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from kernels.adapter import Module, Need, QueryLengths, Runner
+from kernels.libraries import flashinfer_common as common
 from kernels.libraries.flashinfer_calls import plan
-from kernels.libraries.flashinfer_common import (
-    FA3_HEAD_DIMS,
-    WORKSPACE_BYTES,
-    FlashInferAdapter,
-    in_place_merge,
-    needs_no_tree,
-    needs_sm80,
-    prefill_module,
-    soft_cap_argument,
-    workspace,
-)
 from kernels.libraries.flashinfer_modules import MERGE_MODULE
 from kernels.libraries.flashinfer_plans import parts_words
 from kernels.libraries.flashinfer_wrappers import prepared
@@ -63,7 +53,7 @@ def chunk_size(problem: Problem, workspace_tokens: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chunks(FlashInferAdapter):
+class Chunks(common.FlashInferAdapter):
     kernel: Literal["fa2", "fa3"]
     workspace_tokens: int
     routine: str = "ragged_prefill"
@@ -75,26 +65,26 @@ class Chunks(FlashInferAdapter):
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p = problem
-        architecture = Need("SM90 (fa3)", device.is_sm(9)) if self.kernel == "fa3" else needs_sm80(device)
+        architecture = Need("SM90 (fa3)", device.is_sm(9)) if self.kernel == "fa3" else common.needs_sm80(device)
         return (
             architecture,
             Need("fp16 or bf16 queries", p.q_dtype in HALF),
             Need("keys, values and output of the query's dtype", p.kv_dtype == p.output_dtype == p.q_dtype),
-            Need("head_dims 64, 128, 256 or 192/128", (p.head_dim_qk, p.head_dim_vo) in FA3_HEAD_DIMS),
-            needs_no_tree(p),
+            Need("head_dims 64, 128, 256 or 192/128", (p.head_dim_qk, p.head_dim_vo) in common.FA3_HEAD_DIMS),
+            common.needs_no_tree(p),
         )
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
-        return (prefill_module(problem, self.kernel), MERGE_MODULE)
+        return (common.prefill_module(problem, self.kernel), MERGE_MODULE)
 
     def workspace_bytes(self, problem: Problem) -> int:
         p = problem
         gathered = max(min(self.workspace_tokens, p.num_kv_tokens), p.num_q_tokens) * p.kv_token_elements
-        return WORKSPACE_BYTES + 2 * p.qo_bytes + size_bytes(p.kv_dtype, gathered) + 8 * p.num_kv_tokens
+        return common.WORKSPACE_BYTES + 2 * p.qo_bytes + size_bytes(p.kv_dtype, gathered) + 8 * p.num_kv_tokens
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         wrappers: list[Any] = []  # one for each part of the batch with the most parts so far
-        return prepared(self, partial(self._planned, wrappers, workspace(inputs)), inputs, device)
+        return prepared(self, partial(self._planned, wrappers, common.workspace(inputs)), inputs, device)
 
     def _planned(self, wrappers: list[Any], scratch: Tensor, inputs: Inputs) -> Runner:
         """Plans a wrapper for each part of a batch. What is lacking is added to `wrappers`; a shorter batch leaves some unused."""
@@ -104,7 +94,7 @@ class Chunks(FlashInferAdapter):
         p, out, given = inputs.problem, inputs.empty_output(), inputs.empty_lse()
         lse = torch.empty(out.shape[:2], device=out.device) if given is None else given
         one, one_lse = torch.empty_like(out), torch.empty_like(lse)
-        merge, parts = in_place_merge(out, lse, one, one_lse), parts_of(p, self.workspace_tokens)
+        merge, parts = common.in_place_merge(out, lse, one, one_lse), parts_of(p, self.workspace_tokens)
         wrappers += [BatchPrefillWithRaggedKVCacheWrapper(scratch, "NHD", backend=self.kernel) for _ in parts[len(wrappers) :]]
         room = tuple(cache.new_empty(max(sum(b - a for a, b in part) for part in parts), *cache.shape[2:]) for cache in inputs.kv)
         calls = [_call(wrappers[i], inputs, part, room, causal=p.mask == "causal" and i == 0) for i, part in enumerate(parts)]
@@ -144,7 +134,7 @@ def _call(wrapper: Any, inputs: Inputs, part: Part, room: tuple[Tensor, ...], *,
         q_dtype=inputs.q.dtype,
         causal=causal,
         sm_scale=inputs.sm_scale,
-        **soft_cap_argument(p),
+        **common.soft_cap_argument(p),
         q_data_type=inputs.q.dtype,
         kv_data_type=inputs.kv[0].dtype,
         o_data_type=torch_dtype(p.output_dtype),

@@ -21,19 +21,8 @@ from kernels.inputs import Inputs
 from kernels.inputs.step_lengths import HostLengths, host_lengths
 from kernels.libraries import flashinfer_calls as calls
 from kernels.libraries import flashinfer_common as common
+from kernels.libraries import flashinfer_wrappers as wrappers
 from kernels.libraries.flashinfer_plans import DECODE, plan_words
-from kernels.libraries.flashinfer_wrappers import (
-    decode_wrapper,
-    needs_16_bits_with_sinks,
-    needs_no_cap_with_sinks,
-    needs_no_tree_with_sinks,
-    needs_tokens_for_drafts,
-    paged_wrapper,
-    plan_decode,
-    plan_paged,
-    prepared,
-    sink_module,
-)
 from kernels.libraries.same_call import with_key
 from kernels.problem import Problem, default_output
 from kernels.problem.dtypes import FP8, HALF
@@ -75,12 +64,12 @@ class WrapperDecode(common.FlashInferAdapter):
         return problem.sinks and bool(self.sink_kernel)
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
-        of_wrapper = (common.needs_causal_drafts(problem), needs_tokens_for_drafts(problem))
+        of_wrapper = (common.needs_causal_drafts(problem), wrappers.needs_tokens_for_drafts(problem))
         return (
             common.needs_sm80(device),
             common.needs_equal_head_dims(problem),
-            *((needs_no_tree_with_sinks(problem),) if self.on_variant(problem) else of_wrapper),
-            *((needs_no_cap_with_sinks(problem),) if self.sink_kernel else ()),
+            *((wrappers.needs_no_tree_with_sinks(problem),) if self.on_variant(problem) else of_wrapper),
+            *((wrappers.needs_no_cap_with_sinks(problem),) if self.sink_kernel else ()),
             common.needs_half_output(problem),
         )
 
@@ -90,11 +79,11 @@ class WrapperDecode(common.FlashInferAdapter):
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         variant = self.on_variant(inputs.problem)
         if variant:
-            wrapper = paged_wrapper(inputs, self.sink_kernel, self.sink_kernel)
+            wrapper = wrappers.paged_wrapper(inputs, self.sink_kernel, self.sink_kernel)
         else:
-            wrapper = decode_wrapper(inputs, self.wrapper_backend, self.use_tensor_cores)
+            wrapper = wrappers.decode_wrapper(inputs, self.wrapper_backend, self.use_tensor_cores)
         planned = self._planned_variant if variant else self._planned
-        return with_key(prepared(self, partial(planned, wrapper), inputs, device), wrapper)
+        return with_key(wrappers.prepared(self, partial(planned, wrapper), inputs, device), wrapper)
 
     def _planned(self, wrapper: Any, inputs: Inputs) -> Runner:
         self._plan(wrapper, inputs, host_lengths(inputs))
@@ -118,17 +107,17 @@ class WrapperDecode(common.FlashInferAdapter):
         p = inputs.problem
         table = inputs.page_table if self.wrapper_backend == "cudnn" else None
         causal = p.s_qo > 1 and p.mask != "full"  # the plan refuses a full mask; it has no word for a tree
-        plan_decode(wrapper, inputs, lengths, table, is_causal=causal)
+        wrappers.plan_decode(wrapper, inputs, lengths, table, is_causal=causal)
 
     def _planned_variant(self, wrapper: Any, inputs: Inputs) -> Runner:
-        plan_paged(wrapper, inputs, host_lengths(inputs))
+        wrappers.plan_paged(wrapper, inputs, host_lengths(inputs))
         p, out, second = inputs.problem, inputs.empty_output(), common.lse_arguments(inputs)
         name = "fa2_tc" if self.sink_kernel == "fa2" else self.sink_kernel
         call = {"k_scale": inputs.k_scale, "out": out, "enable_pdl": p.enable_pdl, **second}
         launch = partial(wrapper.run, inputs.q, inputs.kv, inputs.sinks, **call)
         compute_dtype = default_output(p.q_dtype)
         config = " ".join(filter(None, ["variant=AttentionSink", plan_words(wrapper, self.sink_kernel)]))
-        more: dict[str, Any] = {"kernel_config": config, "plan_step": partial(plan_paged, wrapper, inputs)}
+        more: dict[str, Any] = {"kernel_config": config, "plan_step": partial(wrappers.plan_paged, wrapper, inputs)}
         more |= {"lse": second.get("lse"), "lse_base": "2"}
         return Runner(launch, out, name, compute_dtype, caller_scale=inputs.v_scale, **more)
 
@@ -178,7 +167,7 @@ class Fa2TensorCores(WrapperDecode):
         return (*super().since(problem, device), common.since_of_512(problem))
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
-        return (sink_module(problem, "fa2") if self.on_variant(problem) else common.prefill_module(problem, "fa2"),)
+        return (wrappers.sink_module(problem, "fa2") if self.on_variant(problem) else common.prefill_module(problem, "fa2"),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,13 +185,13 @@ class Fa3(WrapperDecode):
             common.needs_equal_head_dims(problem),
             # The wrapper of decode: "currently only supported on the fa2 tensor-core backend".
             Need("one query token a request; more only with attention sinks (fa3)", problem.s_qo == 1 or problem.sinks),
-            needs_no_tree_with_sinks(problem),
-            needs_no_cap_with_sinks(problem),
-            needs_16_bits_with_sinks(problem),
+            wrappers.needs_no_tree_with_sinks(problem),
+            wrappers.needs_no_cap_with_sinks(problem),
+            wrappers.needs_16_bits_with_sinks(problem),
         )
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
-        return (sink_module(problem, "fa3") if problem.sinks else common.prefill_module(problem, "fa3"),)
+        return (wrappers.sink_module(problem, "fa3") if problem.sinks else common.prefill_module(problem, "fa3"),)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,19 +16,8 @@ from kernels.adapter import EngineMaximum, Module, Need, QueryLengths, Runner
 from kernels.device import Device
 from kernels.inputs import Inputs
 from kernels.inputs.step_lengths import HostLengths
+from kernels.libraries import flashinfer_common as common
 from kernels.libraries.flashinfer_calls import mla_call, plan_mla
-from kernels.libraries.flashinfer_common import (
-    FLASHINFER,
-    READ_ONLY,
-    FlashInferAdapter,
-    lse_arguments,
-    needs_causal_drafts,
-    needs_half_output,
-    needs_no_tree,
-    needs_sm80,
-    needs_sm100,
-    workspace,
-)
 from kernels.libraries.flashinfer_modules import flashinfer_module
 from kernels.libraries.flashinfer_plans import MLA, plan_words
 from kernels.libraries.flashinfer_wrappers import prepared
@@ -90,7 +79,12 @@ def _keeps_every_key(problem: Problem, tile_kv: int) -> bool:
 
 def fa2_needs(problem: Problem, device: Device) -> tuple[Need, ...]:
     tile_kv = 64 if device.is_sm(9, 10) and problem.kv_dtype not in FP8 else 32
-    return (needs_sm80(device), *_fa_dtype_needs(problem, device), needs_no_tree(problem), _needs_every_key(problem, tile_kv))
+    return (
+        common.needs_sm80(device),
+        *_fa_dtype_needs(problem, device),
+        common.needs_no_tree(problem),
+        _needs_every_key(problem, tile_kv),
+    )
 
 
 def fa3_needs(problem: Problem, device: Device) -> tuple[Need, ...]:
@@ -98,7 +92,7 @@ def fa3_needs(problem: Problem, device: Device) -> tuple[Need, ...]:
         Need("SM90 (fa3)", device.is_sm(9)),
         *_fa_dtype_needs(problem, device),
         Need("head_dim_ckv 128, 256 or 512", problem.head_dim_ckv in (128, 256, 512)),
-        needs_no_tree(problem),
+        common.needs_no_tree(problem),
         _needs_every_key(problem, tile_kv=64),
     )
 
@@ -117,7 +111,7 @@ def cutlass_needs(problem: Problem, device: Device) -> tuple[Need, ...]:
         _needs_deepseek_latent(p),
         Need("fp16 or bf16 queries, latent and output", one_half_dtype),
         _needs_pages_that_divide_128(p),
-        needs_causal_drafts(p),
+        common.needs_causal_drafts(p),
     )
 
 
@@ -134,7 +128,7 @@ def trtllm_needs(problem: Problem, device: Device) -> tuple[Need, ...]:
         Need("up to 64 heads, or 128 and more", not 64 < heads < 128),
         Need("no log-sum-exp on SM12x (XQA gives none)", not (xqa and p.return_lse)),
         Need("on SM12x, 128 heads and one query token a request", not xqa or (heads == 128 and p.s_qo == 1)),
-        needs_causal_drafts(p),  # "trtllm-gen supports multi-Q only with causal=True"
+        common.needs_causal_drafts(p),  # "trtllm-gen supports multi-Q only with causal=True"
     )
 
 
@@ -142,17 +136,17 @@ def cute_dsl_needs(problem: Problem, device: Device) -> tuple[Need, ...]:
     p = problem
     one_dtype = p.q_dtype in HALF | {"fp8_e4m3"} and p.kv_dtype == p.q_dtype
     return (
-        needs_sm100(device),
+        common.needs_sm100(device),
         _needs_deepseek_latent(p),
         Need("fp16, bf16 or fp8_e4m3 queries, and a latent of the same dtype", one_dtype),
-        needs_half_output(p),
+        common.needs_half_output(p),
         _needs_pages_that_divide_128(p),
-        needs_causal_drafts(p),  # its kernel for full masks, cute-dsl-modular, has a rule of its own, which is not read yet
+        common.needs_causal_drafts(p),  # its kernel for full masks, cute-dsl-modular, has a rule of its own, which is not read yet
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mla(FlashInferAdapter):
+class Mla(common.FlashInferAdapter):
     """One backend of the wrapper. Its rule is a function, since `auto` shares those of fa2 and fa3."""
 
     rule: Rule
@@ -187,7 +181,7 @@ class Mla(FlashInferAdapter):
         from flashinfer.mla import BatchMLAPagedAttentionWrapper
 
         wrapper = BatchMLAPagedAttentionWrapper(
-            workspace(inputs),
+            common.workspace(inputs),
             use_cuda_graph=True,
             qo_indptr=inputs.qo_indptr.clone(),
             kv_indptr=inputs.kv_indptr.clone(),
@@ -202,7 +196,7 @@ def _planned(wrapper: Any, inputs: Inputs) -> Runner:
     _plan(wrapper, inputs)
     p, out = inputs.problem, inputs.empty_output()
     resolved = str(wrapper._backend)  # what `auto` became, read after the plan
-    lse = lse_arguments(inputs)
+    lse = common.lse_arguments(inputs)
     launch = mla_call(wrapper, inputs, out, **lse, **_scales(inputs))
     of_fa = resolved in ("fa2", "fa3")
     plan_step = partial(_plan_step, wrapper, inputs) if of_fa else None  # the others plan no graph again
@@ -244,6 +238,18 @@ ADAPTERS = (
     Mla(name="fa3", rule=fa3_needs, compiled=("fa3",), max_seq_len="unread", skips_unused=True, gives_lse=True),
     Mla(name="auto", rule=auto_needs, compiled=("fa3", "fa2"), max_seq_len="unread", skips_unused=True, gives_lse=True),
     Mla(name="cutlass", rule=cutlass_needs, query_lengths="single"),
-    Mla(name="trtllm-native", rule=trtllm_needs, query_lengths="uniform", takes_pdl=True, gives_lse=True, rules_hold_for=READ_ONLY),
-    Mla(name="cute-dsl", rule=cute_dsl_needs, distributions=(*FLASHINFER, "nvidia-cutlass-dsl"), rules_hold_for=READ_ONLY),
+    Mla(
+        name="trtllm-native",
+        rule=trtllm_needs,
+        query_lengths="uniform",
+        takes_pdl=True,
+        gives_lse=True,
+        rules_hold_for=common.READ_ONLY,
+    ),
+    Mla(
+        name="cute-dsl",
+        rule=cute_dsl_needs,
+        distributions=(*common.FLASHINFER, "nvidia-cutlass-dsl"),
+        rules_hold_for=common.READ_ONLY,
+    ),
 )

@@ -16,21 +16,9 @@ from kernels.device import Device
 from kernels.inputs import Inputs
 from kernels.inputs.step_lengths import host_lengths
 from kernels.libraries import flashinfer_common as common
+from kernels.libraries import flashinfer_wrappers as wrappers
 from kernels.libraries.flashinfer_calls import fitted, plan
 from kernels.libraries.flashinfer_plans import plan_words
-from kernels.libraries.flashinfer_wrappers import (
-    has_variant,
-    mask_bits,
-    needs_16_bits_with_sinks,
-    needs_no_cap_with_sinks,
-    needs_no_tree_with_sinks,
-    paged_wrapper,
-    plan_paged,
-    prefill_plan,
-    prepared,
-    sink_module,
-    sink_variant,
-)
 from kernels.libraries.same_call import with_key
 from kernels.problem import Problem, default_output
 from kernels.problem.dtypes import FP8, HALF, size_bytes
@@ -104,14 +92,14 @@ class WrapperPrefill(common.FlashInferAdapter):
             Need("head_dims 64, 128, 256, 512 or 192/128", (problem.head_dim_qk, problem.head_dim_vo) in FA2_HEAD_DIMS),
             _needs_whole_keys(problem),
             _needs_equal_head_dims_in_pages(problem),
-            needs_no_tree_with_sinks(problem),
-            needs_no_cap_with_sinks(problem),
+            wrappers.needs_no_tree_with_sinks(problem),
+            wrappers.needs_no_cap_with_sinks(problem),
         )
 
     def _fa3(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p = problem
         no_tree = common.needs_no_tree(p)
-        of_sinks = needs_16_bits_with_sinks(p), needs_no_cap_with_sinks(p)
+        of_sinks = wrappers.needs_16_bits_with_sinks(p), wrappers.needs_no_cap_with_sinks(p)
         return (*common.fa3_needs(p, device), no_tree, _needs_equal_head_dims_in_pages(p), *of_sinks)
 
     def _cudnn(self, problem: Problem, device: Device) -> tuple[Need, ...]:
@@ -138,24 +126,24 @@ class WrapperPrefill(common.FlashInferAdapter):
         kernel = self.kernel(problem, device)
         if kernel == "cutlass":
             return (common.attention_module("gen_fmha_cutlass_sm100a_module", problem),)
-        if has_variant(problem, kernel):
-            return (sink_module(problem, kernel),)
+        if wrappers.has_variant(problem, kernel):
+            return (wrappers.sink_module(problem, kernel),)
         return () if kernel == "cudnn" else (common.prefill_module(problem, kernel),)
 
     def workspace_bytes(self, problem: Problem) -> int:
         scratch = common.split_workspace_bytes(problem) if problem.paged else common.WORKSPACE_BYTES
-        return scratch + (2 * mask_bits(problem) if problem.has_custom_mask else 0)
+        return scratch + (2 * wrappers.mask_bits(problem) if problem.has_custom_mask else 0)
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         wrapper = self.make(inputs, device)
-        return with_key(prepared(self, partial(self._planned, wrapper), inputs, device), wrapper)
+        return with_key(wrappers.prepared(self, partial(self._planned, wrapper), inputs, device), wrapper)
 
     def _planned(self, wrapper: Any, inputs: Inputs) -> Runner:
         self.plan(wrapper, inputs)
         p, out, second = inputs.problem, inputs.empty_output(), common.lse_arguments(inputs)
         lse: dict[str, Any] = {"lse": second.get("lse"), "lse_base": "2", "plan_step": self.plan_step(wrapper, inputs)}
         resolved = str(wrapper._backend)  # what `auto` became, read after the plan
-        variant = "variant=AttentionSink" if has_variant(p, resolved) else ""
+        variant = "variant=AttentionSink" if wrappers.has_variant(p, resolved) else ""
         lse["kernel_config"] = " ".join(filter(None, [variant, plan_words(wrapper, resolved)]))
         run = partial(wrapper.run, *self.arguments(inputs), out=out, **second, **self.keywords(inputs))
         if p.q_dtype in FP8 and resolved == "fa3":
@@ -199,14 +187,14 @@ class PagedPrefill(WrapperPrefill):
     passes: frozenset[Feature] | None = WITH_SINKS
 
     def make(self, inputs: Inputs, device: Device) -> Any:
-        return paged_wrapper(inputs, self.name, self.kernel(inputs.problem, device))
+        return wrappers.paged_wrapper(inputs, self.name, self.kernel(inputs.problem, device))
 
     def plan(self, wrapper: Any, inputs: Inputs) -> None:
-        plan_paged(wrapper, inputs, host_lengths(inputs))
+        wrappers.plan_paged(wrapper, inputs, host_lengths(inputs))
 
     def plan_step(self, wrapper: Any, inputs: Inputs) -> PlanStep | None:
         """None under a mask of its own: that would have to be made again, as long as the new lengths."""
-        return None if inputs.problem.has_custom_mask else partial(plan_paged, wrapper, inputs)
+        return None if inputs.problem.has_custom_mask else partial(wrappers.plan_paged, wrapper, inputs)
 
     def arguments(self, inputs: Inputs) -> tuple[object, ...]:
         variant = self.name != "cudnn" and inputs.problem.sinks
@@ -231,18 +219,18 @@ class RaggedPrefill(WrapperPrefill):
     def make(self, inputs: Inputs, device: Device) -> Any:
         from flashinfer import BatchPrefillWithRaggedKVCacheWrapper
 
-        has_sinks = has_variant(inputs.problem, self.name)
-        kernel = sink_variant(inputs.problem, self.name) if has_sinks else {"backend": self.name}
+        has_sinks = wrappers.has_variant(inputs.problem, self.name)
+        kernel = wrappers.sink_variant(inputs.problem, self.name) if has_sinks else {"backend": self.name}
         return BatchPrefillWithRaggedKVCacheWrapper(common.workspace(inputs), "NHD", **kernel)
 
     def plan(self, wrapper: Any, inputs: Inputs) -> None:
         p = inputs.problem
         heads = (p.num_qo_heads, p.num_kv_heads, p.head_dim_qk, p.head_dim_vo)
-        plan(wrapper, inputs.qo_indptr, inputs.kv_indptr, *heads, q_dtype=inputs.q.dtype, **prefill_plan(inputs))
+        plan(wrapper, inputs.qo_indptr, inputs.kv_indptr, *heads, q_dtype=inputs.q.dtype, **wrappers.prefill_plan(inputs))
 
     def arguments(self, inputs: Inputs) -> tuple[object, ...]:
         tokens = (inputs.q, *(cache.squeeze(1) for cache in inputs.kv))
-        if not has_variant(inputs.problem, self.name):
+        if not wrappers.has_variant(inputs.problem, self.name):
             return tokens
         return (*tokens, inputs.sinks, inputs.sm_scale * inputs.k_scale)  # here the variant gets its scalar from the caller
 

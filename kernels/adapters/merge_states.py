@@ -19,15 +19,7 @@ from typing import TYPE_CHECKING
 
 from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner, Since
 from kernels.inputs.states import State, merged
-from kernels.libraries.flashinfer_common import (
-    FLASHINFER,
-    MAX_THREADS,
-    RELEASES,
-    fp8_output_scale,
-    merge_threads,
-    needs_half_output,
-    needs_sm80,
-)
+from kernels.libraries import flashinfer_common as common
 from kernels.libraries.flashinfer_modules import MERGE_MODULE
 from kernels.problem.dtypes import size_bytes
 from kernels.problem.features import FEATURES, Feature
@@ -83,7 +75,7 @@ class TorchMerge(Merge):
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         from kernels.inputs.copies import States
 
-        out, lse, scale = inputs.empty_output(), inputs.empty_lse(), fp8_output_scale(inputs.problem)
+        out, lse, scale = inputs.empty_output(), inputs.empty_lse(), common.fp8_output_scale(inputs.problem)
         given = States(inputs, token_first=False, base="e")
 
         def launch() -> None:
@@ -108,14 +100,14 @@ class FlashInferMerge(Merge):
     same one.
     """
 
-    distributions: tuple[str, ...] = FLASHINFER
+    distributions: tuple[str, ...] = common.FLASHINFER
     imports: str = "flashinfer"
-    rules_hold_for: tuple[str, ...] = RELEASES  # `cascade.cu` has the same functions since 0.5.3
+    rules_hold_for: tuple[str, ...] = common.RELEASES  # `cascade.cu` has the same functions since 0.5.3
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         return (
-            needs_sm80(device),
-            needs_half_output(problem),
+            common.needs_sm80(device),
+            common.needs_half_output(problem),
             Need("head_dim 64, 128, 256 or 512 of the values", problem.value_dim in (64, 128, 256, 512)),
         )
 
@@ -124,7 +116,7 @@ class FlashInferMerge(Merge):
 
 
 def _in_one_block(problem: Problem) -> bool:
-    return merge_threads(problem) <= MAX_THREADS
+    return common.merge_threads(problem) <= common.MAX_THREADS
 
 
 def _with_lse(inputs: Inputs) -> tuple[Tensor, Tensor]:

@@ -20,21 +20,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner, nothing_to_plan
+from kernels.libraries import flash_attn_3_common as common
 from kernels.libraries.engine_releases import SGLANG_KERNEL_READ
-from kernels.libraries.flash_attn_3_common import (
-    GIVEN,
-    HEURISTIC,
-    MADE_IN_CALL,
-    descales,
-    metadata_arguments,
-    needs_of_engines,
-    partial_bytes,
-    planned_again,
-    runner_of,
-    sinks_in_bf16,
-    splits_of,
-    window,
-)
 from kernels.libraries.flash_attn_common import all_keys
 from kernels.libraries.latent_common import TOLD_TO_FLASH_ATTN_3, needs_of_flash_attn_3
 from kernels.problem.features import ALL_BUT_BLOCKS
@@ -65,7 +52,7 @@ class OfSglang(Adapter):
     imports: str = "sgl_kernel"
 
     def workspace_bytes(self, problem: Problem) -> int:
-        return partial_bytes(problem)
+        return common.partial_bytes(problem)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,18 +68,18 @@ class FlashAttn3OfSglang(OfSglang):
     passes: frozenset[Feature] | None = ALL_BUT_BLOCKS - {"a tree of drafts"}
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
-        return needs_of_engines(problem, device)
+        return common.needs_of_engines(problem, device)
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         p, out = inputs.problem, inputs.empty_output()
-        parts = self.num_splits or (HEURISTIC if p.paged else ONE_SPLIT)
+        parts = self.num_splits or (common.HEURISTIC if p.paged else ONE_SPLIT)
         metadata = _metadata(inputs, parts)
         attend = _over_pages(inputs, out, metadata, parts) if p.paged else _ragged(inputs, out, parts)
         # With a log-sum-exp it also returns the partial results of splits.
-        splits = splits_of(attend(return_softmax_lse=True))
-        config = f"num_splits={splits} {MADE_IN_CALL if metadata is None else GIVEN}"
+        splits = common.splits_of(attend(return_softmax_lse=True))
+        config = f"num_splits={splits} {common.MADE_IN_CALL if metadata is None else common.GIVEN}"
         launch = partial(attend, return_softmax_lse=True) if p.return_lse else attend
-        return runner_of(inputs, launch, out, config, planned_again(metadata, lambda: _metadata(inputs, parts)))
+        return common.runner_of(inputs, launch, out, config, common.planned_again(metadata, lambda: _metadata(inputs, parts)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,28 +109,28 @@ class FlashAttn3MlaOfSglang(OfSglang):
             "max_seqlen_q": p.s_qo,
             "softmax_scale": inputs.sm_scale,
             "causal": p.mask == "causal",
-            "num_splits": self.num_splits or HEURISTIC,
+            "num_splits": self.num_splits or common.HEURISTIC,
             "out": out,
         }
 
         attend = partial(flash_attn_with_kvcache, **given, return_softmax_lse=p.return_lse)
-        return runner_of(inputs, attend, out, MADE_IN_CALL, nothing_to_plan)
+        return common.runner_of(inputs, attend, out, common.MADE_IN_CALL, nothing_to_plan)
 
 
 def _shared(inputs: Inputs, out: Tensor) -> dict[str, Any]:
     """The arguments of both functions over heads. Queries have no scale: SGLang rounds them to FP8 as they are."""
     p, of = inputs.problem, all_keys(inputs)
-    _, k, v = descales(inputs, len(of.qo_indptr) - 1)
+    _, k, v = common.descales(inputs, len(of.qo_indptr) - 1)
     return {
         "cu_seqlens_q": of.qo_indptr,
         "max_seqlen_q": of.s_qo,
         "softmax_scale": inputs.sm_scale,
         "causal": of.causal,
-        "window_size": window(p),
+        "window_size": common.window(p),
         "softcap": p.soft_cap or 0.0,
         "k_descale": k,
         "v_descale": v,
-        "sinks": sinks_in_bf16(inputs),
+        "sinks": common.sinks_in_bf16(inputs),
         "out": out,
     }
 
@@ -183,7 +170,7 @@ def _metadata(inputs: Inputs, num_splits: int) -> Tensor | None:
     if not p.paged or p.s_qo > 1 or p.window is not None:
         return None
     heads = {"num_heads": p.num_qo_heads, "num_heads_k": p.num_kv_heads}
-    metadata: Tensor = get_scheduler_metadata(**heads, **metadata_arguments(inputs, of), num_splits=num_splits)
+    metadata: Tensor = get_scheduler_metadata(**heads, **common.metadata_arguments(inputs, of), num_splits=num_splits)
     return metadata
 
 

@@ -20,22 +20,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import Adapter, Need, PlanStep, Runner
+from kernels.libraries import flash_attn_3_common as common
 from kernels.libraries.engine_releases import VLLM_READ
-from kernels.libraries.flash_attn_3_common import (
-    GIVEN,
-    HEURISTIC,
-    MADE_IN_CALL,
-    MAX_HEAD_DIM,
-    SPLITS_OF_VLLM,
-    descales,
-    metadata_arguments,
-    needs_of_engines,
-    partial_bytes,
-    planned_again,
-    runner_of,
-    sinks_in_bf16,
-    window,
-)
 from kernels.libraries.flash_attn_common import FlashAttention, all_keys
 from kernels.problem.dtypes import HALF
 from kernels.problem.features import ALL_BUT_BLOCKS
@@ -72,21 +58,25 @@ class FlashAttn3OfVllm(FlashAttention):
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p = problem
         return (
-            *needs_of_engines(p, device),
+            *common.needs_of_engines(p, device),
             Need("with attention sinks, up to 64 query heads", not p.sinks or p.num_qo_heads <= MAX_HEADS_WITH_SINKS),
             Need("with attention sinks, equal head_dims of keys and values", not p.sinks or p.head_dim_qk == p.head_dim_vo),
         )
 
     def workspace_bytes(self, problem: Problem) -> int:
-        return partial_bytes(problem)
+        return common.partial_bytes(problem)
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         metadata = self._metadata(inputs)
-        given = {"scheduler_metadata": metadata, "s_aux": sinks_in_bf16(inputs), "num_splits": self.num_splits or HEURISTIC}
-        given |= dict(zip(("q_descale", "k_descale", "v_descale"), descales(inputs, len(inputs.qo_indptr) - 1), strict=True))
+        given = {
+            "scheduler_metadata": metadata,
+            "s_aux": common.sinks_in_bf16(inputs),
+            "num_splits": self.num_splits or common.HEURISTIC,
+        }
+        given |= dict(zip(("q_descale", "k_descale", "v_descale"), common.descales(inputs, len(inputs.qo_indptr) - 1), strict=True))
         splits = self.num_splits or "auto"
-        config = f"num_splits={splits} {MADE_IN_CALL if metadata is None else GIVEN}"
-        return _runner(inputs, 3, given, planned_again(metadata, lambda: self._metadata(inputs)), config)
+        config = f"num_splits={splits} {common.MADE_IN_CALL if metadata is None else common.GIVEN}"
+        return _runner(inputs, 3, given, common.planned_again(metadata, lambda: self._metadata(inputs)), config)
 
     def _metadata(self, inputs: Inputs) -> Tensor | None:
         """The plan of a model step, which all layers share. None without pages."""
@@ -96,8 +86,8 @@ class FlashAttn3OfVllm(FlashAttention):
         if of.page_table is None:
             return None
         heads = {"num_heads_q": p.num_qo_heads, "num_heads_kv": p.num_kv_heads}
-        more = {"window_size": window(p), "num_splits": self.num_splits or HEURISTIC}
-        metadata: Tensor = get_scheduler_metadata(**heads, **metadata_arguments(inputs, of), **more)
+        more = {"window_size": common.window(p), "num_splits": self.num_splits or common.HEURISTIC}
+        metadata: Tensor = get_scheduler_metadata(**heads, **common.metadata_arguments(inputs, of), **more)
         return metadata
 
 
@@ -125,17 +115,18 @@ class FlashAttn2OfVllm(FlashAttention):
             Need("keys and values of the query's dtype", p.kv_dtype == p.q_dtype),
             Need("output of the query's dtype", p.output_dtype == p.q_dtype),
             Need("a causal or full mask", p.tree is None),
-            Need("equal head_dims of keys and values, up to 256", p.head_dim_qk == p.head_dim_vo <= MAX_HEAD_DIM),
+            Need("equal head_dims of keys and values, up to 256", p.head_dim_qk == p.head_dim_vo <= common.MAX_HEAD_DIM),
             Need("a head_dim that is a multiple of 8", p.head_dim_qk % 8 == 0),
             of_pages if p.paged else of_lse,
         )
 
     def workspace_bytes(self, problem: Problem) -> int:
         p = problem
-        return partial_bytes(p) + 4 * p.num_q_tokens * p.num_qo_heads * p.head_dim_vo  # reordered queries and output, 16 bits each
+        reordered = 4 * p.num_q_tokens * p.num_qo_heads * p.head_dim_vo  # queries and output, 16 bits each
+        return common.partial_bytes(p) + reordered
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
-        return _runner(inputs, 2, {"num_splits": HEURISTIC}, planned_again(None, lambda: None), "num_splits=auto")
+        return _runner(inputs, 2, {"num_splits": common.HEURISTIC}, common.planned_again(None, lambda: None), "num_splits=auto")
 
 
 def _runner(inputs: Inputs, version: int, given: dict[str, Any], plan_step: PlanStep, config: str) -> Runner:
@@ -156,18 +147,20 @@ def _runner(inputs: Inputs, version: int, given: dict[str, Any], plan_step: Plan
         "block_table": of.page_table,
         "softmax_scale": inputs.sm_scale,
         "causal": of.causal,
-        "window_size": list(window(p)),
+        "window_size": list(common.window(p)),
         "softcap": p.soft_cap or 0.0,
         "return_softmax_lse": p.return_lse,
         "fa_version": version,
         **given,
     }
 
-    return runner_of(inputs, partial(flash_attn_varlen_func, **arguments), out, config, plan_step, kernel=f"flash_attn_{version}")
+    return common.runner_of(
+        inputs, partial(flash_attn_varlen_func, **arguments), out, config, plan_step, kernel=f"flash_attn_{version}"
+    )
 
 
 def _all(routine: str) -> tuple[Adapter, ...]:
-    capped = FlashAttn3OfVllm(routine=routine, name="flash_attn_3_vllm_32_splits", num_splits=SPLITS_OF_VLLM)
+    capped = FlashAttn3OfVllm(routine=routine, name="flash_attn_3_vllm_32_splits", num_splits=common.SPLITS_OF_VLLM)
     return (FlashAttn3OfVllm(routine=routine), *((capped,) if routine in PAGED else ()), FlashAttn2OfVllm(routine=routine))
 
 

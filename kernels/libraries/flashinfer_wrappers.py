@@ -16,13 +16,7 @@ from kernels.adapter import Adapter, Module, Need, Runner
 from kernels.inputs.masks import flat_custom
 from kernels.inputs.step_lengths import HostLengths
 from kernels.libraries import flashinfer_calls as calls
-from kernels.libraries.flashinfer_common import (
-    NO_POSITION_ENCODING,
-    soft_cap_argument,
-    split_workspace_bytes,
-    window_left,
-    workspace,
-)
+from kernels.libraries import flashinfer_common as common
 from kernels.libraries.flashinfer_modules import flashinfer_module
 from kernels.problem.dtypes import HALF, torch_dtype
 from kernels.problem.padded import has_empty
@@ -55,7 +49,7 @@ def needs_no_cap_with_sinks(problem: Problem) -> Need:
 def sink_module(problem: Problem, kernel: str) -> Module:
     p = problem
     dtypes, dims = (p.q_dtype, p.kv_dtype, p.output_dtype, "int32"), (p.head_dim_qk, p.head_dim_vo)
-    key = (kernel, *dtypes, *dims, NO_POSITION_ENCODING, p.window is not None)
+    key = (kernel, *dtypes, *dims, common.NO_POSITION_ENCODING, p.window is not None)
     return flashinfer_module("attention.modules:gen_batch_prefill_attention_sink_module", key)
 
 
@@ -70,7 +64,7 @@ def sink_variant(problem: Problem, kernel: str) -> dict[str, Any]:
 
     p, dims = problem, (problem.head_dim_qk, problem.head_dim_vo)
     q, kv, out, index = (torch_dtype(name) for name in (p.q_dtype, p.kv_dtype, p.output_dtype, "int32"))
-    position, windowed = NO_POSITION_ENCODING, p.window is not None
+    position, windowed = common.NO_POSITION_ENCODING, p.window is not None
     uri = get_batch_prefill_attention_sink_uri(kernel, q, kv, out, index, *dims, position, windowed)
     scalars, tensors = (["sm_scale"], ["double"]), (["sink"], ["float"])
     return {
@@ -98,7 +92,7 @@ def decode_wrapper(inputs: Inputs, backend: str, use_tensor_cores: bool, pages: 
 
     indptr, indices, last = pages or (inputs.kv_indptr, inputs.kv_indices, inputs.last_page_len)
     return BatchDecodeWithPagedKVCacheWrapper(
-        workspace(inputs, split_workspace_bytes(inputs.problem)),
+        common.workspace(inputs, common.split_workspace_bytes(inputs.problem)),
         inputs.problem.kv_layout,
         use_cuda_graph=True,
         use_tensor_cores=use_tensor_cores,
@@ -141,7 +135,7 @@ def paged_wrapper(inputs: Inputs, backend: str, kernel: str) -> Any:
 
     p = inputs.problem
     return BatchPrefillWithPagedKVCacheWrapper(
-        workspace(inputs, split_workspace_bytes(p)),
+        common.workspace(inputs, common.split_workspace_bytes(p)),
         p.kv_layout,
         use_cuda_graph=True,
         qo_indptr_buf=inputs.qo_indptr.clone(),
@@ -185,8 +179,8 @@ def scale_window_dtypes(inputs: Inputs) -> dict[str, Any]:
     """What the plans of all these wrappers take by name."""
     return {
         "sm_scale": inputs.sm_scale,
-        **soft_cap_argument(inputs.problem),
-        "window_left": window_left(inputs.problem),
+        **common.soft_cap_argument(inputs.problem),
+        "window_left": common.window_left(inputs.problem),
         "q_data_type": inputs.q.dtype,
         "kv_data_type": inputs.kv[0].dtype,
         "o_data_type": torch_dtype(inputs.problem.output_dtype),

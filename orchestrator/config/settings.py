@@ -17,26 +17,12 @@ from kernels.device import Device
 from kernels.problem import PLAIN_MASKS
 from kernels.problem.trees import Tree
 from kernels.timing.config import RENAMED_L2, Timing
-from orchestrator.config import exports
+from orchestrator.config import exports, parts
 from orchestrator.config.base import Frozen, own_files
 from orchestrator.config.draft_cost import Draft
 from orchestrator.config.engine import MAX_DRAFT, Engine, selected
 from orchestrator.config.model import Model
 from orchestrator.config.modes import MODES, companion
-from orchestrator.config.parts import (
-    BackendNames,
-    Best,
-    Bisect,
-    Check,
-    Cluster,
-    Dashboard,
-    Limits,
-    Results,
-    Texts,
-    UserPath,
-    UserPaths,
-    VersionRule,
-)
 from orchestrator.config.ranges import Filter
 from orchestrator.config.sweep import SWEEP_KEYS, Sweep
 from orchestrator.config.weights import WeightRules, checked_weights
@@ -71,21 +57,21 @@ class Settings(Frozen):
     """
 
     mode: str = "run"
-    versions: VersionRule = "same"
-    source: UserPath | None = Field(None, alias="import")
-    traffic: UserPath | None = None
+    versions: parts.VersionRule = "same"
+    source: parts.UserPath | None = Field(None, alias="import")
+    traffic: parts.UserPath | None = None
     traffic_points: Annotated[int, Field(ge=1, le=MAX_TRAFFIC_POINTS)] = 5
-    adapters: Texts = ()
+    adapters: parts.Texts = ()
     env: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    modules: Annotated[UserPath, Field(pattern=r"\.tar(\.gz|\.xz)?$")] | None = None
+    modules: Annotated[parts.UserPath, Field(pattern=r"\.tar(\.gz|\.xz)?$")] | None = None
     sweep: Sweep
     model: Model
-    cluster: Cluster
+    cluster: parts.Cluster
     trees: dict[str, Tree]
     timing: Timing
-    check: Check
-    results: Results
-    limits: Limits
+    check: parts.Check
+    results: parts.Results
+    limits: parts.Limits
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
@@ -125,7 +111,7 @@ class Points(Chosen):
 class Answers(Chosen):
     """What the answers of a report depend on. A run prints a report at its end."""
 
-    best: Best = Best()
+    best: parts.Best = parts.Best()
     weights: Annotated[WeightRules, BeforeValidator(checked_weights)] = ()
     draft: Draft = Draft()
     cards: str | None = None
@@ -155,9 +141,9 @@ class ForDeployment(Chosen):
 class Compared(Chosen):
     """Two sides, and what decides whether a point got slower."""
 
-    baseline: UserPaths = ()
-    candidate: UserPaths = ()
-    noise: UserPath | None = None
+    baseline: parts.UserPaths = ()
+    candidate: parts.UserPaths = ()
+    noise: parts.UserPath | None = None
     same: Annotated[float, Field(gt=0, lt=1)] = 0.02
     missing: Literal["fail", "allow"] = "fail"
     cards: str | None = None
@@ -186,7 +172,7 @@ class SuspectSettings(RunSettings, Compared):
 class ReplaySettings(Points):
     """mode=replay: its point runs again whatever is stored. The dataset at `results.path` stays as it is, unless `into` is it."""
 
-    into: UserPath | None = None
+    into: parts.UserPath | None = None
     profile: Literal["ncu", "nsys", "marks"] | None = None
     same: float = Compared.model_fields["same"].default
 
@@ -226,7 +212,7 @@ class BisectSettings(Chosen):
     good: str | None = None
     bad: str | None = None
     predicate: Literal["slower", "resolved_backend", "status"] = "slower"
-    bisect: Bisect = Bisect()
+    bisect: parts.Bisect = parts.Bisect()
 
     @model_validator(mode="after")
     def _two_releases(self) -> Self:
@@ -240,7 +226,7 @@ class AskSettings(Answers, ForDeployment):
 
     format: Format = "terminal"
     question: Question | None = None
-    columns: Texts = ()
+    columns: parts.Texts = ()
 
     @model_validator(mode="after")
     def _fit_the_question(self) -> Self:
@@ -257,7 +243,7 @@ class DocumentSettings(Settings):
     """mode=document: `results.path` replaces the datasets that the document names, if it is typed."""
 
     format: Literal["terminal", "markdown", "html"] = "terminal"
-    document: UserPath | None = None
+    document: parts.UserPath | None = None
 
     @model_validator(mode="after")
     def _has_document(self) -> Self:
@@ -270,13 +256,13 @@ class CompareSettings(Compared):
     """mode=compare."""
 
     format: Format = "terminal"
-    best: Best = Best()
+    best: parts.Best = parts.Best()
 
 
 class DashboardSettings(Chosen):
     """mode=dashboard."""
 
-    dashboard: Dashboard = Dashboard()
+    dashboard: parts.Dashboard = parts.Dashboard()
 
 
 class ExportSettings(ForDeployment):
@@ -329,7 +315,7 @@ class ConformanceSettings(Settings):
     """mode=conformance."""
 
     format: Format = "terminal"
-    backend: BackendNames = ()
+    backend: parts.BackendNames = ()
 
 
 OF_MODE: dict[str, type[Settings]] = {
@@ -444,7 +430,7 @@ def _adapt_to_mode(settings: Settings) -> Settings:
         settings = settings.model_copy(update={"timing": settings.timing.model_copy(update={"precision": "full"})})
     if not MODES[settings.mode].own_dataset or settings.mode == "replay":
         return settings
-    own: dict[str, Any] = {"results": Results(path=companion(settings.results.path, settings.mode))}
+    own: dict[str, Any] = {"results": parts.Results(path=companion(settings.results.path, settings.mode))}
     if settings.mode in ("noise", "bisect"):  # they ask how far times differ
         return settings.model_copy(update={**own, "timing": settings.timing.model_copy(update={"precision": "full"})})
     once = Timing(name="check_power", timer="eager", warmup=0, min_samples=10, max_samples=20, max_seconds=0.01)
