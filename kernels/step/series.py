@@ -32,19 +32,20 @@ PAIRS_OF_A_BLOCK = 2  # at least
 
 @dataclass(frozen=True)
 class StepMeasurement:
-    """Microseconds. `differences_us` are (step - stand-in) / layers of each pair, in the order they were taken.
+    """The columns of a row that are about steps, in microseconds.
 
-    `low_us` to `high_us` is the 95% interval of their median. Throttled pairs are left out, unless too few others remain.
+    `in_step_samples_us` are (step - stand-in) / layers of each pair, in the order they were taken, and `in_step_low_us` to
+    `in_step_high_us` is the 95% interval of their median. Throttled pairs are left out, unless too few others remain.
     """
 
-    layers: int
+    step_layers: int
     step_us: float
     stand_in_us: float
     in_step_us: float
-    low_us: float
-    high_us: float
-    differences_us: list[float]
-    stop_reason: StopReason
+    in_step_low_us: float
+    in_step_high_us: float
+    in_step_samples_us: list[float]
+    step_stop_reason: StopReason
 
 
 @dataclass

@@ -56,12 +56,12 @@ class Rate:
 
 @dataclass(frozen=True)
 class Energy:
-    """Energy of one call: `joules`, with `rel` as in `Rate`; `flush_joules` were subtracted; the call took `us` in its block."""
+    """The columns of a row about one call: joules, with `rel` as in `Rate`; those of the flush were subtracted; µs in its block."""
 
-    joules: float
-    rel: float
-    flush_joules: float
-    us: float
+    energy_j: float
+    energy_rel: float
+    energy_flush_j: float
+    energy_us: float
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,6 @@ def read(argv: Sequence[str]) -> Arguments:
             )
         return Arguments((), shows=(*shows, *typed.overrides))
     overrides = tuple(map(_parsed, typed.overrides))
-    _require_one_mode(overrides)
     _require_once(overrides)
     _require_braces(overrides)
     found = Arguments(overrides, typed.multirun, typed.config_dir, tuple(shows))
@@ -150,13 +149,6 @@ def _refuse_option(message: str) -> NoReturn:
     raise UserError(f"{message}; {HELP} for a list of them")
 
 
-def _require_one_mode(overrides: Sequence[Override]) -> None:
-    """Raises UserError for two modes in one command, of which Hydra would take the last without a word."""
-    typed = dict.fromkeys(override.input_line or "" for override in overrides if override.key_or_group == "mode")
-    if len(typed) > 1:
-        raise UserError(f"{' '.join(typed)}: a command has one mode; type one of them")
-
-
 def _require_once(overrides: Sequence[Override]) -> None:
     """Raises UserError for two values of a key, of which Hydra takes the last without a word. Of groups it says so itself."""
     typed: dict[str, str] = {}
@@ -211,7 +203,8 @@ def _require_readable(word: str) -> None:
 def _parsed(word: str) -> Override:
     _require_readable(word)
     if "=" not in word and not word.startswith("~"):
-        raise UserError(f"{word}: it gives no key a value; type {_meant_by(word)}")
+        of_mode = f"mode={word}" if word in MODES else "KEY=VALUE, without spaces around the ="
+        raise UserError(f"{word}: it gives no key a value; type {f'+sweep={word}' if word in own_files('sweep') else of_mode}")
     try:
         override = OverridesParser.create().parse_override(word)
     except (HydraException, RecursionError, ValueError):
@@ -239,13 +232,6 @@ def _parsed(word: str) -> Override:
 def _value(override: Override) -> object:
     """The value of an override, nothing if it has several."""
     return None if override.is_sweep_override() else override.value()
-
-
-def _meant_by(word: str) -> str:
-    """What to type in place of a word without a value."""
-    if word in own_files("sweep"):
-        return f"+sweep={word}"
-    return f"mode={word}" if word in MODES else "KEY=VALUE, without spaces around the ="
 
 
 def _require_choice(override: Override) -> None:

@@ -54,10 +54,14 @@ def make_plan(
 
 
 def _decided(point: Point, models: Sequence[_DeviceModel], settings: Settings, backends: Backends, look: bool) -> Decision:
-    """The decision; `failed`, in words, for a plugin whose rule, bytes or modules cannot be asked for. `look` for its libraries."""
+    """The decision; `failed`, in words, for a plugin whose rule, bytes or modules cannot be asked for.
+
+    With `look`, `unsupported` if a library is missing where the point would run.
+    """
     try:
         decision = _decide(point, models, settings, backends)
-        return _if_installed(decision, backends) if look or point.env else decision
+        lacking = backends.lacking(point) if decision.kind == "run" and (look or point.env) else ""
+        return replace(decision, kind="unsupported", reason=lacking, modules=()) if lacking else decision
     except KeyboardInterrupt:
         raise
     except BaseException as error:
@@ -67,12 +71,6 @@ def _decided(point: Point, models: Sequence[_DeviceModel], settings: Settings, b
         return Decision(
             point, "failed", f"the plugin cannot say where {point.backend} runs: {said(error)}", names, Cost(0, 0, 0), ()
         )
-
-
-def _if_installed(decision: Decision, backends: Backends) -> Decision:
-    """The decision; `unsupported` if a library is missing where the point would run."""
-    lacking = backends.lacking(decision.point) if decision.kind == "run" else ""
-    return replace(decision, kind="unsupported", reason=lacking, modules=()) if lacking else decision
 
 
 class _DeviceModel:

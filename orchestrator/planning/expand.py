@@ -201,16 +201,11 @@ def _grid(axes: Mapping[str, tuple[AxisValue, ...]]) -> Iterator[dict[str, Scala
                 choices[-1] = [keys | choice[0] for keys in choices[-1]]
             else:
                 choices.append(choice)
-    if _is_set_once(choices):  # then a null unsets nothing: it is left out before the combinations are made
+    own = [{key for keys in choice for key in keys} for choice in choices]
+    if sum(map(len, own)) == len(set().union(*own)):  # no two axes set one key: a null unsets nothing, and is left out before
         yield from _merged({}, [[_set_keys(keys) for keys in choice] for choice in choices])
     else:
         yield from map(_set_keys, _merged({}, choices))
-
-
-def _is_set_once(choices: Sequence[_Choice]) -> bool:
-    """Whether no two axes set one key."""
-    own = [{key for keys in choice for key in keys} for choice in choices]
-    return sum(map(len, own)) == len(set().union(*own))
 
 
 def _set_keys(keys: Mapping[str, Scalar | None]) -> dict[str, Scalar]:

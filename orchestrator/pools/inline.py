@@ -38,7 +38,8 @@ class _Deferred:
         runner = self.worker.runner()
         try:
             with chdir(os.curdir):  # a backend may change the working directory, and results.path may be relative to it
-                return self.worker.with_plugins(self.work(runner))
+                result = self.work(runner)
+            return replace(result, rows=tuple(map(self.worker.with_plugins, result.rows)))
         except (KeyboardInterrupt, Exception):
             raise
         except BaseException as error:  # such as sys.exit in a backend: elsewhere the process would end
@@ -58,11 +59,8 @@ class _InlineWorker:
 
         return _Deferred(self, prepared)
 
-    def with_plugins(self, result: WorkResult) -> WorkResult:
-        """The result, whose wrong rows say if another's plugin, which may have patched a library, ran in this process before."""
-        return replace(result, rows=tuple(map(self._with_plugins, result.rows)))
-
-    def _with_plugins(self, row: Row) -> Row:
+    def with_plugins(self, row: Row) -> Row:
+        """The row, which says if it is wrong and another's plugin, which may have patched a library, ran in this process before."""
         others = [code for code in self.plugins if code and code not in str(row.get("orchestrator_version"))]
         wrong = row["status"] in ("failed", "mismatch") and others
         return {**row, "reason": f"{row['reason']} ({RAN_BEFORE})"} if wrong else row

@@ -44,9 +44,9 @@ class ThreadedBuilds:
     def __init__(self, keys: Sequence[ModuleKey], found: Mapping[ModuleKey, Library], cores: int, loaded: Collection[str]) -> None:
         self.loaded = loaded
         self._threads = ThreadPoolExecutor(builds_at_once(cores))
-        self._ended = there(keys, found, loaded)
-        left = {(built.arch, built.module) for built in self._ended}
-        self._pending = {self._threads.submit(self._build, *key, found.get(key)) for key in keys if key not in left}
+        there = records.found_again([key for key in keys if key[0] in loaded and key not in found])  # not those of an archive
+        self._ended = [Built(module, arch, 0.0, library=library) for (arch, module), library in there.items()]
+        self._pending = {self._threads.submit(self._build, *key, found.get(key)) for key in keys if key not in there}
 
     @property
     def left(self) -> int:
@@ -65,12 +65,6 @@ class ThreadedBuilds:
         """A module for devices elsewhere is compiled and not installed: they may have another CUDA."""
         built = Built(module, arch, 0.0, library=library) if library else build(module, arch)
         return install(built) if arch in self.loaded else built
-
-
-def there(keys: Sequence[ModuleKey], found: Mapping[ModuleKey, Library], loaded: Collection[str]) -> list[Built]:
-    """Those of the modules that this machine has already where its workers look; not those that an archive brings (`found`)."""
-    wanted = [key for key in keys if key[0] in loaded and key not in found]
-    return [Built(module, arch, 0.0, library=library) for (arch, module), library in records.found_again(wanted).items()]
 
 
 def install(built: Built) -> Built:

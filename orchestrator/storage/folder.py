@@ -79,7 +79,9 @@ class FolderStore:
             # Unbuffered: bytes that a full disk refused must not be flushed later, when another process may own the dataset.
             self._journal = open_to_write(self.path / JOURNAL)
             self._journal.truncate(0)
-            _require_room(self._journal)
+            _write(self._journal, b"\n" * BLOCK_BYTES)  # a full disk is told now, not after the first point
+            self._journal.seek(0)
+            self._journal.truncate()
         except (OSError, UserError) as error:
             self._lock.close()
             if isinstance(error, UserError):
@@ -231,13 +233,6 @@ def _sync_folder(path: Path) -> None:
     folder = os.open(path, os.O_RDONLY)
     os.fsync(folder)
     os.close(folder)
-
-
-def _require_room(journal: IO[bytes]) -> None:
-    """Raises OSError now, not after the first point, if the disk is full."""
-    _write(journal, b"\n" * BLOCK_BYTES)
-    journal.seek(0)
-    journal.truncate()
 
 
 def _lines(rows: Iterable[Row]) -> bytes:

@@ -179,7 +179,7 @@ def _with_every_column(table: pa.Table) -> pa.Table:
 
     known = set(table.column_names)
     columns = [
-        _todays_values(_cast(table.column(field.name), field.type), COLUMNS[field.name])
+        _todays_values(table.column(field.name), field.type, COLUMNS[field.name])
         if field.name in known
         else pa.array(_defaults(table, COLUMNS[field.name]), type=field.type)
         for field in schema()
@@ -194,14 +194,11 @@ def _defaults(table: pa.Table, column: Column) -> list[Any]:
     return [column.default_in({of.column: value}) for value in table.column(of.column).to_pylist()]
 
 
-def _cast(column: pa.ChunkedArray, to: pa.DataType) -> pa.ChunkedArray:
-    return column if column.type == to else column.cast(to)  # a cast copies every sample, even to the same type
-
-
-def _todays_values(values: pa.ChunkedArray, column: Column) -> pa.ChunkedArray:
+def _todays_values(values: pa.ChunkedArray, to: pa.DataType, column: Column) -> pa.ChunkedArray:
     """A column of a file, whose values may have the names of an older version. `analysis/sql.py` says the same in SQL."""
     import pyarrow.compute as pc
 
+    values = values if values.type == to else values.cast(to)  # a cast copies every sample, even to the same type
     for former, today in column.renamed.items():
         values = pc.if_else(pc.fill_null(pc.equal(values, former), False), today, values)
     return values

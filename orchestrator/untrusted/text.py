@@ -36,11 +36,9 @@ def for_line(text: str) -> str:
 
 def for_markdown(text: str) -> str:
     """Text for one line of Markdown outside a table: no HTML, no link and no picture comes of it. Code in `backticks` stays."""
-    return "".join(part if number % 2 else _without_markup(part) for number, part in enumerate(_CODE.split(for_line(text))))
-
-
-def _without_markup(text: str) -> str:
-    return _STARTS_A_TAG.sub("&lt;", _ENTITY.sub("&amp;", text)).replace("](", "]\\(")
+    parts = _CODE.split(for_line(text))
+    parts[::2] = [_STARTS_A_TAG.sub("&lt;", _ENTITY.sub("&amp;", part)).replace("](", "]\\(") for part in parts[::2]]
+    return "".join(parts)
 
 
 def for_markdown_cell(text: str) -> str:

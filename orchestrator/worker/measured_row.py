@@ -20,7 +20,7 @@ from kernels.problem import Problem
 from kernels.timing import energy, host_time
 from kernels.timing.ceilings import Ceilings
 from kernels.timing.config import Timing
-from kernels.timing.energy import Energy, EnergyUnknown, Rate
+from kernels.timing.energy import EnergyUnknown, Rate
 from kernels.timing.host_time import HostCost
 from kernels.timing.nvml import DeviceMonitor
 from kernels.timing.racing import WITHIN, rough_interval_rel
@@ -59,20 +59,19 @@ def measured_row(one: PreparedBackend, others: str, timing: Timing, device: Devi
         return finish_row(row, one.task, "failed", f"{throttled_note(measurement)}; timing.throttled=refuse")
     problem, l2 = one.shared.inputs.problem, provenance.l2_bytes
     row |= time_columns(measurement) | {"other_processes": others or None}
-    if one.measured_as is not None:
-        row |= _credited(one.measured_as)
+    if (source := one.measured_as) is not None:
+        energy_of_source = {name: value for name, value in source.row.items() if name.startswith("energy_")}
+        row |= cast(Row, {"measured_as": source.task.point.backend, **energy_of_source})
     row["working_set_over_l2"] = problem.bytes / l2 if l2 else None
     assert row["median_us"] is not None
     row |= rate_columns(problem, row["median_us"], one.runner.compute_dtype, device, provenance.ceilings)
     row |= one.step.columns() if one.step else {}
-    notes = (caveats(row, measurement), decided_note(timed.decided_by), step_note(row))
+    rival = timed.decided_by
+    decided = (
+        f"decided: over {WITHIN - 1:.0%} slower than {rival.task.point.backend} for certain; its time is rough" if rival else ""
+    )
+    notes = (caveats(row, measurement), decided, step_note(row))
     return finish_row(row, one.task, "ok", " | ".join(filter(None, notes)))
-
-
-def _credited(source: PreparedBackend) -> Row:
-    """What a row has from the backend that was measured in its place, beside the time."""
-    energy = {name: value for name, value in source.row.items() if name.startswith("energy_")}
-    return {"measured_as": source.task.point.backend, **energy}  # type: ignore[typeddict-item]
 
 
 def time_columns(measurement: Measurement) -> Row:
@@ -137,7 +136,8 @@ def min_seconds(problem: Problem, tb_per_sec: float, tflops: float) -> dict[str,
 
 def caveats(row: Row, measurement: Measurement) -> str:
     """What a reader of an `ok` row must know about its time; empty if nothing is wrong."""
-    found = (_impossible(row), throttled_note(measurement), _shared(row))
+    shared = f"shared: other processes on the device: {row['other_processes']}" if row["other_processes"] else ""
+    found = (_impossible(row), throttled_note(measurement), shared)
     return " | ".join(filter(None, found))
 
 
@@ -149,16 +149,6 @@ def throttled_note(measurement: Measurement) -> str:
     taken = aside + (measurement.num_samples if measurement.only_unthrottled else measurement.num_samples - aside)
     median_of = f"the other {measurement.num_samples}" if measurement.only_unthrottled else "all of them"
     return f"throttled: {aside} of {taken} samples were taken while the clock was throttled ({by}); the median is of {median_of}"
-
-
-def decided_note(by: PreparedBackend | None) -> str:
-    return (
-        "" if by is None else f"decided: over {WITHIN - 1:.0%} slower than {by.task.point.backend} for certain; its time is rough"
-    )
-
-
-def _shared(row: Row) -> str:
-    return f"shared: other processes on the device: {row['other_processes']}" if row["other_processes"] else ""
 
 
 def _impossible(row: Row) -> str:
@@ -229,16 +219,14 @@ def measure_energy(timed: Sequence[PreparedBackend], monitor: DeviceMonitor) -> 
                     flush = _flush_rate(timer, monitor)
                 if isinstance(flush, EnergyUnknown):
                     raise flush
-                one.row |= _columns(_energy(one, timer, flush, monitor), one.shared.inputs.problem.num_q_tokens)
-                one.row["energy_note"] = _throttled_note(monitor)
+                cycle_s = statistics.median(one.series.samples_us()) / 1e6 + (flush.seconds if flush else 0.0)
+                found = energy.energy_of(energy.measure(timer.issue, cycle_s, monitor), flush)
+                causes = monitor.throttled_by()  # in about the last tenth of a second
+                of_token = found.energy_j / one.shared.inputs.problem.num_q_tokens
+                one.row |= cast(Row, asdict(found)) | {"energy_token_j": of_token}
+                one.row["energy_note"] = f"throttled: {', '.join(sorted(causes))}" if causes else None
             except EnergyUnknown as reason:
                 one.row["energy_note"] = str(reason)
-
-
-def _energy(one: PreparedBackend, timer: Timer, flush: Rate | None, monitor: DeviceMonitor) -> Energy:
-    call_s = statistics.median(one.series.samples_us()) / 1e6
-    cycle = energy.measure(timer.issue, call_s + (flush.seconds if flush else 0.0), monitor)
-    return energy.energy_of(cycle, flush)
 
 
 def _flush_rate(timer: Timer, monitor: DeviceMonitor) -> Rate | EnergyUnknown:
@@ -246,19 +234,3 @@ def _flush_rate(timer: Timer, monitor: DeviceMonitor) -> Rate | EnergyUnknown:
         return energy.measure(partial(timer.issue, with_call=False), FLUSH_S, monitor)
     except EnergyUnknown as reason:
         return reason
-
-
-def _columns(found: Energy, tokens: int) -> Row:
-    return {
-        "energy_j": found.joules,
-        "energy_token_j": found.joules / tokens,
-        "energy_rel": found.rel,
-        "energy_flush_j": found.flush_joules,
-        "energy_us": found.us,
-    }
-
-
-def _throttled_note(monitor: DeviceMonitor) -> str | None:
-    """Of the end of the block: NVML tells of about the last tenth of a second."""
-    causes = monitor.throttled_by()
-    return f"throttled: {', '.join(sorted(causes))}" if causes else None

@@ -8,7 +8,7 @@ catches every exception.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -73,8 +73,11 @@ class PointRunner:
         torch.set_grad_enabled(False)
         registry.adapters(config.adapters)
         provenance = Provenance(device, config.recalibrate)
-        if device.kind == "cuda":
-            load_ahead(config.imports)
+        if device.kind == "cuda":  # what the first point would wait for: an import that fails fails again there, and is its row
+            from kernels.timing.sm_clock import clock_of_device
+
+            import_all(config.imports)
+            clock_of_device()
         return cls(config, device, node_id, provenance, Environments(config, device, provenance.note_own_processes))
 
     def ready(self) -> WorkResult:
@@ -318,11 +321,3 @@ def prepared_call(
         return PreparedCall(timer, outputs, about["kernel_config"], about["peak_mem_bytes"], lambda: call.ask("drop"))
     here = prepare_timer(adapter, shared.inputs, device, timing)
     return PreparedCall(here, LocalOutputs(here, problem.has_second_output), adapter.config_of(here.runner, problem))
-
-
-def load_ahead(packages: Iterable[str]) -> None:
-    """Loads what the first point would otherwise wait for. An import that fails here fails again there, and becomes its row."""
-    from kernels.timing.sm_clock import clock_of_device
-
-    import_all(packages)
-    clock_of_device()

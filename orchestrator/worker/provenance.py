@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
@@ -83,16 +84,12 @@ def cached(uuid: str, driver: str) -> Ceilings | None:
 def calibrate(uuid: str, driver: str, keep: bool = True) -> Ceilings:
     """Measures the current CUDA device. With `keep`, the result is cached if the cache folder can be written."""
     found = measure()
-    if not keep:
-        return found
-    file = _file(uuid, driver)
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        fresh = file.with_suffix(f".{os.getpid()}")
-        fresh.write_text(found.model_dump_json(indent=1))
-        fresh.replace(file)
-    except OSError:
-        return found
+    if keep:
+        with suppress(OSError):
+            (file := _file(uuid, driver)).parent.mkdir(parents=True, exist_ok=True)
+            fresh = file.with_suffix(f".{os.getpid()}")
+            fresh.write_text(found.model_dump_json(indent=1))
+            fresh.replace(file)
     return found
 
 

@@ -110,13 +110,8 @@ class SharedInputs:
 
         answer, new = self.answer, oracle.answer(self.inputs)
         assert answer is not None  # or nothing is checked
-        for mine, right in (
-            (answer.out, new.out),
-            (answer.lse, new.lse),
-            (answer.peak, new.peak),
-            (answer.condition, new.condition),
-        ):
-            mine.copy_(right)
+        for name in ("out", "lse", "peak", "condition"):
+            getattr(answer, name).copy_(getattr(new, name))
         self.forget_kept()
         self._other_answers.clear()
         del self._sums_of_answers[1:]

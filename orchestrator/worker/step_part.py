@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, cast
 
 from kernels.adapter import Adapter, Runner
-from kernels.step.series import StepMeasurement, StepSeries, StepTimer
+from kernels.step.series import StepSeries, StepTimer
 from orchestrator.storage.row import Row
 from orchestrator.worker.output_check import LAUNCH_SECONDS, LAUNCHES, MIN_LAUNCHES, WROTE_OUTSIDE
 from orchestrator.worker.shared_inputs import SharedInputs
@@ -182,7 +182,7 @@ class StepPart:
     check: StepCheck | None
 
     def columns(self) -> Row:
-        return step_columns(self.series.step_result())
+        return cast(Row, asdict(self.series.step_result()))
 
 
 def prepare_step(shared: SharedInputs, adapter: Adapter, first: Runner, device: Device) -> PreparedStep | None:
@@ -199,19 +199,6 @@ def start_part(step: PreparedStep, timing: Timing, coin: random.Random) -> StepP
         return StepPart(StepSeries(step.timer, timing), None)
     check = StepCheck.start(step, step.shared.answer, coin)
     return StepPart(StepSeries(step.timer, timing, check.after_block, step.shared.blame), check)
-
-
-def step_columns(measured: StepMeasurement) -> Row:
-    return {
-        "step_us": measured.step_us,
-        "stand_in_us": measured.stand_in_us,
-        "in_step_us": measured.in_step_us,
-        "in_step_low_us": measured.low_us,
-        "in_step_high_us": measured.high_us,
-        "step_layers": measured.layers,
-        "in_step_samples_us": measured.differences_us,
-        "step_stop_reason": measured.stop_reason,
-    }
 
 
 def step_note(row: Row) -> str:

@@ -175,7 +175,7 @@ def test_a_long_enough_block_tells_the_energy_of_a_call(short_decode: Runner):
     timer = timer_for(short_decode, "graph", 3, Caches())
     flush = energy.measure(lambda cycles: timer.issue(cycles, with_call=False), 40e-6, counter)
     found = energy.energy_of(energy.measure(timer.issue, 65e-6, counter), flush)
-    watts = found.joules / found.us * 1e6
+    watts = found.energy_j / found.energy_us * 1e6
 
     assert 100 < watts < 1000
     assert 10 < found.us < 40

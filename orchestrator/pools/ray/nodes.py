@@ -64,7 +64,8 @@ class Nodes:
                 found = ray.get([self._greet_first(node) for node in here])
                 return [(_within(node, machine), kills) for node, (machine, kills) in zip(here, found, strict=True)]
             except RayError as error:
-                here, asked = _still_alive(here), len(here)
+                left = {node["NodeID"] for node in alive()}  # Ray lists a node for a moment after it has died
+                here, asked = [node for node in here if node["NodeID"] in left], len(here)
                 if len(here) == asked:
                     raise UserError(
                         f"cluster: a node cannot report what it has; are the packages of requirements.txt installed there? "
@@ -161,12 +162,6 @@ def _lives(node_id: str) -> bool:
 def alive() -> list[dict[str, Any]]:
     """Ray's nodes, as it lists them."""
     return [node for node in ray.nodes() if node["Alive"]]
-
-
-def _still_alive(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those of the nodes that have not died since. Ray lists a node for a moment after it has died."""
-    here = {node["NodeID"] for node in alive()}
-    return [node for node in nodes if node["NodeID"] in here]
 
 
 def _greet(node: dict[str, Any], names: tuple[str, ...]) -> Any:

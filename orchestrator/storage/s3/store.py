@@ -266,7 +266,8 @@ class Lease:
         for name, renewed in put_at.items():
             owner = _owner_of(self.bucket.get(name) or b"{}", f"s3://{self.bucket.root}/{name}")
             silent_s = (now - renewed).total_seconds()
-            if silent_s > STALE_SECONDS or _is_gone(owner):
+            here = bool(owner) and owner["place"] == _pid_namespace() != ""  # where a process can be looked up
+            if silent_s > STALE_SECONDS or (here and start_time(owner["pid"]) != owner["started"]):
                 self.bucket.delete(name)
             elif owner:
                 return f"process {owner['pid']} on {owner['host']}, heard of {max(silent_s, 0):.0f} s ago,"
@@ -293,9 +294,3 @@ def _pid_namespace() -> str:
     with suppress(OSError):
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {Path('/proc/self/ns/pid').readlink()}"
     return ""
-
-
-def _is_gone(owner: dict[str, Any]) -> bool:
-    """Whether a process is known to have ended. Only those on this machine and in this container can be looked up."""
-    here = bool(owner) and owner["place"] == _pid_namespace() != ""
-    return here and start_time(owner["pid"]) != owner["started"]

@@ -61,8 +61,8 @@ def test_a_known_cost_is_found_on_a_device_that_drifts(cost_us: float):
     found = series.step_result()
 
     assert found.in_step_us == pytest.approx(cost_us, abs=0.01 * cost_us + 2)
-    assert found.low_us < found.in_step_us < found.high_us
-    assert found.layers == LAYERS
+    assert found.in_step_low_us < found.in_step_us < found.in_step_high_us
+    assert found.step_layers == LAYERS
     assert abs(found.step_us - found.stand_in_us - LAYERS * cost_us) < 0.3 * 5000  # medians of each alone would not do
 
 
@@ -84,7 +84,7 @@ def test_the_interval_holds_the_cost_as_often_as_it_says():
     for _ in range(200):
         (series,) = measured(ScriptedStep(20.0, lambda: 1000 + draw.gauss(0, 40)), max_samples=40, limit=1e-9)
         found = series.step_result()
-        hits += found.low_us <= 20.0 <= found.high_us
+        hits += found.in_step_low_us <= 20.0 <= found.in_step_high_us
 
     assert hits >= 180  # 190 expected; fewer than 180 once in 300 drawn seeds
 
@@ -101,7 +101,7 @@ def test_sampling_ends_once_the_difference_is_known_to_a_percent():
     (noisy,) = measured(ScriptedStep(100.0, drifting(30.0)), max_samples=60)
     found = quiet.step_result()
 
-    assert (quiet.stop_reason, len(found.differences_us)) == ("ci95", 10)
+    assert (quiet.stop_reason, len(found.in_step_samples_us)) == ("ci95", 10)
     assert noisy.stop_reason == "max_samples"
 
 
@@ -125,7 +125,7 @@ def test_pairs_of_a_slow_clock_are_left_out():
     (series,) = measured(timer, max_pause_seconds=1e-6)
 
     assert series.step_result().in_step_us == pytest.approx(20.0)
-    assert set(series.step_result().differences_us) == {20.0}
+    assert set(series.step_result().in_step_samples_us) == {20.0}
 
 
 def test_the_wall_clock_alternates_replay_by_replay():

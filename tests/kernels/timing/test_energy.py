@@ -88,16 +88,16 @@ def test_what_the_flush_takes_is_subtracted_and_told():
     flush, cycle = (Device(us * 1e-6, watts) for us, watts in ((40.0, 500.0), (60.0, 560.0)))
     found = energy_of(cycle.measure(), flush.measure())
 
-    assert found.joules == pytest.approx(60e-6 * 560 - 40e-6 * 500, rel=found.rel + 0.02)
-    assert found.flush_joules == pytest.approx(40e-6 * 500, rel=0.02)
-    assert found.us == pytest.approx(20.0, rel=0.05)
+    assert found.energy_j == pytest.approx(60e-6 * 560 - 40e-6 * 500, rel=found.energy_rel + 0.02)
+    assert found.energy_flush_j == pytest.approx(40e-6 * 500, rel=0.02)
+    assert found.energy_us == pytest.approx(20.0, rel=0.05)
 
 
 def test_without_a_flush_nothing_is_subtracted():
     cycle = Device(60e-6, 560.0).measure()
     found = energy_of(cycle, None)
 
-    assert (found.joules, found.flush_joules, found.rel) == (cycle.joules, 0.0, cycle.rel)
+    assert (found.energy_j, found.energy_flush_j, found.energy_rel) == (cycle.joules, 0.0, cycle.rel)
 
 
 def test_a_call_that_the_flush_drowns_is_refused():

@@ -17,7 +17,7 @@ from orchestrator.errors import UserError
         (["smoke"], "smoke: it gives no key a value; type +sweep=smoke"),
         (["mode"], "mode: it gives no key a value; type KEY=VALUE, without spaces around the ="),
         (["report"], "report: it gives no key a value; type mode=report"),
-        (["mode=plan", "mode=report"], "mode=plan mode=report: a command has one mode; type one of them"),
+        (["mode=plan", "mode=report"], "mode: given twice, by mode=plan and by mode=report; type one of them"),
         (["--mode=plan"], "--mode=plan: keys have no dashes; type mode=plan"),
         (["--report"], "--report: keys have no dashes; type mode=report"),
         (["where=batch_size=1"], "where=batch_size=1: a mapping stands in braces; type 'where={batch_size: 1}'"),
