@@ -19,8 +19,9 @@ The inputs (`kernels.inputs.Inputs` has every shape):
   `reorders`: queries in another order than the problem's (`kernels/split`); `Runner.rows` says where its answer lies.
 - Several backends share the inputs. Never write to them; clone what a library wants to change. Whoever does is named.
 - A page table is int32 [B, pages of the longest request], or as wide as `problem.max_seq_len` asks. Entries that a request does not
-  use hold 2147480000, far outside the cache: a kernel that follows one crashes. A call that has an argument for the longest
-  request gets `problem.longest`.
+  use hold 2147480000, far outside the cache: a kernel that follows one crashes. A request without keys (s0 in `batch_spec`) has
+  page 0 in all entries, as in engines: it may be loaded. Its output must be 0, and its log-sum-exp -inf or the sink. A call that
+  has an argument for the longest request gets `problem.longest`.
 - Slots of a last page without a token are poisoned: with NaN if `Adapter.skips_unused_in(problem)`, else, as in nvfp4, with 240.
 - `Inputs.sm_scale` multiplies q.k, and `problem.soft_cap`, if there is one, makes cap * tanh(logit / cap) of each scaled logit.
   `k_scale` and `v_scale` multiply stored keys and values. These two are 1 for caches of 16 and 32 bits. For FP8 and nvfp4 they are
@@ -98,6 +99,7 @@ class Adapter(ABC):
     max_seq_len: EngineMaximum = "refused"
     reads_memory: frozenset[KvMemory] = ANY_MEMORY  # by strides; fewer if a kernel takes them from shapes, or reads by TMA
     takes_empty: bool = False  # serves requests without a token, with which vLLM pads its graphs (`graph_fill=0`)
+    takes_no_keys: bool = False  # writes 0 and -inf (a sink: the sink) for a request with query tokens and no key
     gets_padding: bool = True  # `needs` and `prepare` get the padded requests too; a mutant, made of another backend, does not
     takes_pdl: bool = False  # the call says whether to use programmatic dependent launch; see `takes_pdl_in`
     takes_num_splits: bool = False  # the call is told how many parts to make of the keys, or at most to make
@@ -300,6 +302,7 @@ class Adapter(ABC):
             ),
             Need("no prefix mask", self.takes_prefix_mask or problem.mask != "prefix"),
             Need("no more query tokens than keys", self.takes_more_queries or problem.s_qo <= problem.s_kv),
+            Need("a key for every request (no s0 in batch_spec)", self.takes_no_keys or not problem.lacks_keys),
             Need("strides of a cache that the kernel takes (kv_memory)", problem.kv_memory in self.reads_memory),
             Need("no attention sinks", self.takes_sinks or not problem.sinks),
             Need("no soft cap of logits", self.takes_soft_cap or problem.soft_cap is None),

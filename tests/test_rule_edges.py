@@ -104,6 +104,7 @@ NEVER_ALONE: dict[tuple[str, str], dict[str, str]] = {
         "with attention sinks, fp16 or bf16 queries": "it takes no sinks",
         "with attention sinks, a causal or full mask": "it takes no sinks",
         "with attention sinks, no soft cap": "it takes no sinks",
+        "with sinks and a log-sum-exp, a key for every request (fa3)": "it takes no sinks",
     },
     ("ragged_prefill", "fa2"): {"with attention sinks, a causal or full mask": TREE_OF_SINKS},
     ("ragged_prefill", "flash_attn_3"): {

@@ -43,6 +43,7 @@ class FlashAttn3Mla(Adapter):
     gives_lse: bool = True
     takes_num_splits: bool = True
     takes_empty: bool = True  # vLLM captures full graphs with it, whose padded requests have no token
+    takes_no_keys: bool = True  # `store_zero` of its `epilogue_fwd.hpp`
     distributions: tuple[str, ...] = ("vllm",)
     rules_hold_for: tuple[str, ...] = VLLM_READ
     imports: str = "vllm"

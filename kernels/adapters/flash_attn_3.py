@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import Module, Need, PlanStep, Runner, Since
 from kernels.libraries import flash_attn_3_common as common
-from kernels.libraries.flash_attn_common import FlashAttention, Keys, all_keys, context, drafts, merged, tree_needs
+from kernels.libraries.flash_attn_common import FlashAttention, Keys, all_keys, context, drafts, merged, need_of_empty, tree_needs
 from kernels.libraries.flashinfer_common import FLASHINFER, RELEASES
 from kernels.libraries.flashinfer_modules import MERGE_MODULE
 from kernels.problem.dtypes import HALF, torch_dtype
@@ -45,6 +45,7 @@ SMALLEST_QUERY_TILE = 128  # rows, of a query token and a query head of the KV h
 class FlashAttn3(FlashAttention):
     name: str = "flash_attn_3"
     takes_sinks: bool = True
+    takes_no_keys: bool = True
     gives_lse: bool = True
     distributions: tuple[str, ...] = ("tokenspeed-fa3",)
     also_calls: tuple[str, ...] = FLASHINFER  # its merge, over a draft tree
@@ -79,6 +80,7 @@ class FlashAttn3(FlashAttention):
         p = problem
         return (
             *common.operand_needs(p, device),
+            need_of_empty(p),
             *(tree_needs(p) if self.also_calls else (Need("a causal or full mask", p.tree is None),)),
             Need("no log-sum-exp over a draft tree, whose two calls are merged", p.tree is None or not p.return_lse),
             self._dims_need(p),

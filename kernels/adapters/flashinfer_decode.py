@@ -51,6 +51,7 @@ class WrapperDecode(common.FlashInferAdapter):
     # `scheduler.cuh` plans a part of 0 pages for a request without keys; `hopper/prefill_sm90.cuh` writes 0 ("We exit early").
     # The plan refuses such a request with drafts (`needs_tokens_for_drafts`).
     takes_empty: bool = True
+    takes_no_keys: bool = True  # `state.cuh`, `prefill.cuh` and `hopper/epilogue.cuh` write 0 and -inf
     skips_unused: bool = True
     passes: frozenset[Feature] | None = PASSES
 
@@ -237,6 +238,7 @@ class Cudnn(WrapperDecode):
     takes_pdl: bool = False
     reads_memory: frozenset[KvMemory] = UNREAD_MEMORY
     takes_empty: bool = False  # no engine decodes with it in a graph, and its source is not open
+    takes_no_keys: bool = False
     skips_unused: bool = False  # seen on an H200: with drafts, cuDNN multiplies NaN by zero
     distributions: tuple[str, ...] = common.CUDNN
     imports: str = "flashinfer"

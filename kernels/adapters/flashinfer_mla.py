@@ -72,7 +72,7 @@ def _keeps_every_key(problem: Problem, tile_kv: int) -> bool:
     for q, kv in zip(problem.q_lens, problem.kv_lens, strict=True):
         for end in range(tile_q, q * heads, tile_q):
             query, straddles = divmod(end, heads)
-            if straddles and (kv - q + query) % tile_kv == 0:
+            if straddles and kv and (kv - q + query) % tile_kv == 0:
                 return False
     return True
 
@@ -234,7 +234,7 @@ def _scales(inputs: Inputs) -> dict[str, float]:
 
 # `skips_unused` was seen on an H200. Backends that need later GPUs have not run.
 ADAPTERS = (
-    Mla(name="fa2", rule=fa2_needs, compiled=("fa2",), max_seq_len="unread", skips_unused=True, gives_lse=True),
+    Mla(name="fa2", takes_no_keys=True, rule=fa2_needs, compiled=("fa2",), max_seq_len="unread", skips_unused=True, gives_lse=True),
     Mla(name="fa3", rule=fa3_needs, compiled=("fa3",), max_seq_len="unread", skips_unused=True, gives_lse=True),
     Mla(name="auto", rule=auto_needs, compiled=("fa3", "fa2"), max_seq_len="unread", skips_unused=True, gives_lse=True),
     Mla(name="cutlass", rule=cutlass_needs, query_lengths="single"),

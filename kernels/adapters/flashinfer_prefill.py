@@ -43,6 +43,7 @@ class WrapperPrefill(common.FlashInferAdapter):
     gives_lse: bool = True
     max_seq_len: EngineMaximum = "unread"  # planned from the lengths themselves, and pages by request
     skips_unused: bool = True
+    takes_no_keys: bool = True  # fa2 goes over no tile (`prefill.cuh`), fa3 exits early (`hopper/prefill_sm90.cuh`): 0 and -inf
 
     def since(self, problem: Problem, device: Device) -> tuple[Since, ...]:
         return (*common.since_of_wrappers(problem), common.since_of_512(problem))
@@ -245,6 +246,7 @@ def _paged() -> Iterator[WrapperPrefill]:
         takes_soft_cap=False,
         takes_more_queries=False,
         takes_empty=False,
+        takes_no_keys=False,
         reads_memory=UNREAD_MEMORY,
         max_seq_len="passed",
         skips_unused=False,
@@ -257,7 +259,7 @@ def _ragged() -> Iterator[WrapperPrefill]:
     """The backends without pages. `auto` refuses a variant, and cuDNN and CUTLASS have no argument for sinks."""
     yield from (RaggedPrefill(name=name, takes_sinks=True, passes=WITH_SINKS) for name in ("fa2", "fa3"))
     yield RaggedPrefill(name="auto")
-    less: dict[str, Any] = {"takes_window": False, "takes_soft_cap": False, "takes_more_queries": False}
+    less: dict[str, Any] = {"takes_no_keys": False, "takes_window": False, "takes_soft_cap": False, "takes_more_queries": False}
     cudnn: dict[str, Any] = {"max_seq_len": "passed", "skips_unused": False, "distributions": common.CUDNN, **less}
     yield RaggedPrefill(name="cudnn", rules_hold_for=common.READ_ONLY, **cudnn)
     yield RaggedPrefill(name="cutlass", rules_hold_for=common.READ_ONLY, **less)

@@ -47,6 +47,7 @@ class FlexAttention(Adapter):
     takes_more_queries: bool = True
     takes_soft_cap: bool = True
     max_seq_len: EngineMaximum = "unread"  # its block mask lists the pages in use
+    takes_no_keys: bool = True  # "Handle fully masked out rows" (torch/_inductor/kernel/flex): 0
     takes_empty: bool = True  # vLLM captures full graphs with it (FLEX_ATTENTION), whose padded requests have no token
     # `skips_unused` stays False: a masked key has the probability 0, but its value is still multiplied by it.
     distributions: tuple[str, ...] = ("torch",)

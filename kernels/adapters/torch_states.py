@@ -90,6 +90,7 @@ class TorchTwoCalls(TorchStates):
 class TorchChunks(TorchStates):
     name: str = "torch_chunks"
     takes_empty: bool = True
+    takes_no_keys: bool = True
     takes_window: bool = True
     takes_two_sided_window: bool = True
     takes_prefix_mask: bool = True

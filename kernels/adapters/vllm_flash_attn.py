@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from kernels.adapter import Adapter, Need, PlanStep, Runner
 from kernels.libraries import flash_attn_3_common as common
 from kernels.libraries.engine_releases import VLLM_READ
-from kernels.libraries.flash_attn_common import FlashAttention, all_keys
+from kernels.libraries.flash_attn_common import FlashAttention, all_keys, need_of_empty
 from kernels.problem.dtypes import HALF
 from kernels.problem.features import ALL_BUT_BLOCKS
 from kernels.problem.fields import ANY_MEMORY, KvMemory
@@ -46,6 +46,7 @@ GROUPED_LSE = "no log-sum-exp for one query token a request and grouped heads wi
 class FlashAttn3OfVllm(FlashAttention):
     name: str = "flash_attn_3_vllm"
     takes_sinks: bool = True
+    takes_no_keys: bool = True
     takes_soft_cap: bool = True
     gives_lse: bool = True
     # By the source slots without a token are skipped where `flash_attn_3` says so; no GPU has shown it of this build.
@@ -59,6 +60,7 @@ class FlashAttn3OfVllm(FlashAttention):
         p = problem
         return (
             *common.needs_of_engines(p, device),
+            need_of_empty(p),
             Need("with attention sinks, up to 64 query heads", not p.sinks or p.num_qo_heads <= MAX_HEADS_WITH_SINKS),
             Need("with attention sinks, equal head_dims of keys and values", not p.sinks or p.head_dim_qk == p.head_dim_vo),
         )

@@ -28,11 +28,16 @@ class Answer:
     """
 
     out: Tensor  # fp32 [T, H, D_vo]
-    lse: Tensor  # fp32 [T, H]: natural logarithm of the sum over keys (and sink) of exp(logit)
-    peak: Tensor  # fp32 [T, H]: the largest logit
+    lse: Tensor  # fp32 [T, H]: natural logarithm of the sum over keys (and sink) of exp(logit); -inf in a row without either
+    peak: Tensor  # fp32 [T, H]: the largest logit, 0 in a row without keys
     condition: Tensor  # fp32 [T, H]
     shift: Tensor | float = 0.0  # fp32 [T, H]: by how much all logits of a row are moved (`kernels/inputs/shifted_logits.py`)
     error: Tensor | float = 0.0  # fp32 [T, H]: by how much of its length a row of `out` itself may be off, if not by far less
+
+    @property
+    def finite_lse(self) -> Tensor:
+        """`lse`, and 0 in a row without keys, whose tolerance needs a number."""
+        return self.lse.nan_to_num(neginf=0.0)
 
     def kept(self, key: Hashable, make: Callable[[], Made]) -> Made:
         """What `make` gives, which must follow from this answer, its inputs and `key` alone. Nobody may write into it.

@@ -77,7 +77,7 @@ def change_tokens(inputs: Inputs, answer: Answer, how: Arithmetic, coin: random.
 
 def _of_requests(inputs: Inputs, answer: Answer, how: Arithmetic, coin: random.Random) -> Iterator[ChangedTokens]:
     """Tokens of every request that are no other's, of one request and of the others."""
-    shown, missing = list[_Try](), list(range(inputs.problem.batch_size))
+    shown, missing = list[_Try](), [request for request, length in enumerate(inputs.problem.kv_lens) if length]
     for tokens in TOKENS:
         room = AT_ONCE // (len(missing) * _elements_of_rows(inputs.problem)) if missing else 0
         drawn = [_drawn(inputs.problem, request, tokens, coin) for request in missing for _ in range(max(1, min(TRIES, room)))]

@@ -33,10 +33,15 @@ def judge_with_lse(verdict: Verdict, lse: Tensor | None, answer: Answer, problem
         wanted = f"fp32 {tuple(answer.lse.shape)}"
         return _failed(verdict, f"the log-sum-exp is {str(lse.dtype).removeprefix('torch.')} {tuple(lse.shape)}, not {wanted}")
     limits = lse_tolerance(problem, answer, how)
-    if bad := int((~lse.isfinite()).sum()):
+    empty = answer.lse.isneginf()  # rows without keys: nothing but -inf weighs nothing in a merge
+    wrong = torch.where(empty, lse != -math.inf, ~lse.isfinite())
+    if bad := int(wrong.sum()):
         verdict = replace(verdict, lse_err=math.inf, lse_tolerance=float(limits.min()))
-        return _failed(verdict, f"{bad} of {lse.numel()} log-sum-exps are NaN, infinite or unwritten")
-    errors = (lse * NATURAL[how.lse_base] - answer.lse).abs()
+        words = f"{bad} of {lse.numel()} log-sum-exps are NaN, infinite or unwritten"
+        if without := int((wrong & empty).sum()):
+            words = f"the log-sum-exp of {without} of {int(empty.sum())} rows without keys is not -infinity"
+        return _failed(verdict, words)
+    errors = (lse * NATURAL[how.lse_base] - answer.lse).abs().masked_fill_(empty, 0.0)
     worst = int((errors / limits).argmax())
     error, limit = float(errors.flatten()[worst]), float(limits.flatten()[worst])
     verdict = replace(verdict, lse_err=error, lse_tolerance=limit)
@@ -45,7 +50,7 @@ def judge_with_lse(verdict: Verdict, lse: Tensor | None, answer: Answer, problem
     over = int((errors > limits).sum())
     words = f"the log-sum-exp of {over} of {lse.numel()} rows is off, worst by {error:.3g} where {limit:.2g} is allowed"
     other = "2" if how.lse_base == "e" else "e"
-    if bool(((lse * NATURAL[other] - answer.lse).abs() <= limits).all()):
+    if bool((((lse * NATURAL[other] - answer.lse).abs() <= limits) | empty).all()):
         words += f"; it is right in base {other}, and the backend states base {how.lse_base}"
     return _failed(verdict, words)
 

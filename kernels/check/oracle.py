@@ -123,21 +123,22 @@ def answer(inputs: Inputs) -> Answer:
             for start in range(0, q_len, ROWS):
                 rows = range(start, min(start + ROWS, q_len))
                 into = inputs.query_rows(requests, rows)
-                q = bits(inputs.q)[into].view(inputs.q.dtype)
-                out[into], lse[into], peak[into], condition[into] = _attend(inputs, q, requests, rows, by_kernel)
+                q, has_keys = bits(inputs.q)[into].view(inputs.q.dtype), p.kv_lens[requests[0]] > 0
+                out[into], lse[into], peak[into], condition[into] = _attend(inputs, q, requests, rows, by_kernel and has_keys)
     return Answer(out, lse, peak, condition, shifts(inputs))
 
 
 def _agrees(inputs: Inputs) -> bool:
     """Whether the kernel gives what torch gives, for the last query tokens of a request. Another Triton may not compile it."""
-    last = inputs.problem.q_lens[0]
+    first = next(request for request, length in enumerate(inputs.problem.kv_lens) if length)
+    last = inputs.problem.q_lens[first]
     rows = range(max(0, last - ROWS), last)
-    q = bits(inputs.q)[inputs.query_rows((0,), rows)].view(inputs.q.dtype)
+    q = bits(inputs.q)[inputs.query_rows((first,), rows)].view(inputs.q.dtype)
     try:
-        out, lse, *_ = _attend(inputs, q, (0,), rows, by_kernel=True)
+        out, lse, *_ = _attend(inputs, q, (first,), rows, by_kernel=True)
     except Exception:  # Triton has many of its own
         return False
-    right, right_lse, _, condition = _attend(inputs, q, (0,), rows)
+    right, right_lse, _, condition = _attend(inputs, q, (first,), rows)
     off = (out - right).norm(dim=-1) / (right.norm(dim=-1) * condition.clamp_min(1.0))
     most = AGREES * min(UNIT_ROUNDOFF["bf16"], UNIT_ROUNDOFF[inputs.problem.output_dtype])
     return bool(((off < most) & ((lse - right_lse).abs() < most + 2**-21 * right_lse.abs())).all())
@@ -155,7 +156,7 @@ def _of_equal_lengths(p: Problem, by_kernel: bool) -> Iterator[tuple[int, ...]]:
         rows, whole = min(q_len, ROWS), -(-length // PARTS) * PARTS + p.slots_per_page
         bytes_of_rows = 4 * rows * p.num_qo_heads * (p.key_dim + 5 * p.value_dim)
         at_once = max(1, min(_keys_at_once(p, rows) // whole, ROW_BYTES // bytes_of_rows))
-        at_once = fused_reference.requests_at_once(p, rows, length) if by_kernel else at_once
+        at_once = fused_reference.requests_at_once(p, rows, length) if by_kernel and length else at_once
         for at in range(0, len(requests), at_once):
             yield requests[at : at + at_once]
 
@@ -172,7 +173,8 @@ def _attend(inputs: Inputs, q: Tensor, requests: tuple[int, ...], rows: range, b
     q = q.float().view(grid).permute(0, 2, 3, 1, 4).flatten(2, 3).flatten(0, 1)  # [M, G*Q, D]
     best, total, acc, squares = (_by_splits if by_kernel else _by_chunks)(inputs, q, requests, rows)
     condition = squares.sqrt() / acc.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
-    found = (acc / total * inputs.v_scale, best + total.log(), best, condition)
+    out = acc / total.clamp_min(torch.finfo(torch.float32).tiny) * inputs.v_scale  # 0 without keys, whose log-sum-exp is -inf
+    found = (out, best + total.log(), torch.where(total > 0, best, 0.0), condition)
     by_token = (grid[0], grid[2], grid[3], grid[1], -1)
     out, lse, peak, condition = (t.view(by_token).permute(0, 3, 1, 2, 4).flatten(2, 3) for t in found)
     return out, lse.squeeze(-1), peak.squeeze(-1), condition.squeeze(-1)
@@ -302,11 +304,13 @@ def judge_by(out: Tensor, ref: Tensor, problem: Problem, how: Arithmetic, by: tu
     if out.shape != ref.shape or out.dtype != torch_dtype(problem.output_dtype):
         wanted = f"{problem.output_dtype} {tuple(ref.shape)}"
         return Verdict(False, float("inf"), float("inf"), limit, f"output is {out.dtype} {tuple(out.shape)}, not {wanted}")
+    is_whole = len(out) == problem.num_q_tokens  # not some rows of a request, after a change
+    if is_whole and problem.lacks_keys and (words := _not_empty(out, problem)):
+        return Verdict(False, float("inf"), float("inf"), limit, words)
     error = off_by(out, ref, how)
     rows = error.norm(dim=-1) / lengths
     at = (rows / limits).argmax()  # of a row with NaN or infinity, if there is one
     figures = (error.abs().max(), rows.take(at), limits.take(at))
-    is_whole = len(out) == problem.num_q_tokens  # not some rows of a request, after a change
     means = largest(error.square_(), limits * lengths, problem, how) if is_whole else ()
     worst_abs, worst, limit_there, *found = torch.stack([one.double() for one in (*figures, *means)]).tolist()  # one wait
     if not math.isfinite(worst):
@@ -319,3 +323,13 @@ def judge_by(out: Tensor, ref: Tensor, problem: Problem, how: Arithmetic, by: tu
     over = int((rows > limits).sum())
     words = f"{over} of {rows.numel()} rows are off by more than {limit_there:.2g}, worst {worst:.3g}"
     return Verdict(False, worst, worst_abs, limit_there, words)
+
+
+def _not_empty(out: Tensor, problem: Problem) -> str:
+    """What is wrong with an output [T, H, D_vo] in the rows of requests without keys, in words: it must be 0 there."""
+    starts = problem.q_starts
+    wrong = {
+        at: int((out[starts[at] : starts[at + 1]] != 0).any(-1).sum()) for at, length in enumerate(problem.kv_lens) if not length
+    }
+    bad = next((at for at, count in wrong.items() if count), None)
+    return "" if bad is None else f"{sum(wrong.values())} rows of requests without keys are not 0, as of request {bad}"

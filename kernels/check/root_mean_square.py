@@ -42,7 +42,7 @@ def largest(squares: Tensor, scale: Tensor, problem: Problem, how: Arithmetic) -
     """
     import torch
 
-    p, rows = problem, squares.sum(-1) / scale.square()
+    p, rows = problem, squares.sum(-1) / scale.square().clamp_min(torch.finfo(torch.float32).tiny)  # of rows without keys
     if len(set(p.q_lens)) == 1:
         sums = rows.view(p.batch_size, -1, p.num_qo_heads).sum(1)
     else:

@@ -67,7 +67,7 @@ def row_tolerances(inputs: Inputs, answer: Answer, how: Arithmetic) -> Tensor:
     The error of a logit grows with the logit. It moves a row by as much as other keys share in it (`moved_by_logits`).
     Splits are merged by their log-sum-exps: that of a split and that of all are rounded to fp32 at their size.
     """
-    problem, lse, condition = inputs.problem, answer.lse, answer.condition.clamp_min(1.0)
+    problem, lse, condition = inputs.problem, answer.finite_lse, answer.condition.clamp_min(1.0)
     shared = 1 - (answer.peak - lse).exp()
     if inputs.sinks is not None:  # a row that is the sink's is a sum of small weights, each of which moves it by its whole error
         shared = shared.where(answer.peak > inputs.sinks, 1.0)
@@ -151,7 +151,7 @@ def smallest_weights(inputs: Inputs, answer: Answer, how: Arithmetic) -> Tensor:
     """
     import torch
 
-    share = answer.peak - answer.lse  # of the largest logit, its logarithm
+    share = answer.peak - answer.finite_lse  # of the largest logit, its logarithm
     u = UNIT_ROUNDOFF[inputs.problem.output_dtype]
     one_value = -torch.expm1(share) < u
     if inputs.sinks is not None:
@@ -205,7 +205,7 @@ def lse_tolerance(problem: Problem, answer: Answer, how: Arithmetic) -> Tensor:
     logit = logit_error(problem, how.compute_dtype) + sums_error(problem, how.accumulator_dtype)
     of_logit = logit * _in_planted_logits(problem, answer) + _error_of_shift(problem, answer, how)
     of_logit += _error_of_tanh(problem) * answer.peak.abs()
-    stored = LSE_ROUNDINGS * UNIT_ROUNDOFF["fp32"] * answer.peak.abs().maximum(answer.lse.abs())
+    stored = LSE_ROUNDINGS * UNIT_ROUNDOFF["fp32"] * answer.peak.abs().maximum(answer.finite_lse.abs())
     return UNIT_ROUNDOFF[how.compute_dtype] + of_logit + stored + 2 * APPROXIMATE
 
 

@@ -72,6 +72,8 @@ def _of_equal_lengths(inputs: Inputs) -> Iterator[tuple[int, ...]]:
     """Requests of equal lengths, as many at a time as memory allows. How many does not change what is found."""
     p, room = inputs.problem, 0
     for (q_len, kv_len), requests in p.requests_by_lengths.items():
+        if not kv_len:
+            continue
         bytes_each = kv_len * _bytes_a_key(inputs, q_len)
         if bytes_each * len(requests) > CHUNK_BYTES:  # only then: asking how much memory is free takes half a millisecond
             room = room or _group_bytes(inputs)

@@ -39,6 +39,7 @@ AXES: dict[str, tuple[Keys, ...]] = {
         {"batch_spec": "q40_2q1s77_q3s50"},
         {"batch_spec": "q1s77_q1s30_q1s50"},
         {"batch_spec": "q9s80_2q1s177_q3s150"},
+        {"batch_spec": "q1s77_q1s0_q1s50"},
     ),
     "mask": ({"mask": "full", **NO_TREE}, {"mask": "full", "s_qo": 4, **NO_TREE}, TREE),
     "window": tuple({"window": n, "mask": "causal", **NO_TREE} for n in (9, 64)),
@@ -81,6 +82,11 @@ FAMILIES: dict[str, tuple[Keys, ...]] = {
     "KV lengths that differ": ({"seq_lens": "random", "batch_size": 4},),
     "a mixed batch": tuple(
         {"batch_spec": spec, "mask": "causal", **NO_TREE} for spec in ("q40_2q1s77_q3s50", "q9s80_2q1s177_q3s150")
+    ),
+    "requests without keys": tuple(
+        {"batch_spec": spec, "return_lse": lse, "sinks": sinks, "mask": "causal", **NO_TREE}
+        for spec in ("q1s77_2q1s0_q1s50", "q3s0_q3s77", "q9s80_2q1s0_q3s0")
+        for lse, sinks in ((False, False), (True, False), (True, True), (False, True))
     ),
     "sliding windows": tuple({"window": 9, "s_qo": n, "mask": "causal", **NO_TREE} for n in (1, 5)),
     "windows that reach ahead": tuple({"window": 9, "s_qo": n, "mask": "full", **NO_TREE} for n in (5, 20)),

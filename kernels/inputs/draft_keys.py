@@ -32,7 +32,7 @@ def plant_drafts(inputs: Inputs) -> None:
     p, device = inputs.problem, inputs.device
     request = torch.repeat_interleave(torch.arange(p.batch_size, device=device), inputs.q_lens.long())
     own = torch.arange(len(request), device=device) - inputs.qo_indptr[:-1].long()[request]  # the token's number
-    if p.s_qo > p.s_kv:  # not every query token has a key
+    if p.s_qo > min(p.kv_lens):  # not every query token has a key
         has_key = own >= (inputs.q_lens - inputs.kv_lens).long()[request]
         request, own = request[has_key], own[has_key]
     at_once = max(1, ELEMENTS_AT_ONCE // (p.stored_kv_heads * p.key_dim))

@@ -79,13 +79,14 @@ def redraw(inputs: Inputs) -> None:
     inputs.q_lens.copy_(torch.tensor(p.q_lens, dtype=torch.int32))
     inputs.kv_lens.copy_(torch.tensor(p.kv_lens, dtype=torch.int32))
     pages_of = (inputs.kv_lens + p.slots_per_page - 1) // p.slots_per_page
-    inputs.last_page_len.copy_(inputs.kv_lens - (pages_of - 1) * p.slots_per_page)
+    inputs.last_page_len.copy_(inputs.kv_lens - (pages_of - 1).clamp(min=0) * p.slots_per_page)
     inputs.qo_indptr.copy_(_indptr(inputs.q_lens))
     inputs.kv_indptr.copy_(_indptr(pages_of))
     inputs.kv_indices.copy_(_listed_pages(p, _page_order(p, generator), inputs.kv_indptr, pages_of))
     inputs.page_table.fill_(UNUSED_ENTRY)  # also what is beyond the longest request, where an engine's table is wider
     used = _page_table(inputs.kv_indices, inputs.kv_indptr, pages_of)
     inputs.page_table[:, : used.shape[1]] = used
+    inputs.page_table.masked_fill_((inputs.kv_lens == 0)[:, None], NULL_PAGE)  # as engines leave the row of a request without keys
     _fill_cache(inputs, generator)
     if inputs.sinks is not None:
         inputs.sinks.normal_(sink_logit(p, usual_scale(p) * inputs.k_scale), 1.0, generator=generator)

@@ -193,7 +193,7 @@ def heavy_behind(problem: Problem, request: int) -> list[tuple[int, int]]:
     token or of a shared prefix.
     """
     p, after = problem, request + 1
-    if after >= p.batch_size or p.shared_prefix is not None or p.kv_lens[request] % p.slots_per_page:
+    if after >= p.batch_size or p.shared_prefix is not None or not p.kv_lens[request] or p.kv_lens[request] % p.slots_per_page:
         return []
     if p.kv_lens[after] <= tail(p, p.q_lens[after]):
         return []

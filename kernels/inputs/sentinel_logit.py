@@ -41,7 +41,7 @@ def planted_logit(problem: Problem, kv_len: int, scale: float) -> float:
     also lean towards the query by c * q, where x = c * q.k. A key of logit t weighs exp(t - s^2/2) / L. A window shortens L.
     """
     variance = drawn_elements(problem) * scale**2
-    length = kv_len if problem.window is None else min(kv_len, problem.window)
+    length = max(1, kv_len if problem.window is None else min(kv_len, problem.window))  # without keys none is planted
     size = math.sqrt(math.exp(variance) / length + (scale**2 if problem.latent else 0.0))
     return variance / 2 + math.log(length * size)
 
@@ -57,7 +57,7 @@ def sink_logit(problem: Problem, scale: float) -> float:
 
     Beside a request that is more than `SINK_SPREAD` times shorter it would leave an output below fp16's normal numbers.
     """
-    length = min(max(problem.kv_lens), SINK_SPREAD * min(problem.kv_lens), problem.window or problem.s_kv)
+    length = min(max(problem.kv_lens), SINK_SPREAD * min(filter(None, problem.kv_lens)), problem.window or problem.s_kv)
     return drawn_elements(problem) * scale**2 / 2 + math.log(length)
 
 

@@ -110,7 +110,8 @@ class Inputs:
 
         slot = torch.arange(self.problem.slots_per_page, device=self.device)
         last_page = self.kv_indices[self.kv_indptr[1:].long() - 1].long()
-        request, unused = (slot >= self.last_page_len[:, None]).nonzero(as_tuple=True)
+        used = self.last_page_len[:, None]
+        request, unused = ((slot >= used) & (used > 0)).nonzero(as_tuple=True)
         if self.padded is None:
             return last_page[request], unused
         return torch.cat((last_page[request], torch.full_like(slot, NULL_PAGE))), torch.cat((unused, slot))

@@ -57,6 +57,12 @@ def tree_needs(p: Problem) -> tuple[Need, ...]:
     )
 
 
+def need_of_empty(p: Problem) -> Need:
+    """FlashAttention-3 ends early without keys: `store_zero` of its `epilogue_fwd.hpp` writes 0, and -inf whatever the sink is."""
+    met = not p.lacks_keys or (p.tree is None and not (p.sinks and p.return_lse))
+    return Need("for requests without keys, no tree, and no log-sum-exp with sinks", met)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Keys:
     """What one call attends to. Requests are those of the call: over a tree, every draft token is one."""

@@ -122,6 +122,8 @@ def fa3_needs(problem: Problem, device: Device) -> tuple[Need, ...]:
         Need("head_dims 64, 128, 256 or 192/128", dims in FA3_HEAD_DIMS),
         Need("with FP8, equal head_dims of keys and values", p.q_dtype not in FP8 or p.head_dim_qk == p.head_dim_vo),
         Need("with FP8 queries, no soft cap (fa3 drops it)", p.q_dtype not in FP8 or p.soft_cap is None),
+        # `store_zero` of `hopper/epilogue.cuh` writes -inf, which is not the sink.
+        Need("with sinks and a log-sum-exp, a key for every request (fa3)", not (p.lacks_keys and p.sinks and p.return_lse)),
     )
 
 
@@ -163,6 +165,7 @@ def since_of_wrappers(problem: Problem) -> tuple[Since, ...]:
         Since("0.7.0", "FP8 queries (older rules are not known)", p.q_dtype in FP8),
         Since("0.7.0", "attention sinks (older rules are not known)", p.sinks),
         Since("0.7.0", "padded requests without a token (older rules are not known)", has_empty(p)),
+        Since("0.7.0", "requests without keys (older kernels may divide 0 by 0)", p.lacks_keys),  # `state.cuh`
     )
 
 

@@ -5,17 +5,19 @@ They are backends like any other (`mode=check_power`, or `adapters=[kernels.muta
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kernels.inputs.tensors import usual_scale
 from kernels.mutants import faults, victims
-from kernels.mutants.mutant import LeavesOutput, Mutant, ReturnsPreparedAnswer, Wrong
+from kernels.mutants.mutant import LeavesOutput, Mutant, ReturnsPreparedAnswer, WithoutKeys, Wrong
 from kernels.mutants.reference_case import ReferenceCase
 from kernels.mutants.victims import Applies
 from kernels.problem import ROUTINES
+from kernels.problem.validation import KEYLESS_ROUTINES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -114,12 +116,48 @@ WRONG: tuple[Entry, ...] = (
 )  # fmt: skip
 
 
-ADAPTERS: tuple[Mutant, ...] = tuple(
-    kind(routine=routine, name=name, about=about, wrong=how, applies=applies)
-    for routine in ROUTINES
-    for kind, name, about, how, applies in (
-        *((Mutant, *entry) for entry in WRONG),
-        (LeavesOutput, "output_left", "the output is left as it was", ReferenceCase.answer, victims.always),
-        (ReturnsPreparedAnswer, "previous_run", "the output of a previous run is returned", ReferenceCase.answer, victims.always),
-    )
+WITHOUT_KEYS: tuple[tuple[str, str, dict[str, Any], Applies], ...] = (
+    ("keyless_nan", "the output of a request without keys is NaN", {"out": math.nan}, victims.keyless),
+    ("keyless_garbage", "the output of a request without keys is not 0", {"out": 2.0**-7}, victims.keyless),
+    ("keyless_lse_0", "the log-sum-exp of a request without keys is 0", {"lse": 0.0}, partial(victims.keyless_lse, False)),
+    (
+        "keyless_lse_inf",
+        "the log-sum-exp of a request without keys is +infinity",
+        {"lse": math.inf},
+        partial(victims.keyless_lse, False),
+    ),
+    (
+        "keyless_lse_low",
+        "the log-sum-exp of a request without keys is the lowest",
+        {"lse": -3e38},
+        partial(victims.keyless_lse, False),
+    ),
+    (
+        "keyless_sink_lost",
+        "the log-sum-exp of a request without keys lacks the sink",
+        {"lse": -math.inf},
+        partial(victims.keyless_lse, True),
+    ),
+)
+ADAPTERS: tuple[Mutant, ...] = (
+    *(
+        kind(routine=routine, name=name, about=about, wrong=how, applies=applies)
+        for routine in ROUTINES
+        for kind, name, about, how, applies in (
+            *((Mutant, *entry) for entry in WRONG),
+            (LeavesOutput, "output_left", "the output is left as it was", ReferenceCase.answer, victims.always),
+            (
+                ReturnsPreparedAnswer,
+                "previous_run",
+                "the output of a previous run is returned",
+                ReferenceCase.answer,
+                victims.always,
+            ),
+        )
+    ),
+    *(
+        WithoutKeys(routine=routine, name=name, about=about, wrong=ReferenceCase.answer, applies=applies, **numbers)
+        for routine in KEYLESS_ROUTINES
+        for name, about, numbers, applies in WITHOUT_KEYS
+    ),
 )

@@ -22,8 +22,9 @@ TILE = 64  # keys that a kernel adds up before it touches its accumulator
 
 
 def victim(problem: Problem) -> int:
-    """The one request of the batch that a wrong kernel gets wrong, drawn from the seed."""
-    return random.Random(f"victim{problem.seed}").randrange(problem.batch_size)
+    """The one request with keys that a wrong kernel gets wrong, drawn from the seed."""
+    able = [request for request, length in enumerate(problem.kv_lens) if length]
+    return able[random.Random(f"victim{problem.seed}").randrange(len(able))]
 
 
 def donor(problem: Problem) -> int | None:

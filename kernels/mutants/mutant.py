@@ -15,7 +15,7 @@ from kernels import registry
 from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner
 from kernels.check import oracle
 from kernels.inputs.sentinel_logit import PLANTED, narrowest
-from kernels.inputs.tensors import rounded
+from kernels.inputs.tensors import bits, rounded
 from kernels.mutants.faults import victim
 from kernels.mutants.reference_case import ReferenceCase, case_of
 from kernels.mutants.victims import Applies
@@ -54,6 +54,7 @@ class Mutant(Adapter):
     max_seq_len: EngineMaximum = "passed"  # as far as what it wraps takes it
     takes_pdl: bool = True
     takes_empty: bool = True
+    takes_no_keys: bool = True
     gets_padding: bool = False  # the backend that it is made of gets it
     distributions: tuple[str, ...] = ("torch",)
 
@@ -149,6 +150,29 @@ class LeavesOutput(Mutant):
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         return self._runner(lambda: None, _of_oracle(inputs), inputs.problem)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithoutKeys(Mutant):
+    """Writes these numbers into the rows of the first request without keys; None leaves what is right."""
+
+    out: float | None = None
+    lse: float | None = None
+
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        import torch
+
+        right, _, _ = self.prepare_right(inputs, device)
+        rows = inputs.queries(inputs.problem.kv_lens.index(0))
+        at = rows if right.rows is None or isinstance(right.rows, slice) else right.rows[rows]
+
+        def launch() -> None:
+            right()
+            for written, wrong in ((right.out, self.out), (right.written_lse(), self.lse)):
+                if written is not None and wrong is not None:
+                    bits(written)[at] = bits(rounded(torch.tensor(wrong, device=written.device), written.dtype))
+
+        return self._runner(launch, right, inputs.problem)
 
 
 class ReturnsPreparedAnswer(Mutant):

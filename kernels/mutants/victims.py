@@ -102,6 +102,14 @@ def order_matters(p: Problem) -> Needs:
     return pages(p) | {"a causal draft or a partly used last page": draft_or_end, "no nvfp4": p.kv_dtype != "nvfp4"}
 
 
+def keyless(p: Problem) -> Needs:
+    return {"a request without keys": p.lacks_keys}
+
+
+def keyless_lse(of_sink: bool, p: Problem) -> Needs:
+    return keyless(p) | {"a log-sum-exp (return_lse)": p.return_lse, "sinks, or none": p.sinks == of_sink}
+
+
 def two_requests(p: Problem) -> Needs:
     return context(p) | {"another request that is as long as the victim": donor(p) is not None}
 

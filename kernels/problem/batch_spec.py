@@ -4,9 +4,10 @@
     segment := [count] "q" length ["s" length]
     length  := digits ["k"]
 
-`k` is 1024. `s` is the whole KV length including the query tokens, as `s_kv` is. A segment without `s` is a prompt, s = q. The
-grammar is that of vLLM's benchmarks/attention_benchmarks/batch_spec.py, except that s < q is an error here. Its older dialect wrote
-`kv` for `s`, which is accepted; other words of it get an error that gives today's spelling.
+`k` is 1024. `s` is the whole KV length including the query tokens, as `s_kv` is. A segment without `s` is a prompt, s = q. One with
+`s0` has query tokens and no key, as a rank has that holds none of a request's keys (decode context parallelism), or an empty slot.
+The grammar is that of vLLM's benchmarks/attention_benchmarks/batch_spec.py, except that any other s < q is an error here. Its older
+dialect wrote `kv` for `s`, which is accepted; other words of it get an error that gives today's spelling.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ def parse(spec: str) -> tuple[Segment, ...]:
     segments = tuple(_joined(_segment(spec, text) for text in spec.split("_")))
     if len(segments) > 1 and (requests := sum(count for count, _, _ in segments)) > MAX_REQUESTS:
         raise ValueError(f"batch_spec {spec[:50]!r}: {requests:,} requests of several lengths; allowed: up to {MAX_REQUESTS:,}")
+    if not any(kv for _, _, kv in segments):
+        raise ValueError(
+            f"batch_spec {spec!r}: no request has a key; allowed: s=0 for some requests of a batch, such as 7q1s1k_q1s0"
+        )
     return segments
 
 
@@ -73,9 +78,9 @@ def _segment(spec: str, text: str) -> Segment:
     kv = _tokens(found["s"], found["sk"]) if found["s"] else q
     if not count or not q:
         raise ValueError(f"batch_spec {spec!r}: {text!r} has no request or no query token; allowed: counts and lengths from 1")
-    if kv < q:
+    if 0 < kv < q:
         raise ValueError(
-            f"batch_spec {spec!r}: {text!r} has s={kv} below q={q}; allowed: s >= q, since s counts the query tokens too"
+            f"batch_spec {spec!r}: {text!r} has s={kv} below q={q}; allowed: s >= q, since s counts the query tokens too, or s0"
         )
     return count, q, kv
 
@@ -96,7 +101,7 @@ def _written(segment: Segment) -> str:
 
 
 def _length(tokens: int) -> str:
-    return f"{tokens // 1024}k" if tokens % 1024 == 0 else str(tokens)
+    return f"{tokens // 1024}k" if tokens and tokens % 1024 == 0 else str(tokens)
 
 
 def _joined(segments: Iterable[Segment]) -> list[Segment]:

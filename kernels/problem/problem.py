@@ -103,6 +103,11 @@ class Problem(ProblemFields):
         lens[draw.randrange(self.batch_size)] = self.s_kv
         return tuple(lens)
 
+    @property
+    def lacks_keys(self) -> bool:
+        """Whether some requests have no key (s0 in `batch_spec`): an output of 0, and a log-sum-exp of -infinity or of the sink."""
+        return self.batch_spec is not None and 0 in self.kv_lens
+
     @cached_property
     def q_starts(self) -> tuple[int, ...]:
         """The first query token of each request, and the number of all."""
@@ -167,6 +172,8 @@ class Problem(ProblemFields):
 
     def _pairs(self, q: int, length: int) -> int:
         """Pairs of one request. Causal: query j sees length - q + j + 1 keys. Tree: the context, its ancestors and itself."""
+        if not length:
+            return 0
         if self.tree is not None:
             return q * (length - q) + sum(depths(self.tree[:q]))
         if self.window is not None and self.mask == "full":

@@ -14,6 +14,7 @@ PLAIN_MASKS = ("causal", "full", "prefix")
 WIDEST_SCALE = 64  # times 1/sqrt(head_dim_qk), or its inverse: models have 1 (head_dim 512) to 1/128 (head_dim 128)
 OF_EVERY_ROUTINE = {"routine", "routine_axes", "model", "tp", "seed", "page_size", "enable_pdl"}  # a model brings its page size
 PADDED_ROUTINES = ("paged_decode", "paged_prefill", "mla")  # of which engines capture graphs of several requests
+KEYLESS_ROUTINES = (*PADDED_ROUTINES, "ragged_prefill")  # whose batches may have requests without keys
 
 
 def with_listed_lengths(keys: dict[str, Any]) -> dict[str, Any]:
@@ -67,6 +68,14 @@ def _lengths(p: ProblemFields) -> None:
             )
     if p.seq_lens == "listed" and p.batch_spec is None:
         raise ValueError("seq_lens='listed': allowed with a batch_spec, which lists them; type fixed or random, or give batch_spec")
+    if (
+        p.batch_spec is not None
+        and p.routine not in KEYLESS_ROUTINES
+        and not all(kv for _, _, kv in batch_spec.parse(p.batch_spec))
+    ):
+        raise ValueError(
+            f"batch_spec={p.batch_spec!r}: allowed without keys (s0) with routine {', '.join(KEYLESS_ROUTINES)}, not {p.routine}"
+        )
     if p.s_qo > p.s_kv and p.mask == "full" and p.window is not None:
         raise ValueError(f"window={p.window}: allowed with s_qo <= s_kv, where each query token has a key of its own")
     if p.s_qo > p.s_kv and p.mask != "full":

@@ -59,11 +59,11 @@ def common_length(problem: Problem, threshold: int | None) -> int | None:
 
 @lru_cache(maxsize=4096)
 def halves_of(problem: Problem, threshold: int | None) -> Halves | None:
-    """Both calls of a batch; None if one of them would have no request."""
+    """Both calls of a batch; None if one of them would have no request with keys."""
     common = common_length(problem, threshold)
     decode = tuple(i for i, q in enumerate(problem.q_lens) if q == common)
     prefill = tuple(i for i, q in enumerate(problem.q_lens) if q != common)
-    if not decode or not prefill:
+    if not all(any(problem.kv_lens[i] for i in part) for part in (decode, prefill)):
         return None
     routine = PREFILL_ROUTINE[problem.routine]
     return Halves(decode, prefill, part_problem(problem, decode, problem.routine), part_problem(problem, prefill, routine))

@@ -65,12 +65,13 @@ FEATURES: dict[str, dict[str, Any]] = {
     "log-sum-exp": {"return_lse": True},
     "padded graph": {"graph_batch": 64},
     "padded drafts": {"s_qo": 4, "graph_batch": 64},
+    "requests without keys": {"batch_spec": "7q1s8k_q1s0"},
     "FP8 output": {"q_dtype": "fp8_e4m3", "kv_dtype": "fp8_e4m3", "out_dtype": "fp8_e4m3"},
 }
 Answers: TypeAlias = tuple[tuple[str, str], ...]  # what is served, in two columns
 NO_SUCH_FEATURES: dict[str, frozenset[str]] = {  # features that do not exist in a routine
-    "cascade": frozenset({"sliding window", "padded graph", "padded drafts"}),
-    "merge_states": frozenset({"padded graph", "padded drafts"}),
+    "cascade": frozenset({"sliding window", "padded graph", "padded drafts", "requests without keys"}),
+    "merge_states": frozenset({"padded graph", "padded drafts", "requests without keys"}),
     "ragged_prefill": frozenset({"page of 1", "page of 16", "page of 128", "NHD pages", "padded graph", "padded drafts"}),
     "mla": frozenset(
         {"sliding window", "sinks", "NHD pages", "5 heads a KV head", "head_dim 64", "head_dim 256", "head_dim 192/128"}
@@ -209,4 +210,6 @@ def supports(adapter: Adapter, device: Device, **keys: object) -> bool:
 @cache  # one problem for all backends and devices
 def _problem(routine: str, keys: tuple[tuple[str, Any], ...]) -> Problem:
     usual_keys = {"routine": routine, "batch_size": 8, "s_kv": CONTEXT, **USUAL_SHAPES[routine]}
-    return Problem.model_validate({**usual_keys, **dict(keys)})
+    given = {**usual_keys, **dict(keys)}
+    listed = {"batch_size", "s_qo", "s_kv"} if "batch_spec" in given else set()
+    return Problem.model_validate({key: value for key, value in given.items() if key not in listed})

@@ -146,7 +146,9 @@ def _lengths(problem: Problem) -> tuple[dict[str, int], dict[str, Sequence[int]]
     if not problem.paged:
         return {**axes, "total_kv": problem.num_kv_tokens}, vectors
     if size > 1:
-        vectors["kv_last_page_len"] = [length - (count - 1) * size for length, count in zip(problem.kv_lens, pages, strict=True)]
+        vectors["kv_last_page_len"] = [
+            length - max(0, count - 1) * size for length, count in zip(problem.kv_lens, pages, strict=True)
+        ]
     return {**axes, "num_pages": sum(pages), "num_kv_indices": sum(pages)}, vectors
 
 
