@@ -16,13 +16,14 @@ from packaging.version import Version
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
 from kernels.problem.dtypes import SIZE_BITS
-from orchestrator.config.base import SUFFIX, Frozen, own_files
+from orchestrator.config.base import SUFFIX, Frozen, own_files, own_table
 from orchestrator.errors import UserError, did_you_mean, explain
 from orchestrator.untrusted import yaml as untrusted_yaml
 
 Phase = Literal["decode", "verify", "prefill"]
 Layers = Literal["full", "sliding", "mla"]
 PHASES: tuple[Phase, ...] = ("decode", "verify", "prefill")
+DEFAULT, OFF = "default", ":no-"  # of a flag in a row of a running engine, and before an option of it that is off
 MAX_DRAFT = 64  # query tokens of a request that are a draft; more of them are a part of a prompt
 FOLDER = "engine"
 SOURCE = r"^\S+\.py:\d+( \([^)]+\))?(, (\S+\.py)?:\d+( \([^)]+\))?)*$"  # FILE:LINE (NAME), :LINE (NAME), ...
@@ -217,6 +218,18 @@ class Engine(Frozen):
         taken = (flag for flag in self.flags if any(condition.matches(workload) for condition in flag.default))
         return next((flag for flag in taken if flag.serves(workload)), None)
 
+    def flagged(self, words: str, workload: Workload) -> Flag | None:
+        """The flag that a row of a running engine names, such as `FLASHINFER:no-use_trtllm_attention`, for a workload."""
+        if words == DEFAULT:
+            return self.default(workload)
+        name, _, off = words.partition(OFF)
+        options = {f"-ac.{off}=false"} if off else set()
+        for flag in self.flags:
+            is_off = {word for word in flag.text(workload.phase).split() if word.endswith("=false")}
+            if flag.name == name and is_off == options and flag.serves(workload):
+                return flag
+        return None
+
     def typing(self, typed: str, workload: Workload) -> Flag | None:
         """The flag that serves a workload if this is typed; None if the release has none."""
         return next((flag for flag in self.flags if flag.text(workload.phase) == typed and flag.serves(workload)), None)
@@ -299,6 +312,12 @@ def selected(name: str | None = None, folder: str | None = None) -> list[Engine]
         return [newest[name]]
     allowed = [*newest, *known]
     raise UserError(f"engine={name!r}: unknown engine;{did_you_mean(name, allowed)} allowed: {', '.join(allowed)}")
+
+
+@cache
+def kernel_names() -> tuple[tuple[str, str, str], ...]:
+    """How profiles name kernels of attention: a part of the name, and a routine and a kernel here (conf/kernel_names.yaml)."""
+    return tuple((part, *call.split("/")) for part, calls in own_table("kernel_names").items() for call in calls)
 
 
 def calls_of(flag: Flag) -> Iterator[tuple[Phase, int, EngineCall]]:

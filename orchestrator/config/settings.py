@@ -44,7 +44,7 @@ def unknown_mode(mode: str) -> str:
 
 Question = Literal[
     "best", "crossover", "fp8", "q_len", "regret", "engine_default", "one_backend", "roofline", "draft", "energy",
-    "step", "padding", "odd", "columns",
+    "step", "in_engine", "padding", "odd", "columns",
 ]  # fmt: skip
 FOR_DEPLOYMENT = ("one_backend", "engine_default")  # questions whose dataset can be found
 Format = Literal["terminal", "markdown", "svg", "csv", "json"]

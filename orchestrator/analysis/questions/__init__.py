@@ -25,7 +25,7 @@ from orchestrator.analysis.dataset import Dataset, from_table, open_dataset
 from orchestrator.analysis.keys import PROBLEM_KEYS
 from orchestrator.analysis.names import of_references
 from orchestrator.analysis.noise import DEFAULT_NOISE_FLOOR, SAME
-from orchestrator.analysis.questions import cache_size, traffic_weights
+from orchestrator.analysis.questions import cache_size, in_engine, traffic_weights
 from orchestrator.analysis.sql import Where, literal, quoted, weight_sql
 from orchestrator.analysis.step_rest import create_measured_rest
 from orchestrator.analysis.traffic import Mix
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 RANKING = ("contenders", "ranked")
-PARTS = ("ranking", "costs")  # SQL that is no view by itself
+PARTS = ("ranking", "costs", "engine_points")  # SQL that is no view by itself
 # The ranking is one query at two levels: of a problem, and of a workload, whatever the routine and the dtype of its queries.
 OF_WORKLOADS = "(SELECT contenders.*, workload FROM contenders JOIN all_workloads USING (problem))"
 TEXTS = {
@@ -191,6 +191,7 @@ def define_views(data: Dataset, draft: Draft, **assumed: Unpack[Assumed]) -> Dat
     weights, engines = assumed.get("weights", ()), assumed.get("engines")
     _create_workloads(data, weights, assumed.get("traffic"))
     _create_engine_tables(data, selected() if engines is None else engines)
+    in_engine.create(data, query_text("engine_points").format(layers=LAYERS))
     data.execute(f"CREATE TEMP MACRO off_the_line(us0, x0, us, x, us1, x1) AS {OFF_THE_LINE}")
     for view in (view for view in VIEWS if view not in RANKING):
         data.execute(f"CREATE TEMP {_kind(data) if view == 'ranked_workloads' else 'VIEW'} {view} AS {query_text(view)}")

@@ -1,0 +1,78 @@
+-- Does an isolated time hold inside an engine? A row for each point that was timed in a running engine (timing.context=engine), beside
+-- the isolated row of the call that `conf/engine` names for its flag in its release (`called`: ROUTINE/BACKEND).
+-- `predicted_us` is that row's `own_us`, moved to the KV tokens of the profiled steps: on the line between the two nearest lengths that
+-- were measured (`scaled` = line), in proportion if there is one alone. `measured_us` is attention in a layer of the engine, and
+-- `error` what that is over `predicted_us`, less 1.
+-- `why_not` says why a point is not compared, and then `error` is null; above all where the profile has other kernels (`ran`, by the
+-- names of conf/kernel_names.yaml) than the isolated row (`isolated_kernel`).
+-- `idle_share` is the part of a step, by the wall, in which the GPU ran no kernel: the host decides how long such a step takes.
+WITH isolated AS (
+    SELECT problems.*, points.row AS isolated_row, points.backend, points.kernel, points.own_us, points.rough, rows.finished_at
+    FROM points
+    JOIN problems USING (problem)
+    JOIN rows USING (row)
+    WHERE points.status = 'ok' AND NOT is_reference(points.backend) AND coalesce(problems.context, 'isolated') = 'isolated'
+        AND coalesce(problems.l2, 'clean') = 'clean' AND coalesce(problems.icache, 'warm') = 'warm' AND problems.mask = 'causal'
+        AND coalesce(problems.seq_lens, 'fixed') = 'fixed' AND problems.batch_spec IS NULL AND problems.min_s_qo IS NULL AND problems.graph_batch IS NULL
+), beside AS (
+    SELECT e.row, kv_tokens, i.*, r.turn, r.stand_in
+    FROM engine_points AS e
+    JOIN engine_runs AS r USING (engine, engine_version, flag, major, of_layers, phase, kv_dtype, sinks)
+    JOIN isolated AS i ON i.routine = r.routine AND i.backend = r.backend AND i.device_name = e.device_name
+        AND (i.q_dtype LIKE 'fp8%') = (r.rounds_q AND e.kv_dtype LIKE 'fp8%')
+        AND (i.kv_dtype, i.page_size, i.batch_size, i.s_qo) = (e.kv_dtype, e.page_size, e.batch_size, e.s_qo)
+        AND (i.num_qo_heads, i.num_kv_heads, i.head_dim_qk, i.head_dim_vo) = (e.num_qo_heads, e.num_kv_heads, e.head_dim_qk, e.head_dim_vo)
+        AND i.head_dim_ckv IS NOT DISTINCT FROM e.head_dim_ckv AND i."window" IS NOT DISTINCT FROM e."window"
+        AND coalesce(i.sinks, false) = e.sinks
+), matched AS (
+    SELECT beside.*
+    FROM beside
+    JOIN engine_points AS e USING (row)
+    WHERE beside.s_kv = e.s_kv
+    QUALIFY row_number() OVER (PARTITION BY row ORDER BY turn, env NULLS FIRST, finished_at DESC, isolated_row) = 1
+), ends AS (
+    SELECT matched.row,
+           arg_max({'at': other.s_kv, 'us': other.own_us}, other.s_kv) FILTER (other.s_kv <= kv_tokens) AS low,
+           arg_min({'at': other.s_kv, 'us': other.own_us}, other.s_kv) FILTER (other.s_kv >= kv_tokens) AS high
+    FROM matched
+    JOIN isolated AS other USING (family, cluster, device_name, batch_size, s_qo, backend)
+    GROUP BY matched.row
+), names AS (
+    SELECT row, unnest(string_split(main_kernels, ' | ')) AS name FROM engine_points
+), profiles AS (
+    SELECT row, array_to_string(list_sort(list(DISTINCT coalesce(part, regexp_extract(name, '[^<(]{1,60}')))), ', ') AS ran
+    FROM names LEFT JOIN (SELECT DISTINCT part FROM kernel_names) ON contains(name, part)
+    GROUP BY row
+), compared AS (
+    SELECT row, bool_and(part IS NOT NULL) AS is_same
+    FROM matched
+    JOIN names USING (row)
+    LEFT JOIN kernel_names AS k ON k.routine = matched.routine AND k.kernel = matched.kernel AND contains(name, part)
+    GROUP BY row
+), told AS (
+    SELECT e.*, m.routine || '/' || m.backend AS called, m.kernel AS isolated_kernel, m.isolated_row, m.own_us AS isolated_us, m.rough,
+           m.stand_in, ran, r.note, r.known,
+           CASE WHEN r.note <> '' THEN r.note
+                WHEN m.row IS NULL THEN 'no isolated row of ' || r.calls || ' there'
+                WHEN m.kernel NOT IN (SELECT kernel FROM kernel_names) THEN 'how a profile names ' || m.kernel || ' is not known'
+                WHEN NOT is_same THEN 'it ran ' || ran || ', and ' || called || ' does not' END AS why_not,
+           if(low.at < high.at, 'line', 'proportion') AS scaled,
+           if(low.at < high.at, low.us + (high.us - low.us) * (e.kv_tokens - low.at) / (high.at - low.at), m.own_us * e.kv_tokens / e.s_kv)
+               AS at_length_us
+    FROM engine_points AS e
+    JOIN (
+        SELECT engine, engine_version, flag, major, of_layers, phase, kv_dtype, sinks, any_value(note) AS note, any_value(known) AS known,
+               string_agg(routine || '/' || backend, ' or ' ORDER BY turn) AS calls
+        FROM engine_runs GROUP BY ALL
+    ) AS r USING (engine, engine_version, flag, major, of_layers, phase, kv_dtype, sinks)
+    LEFT JOIN matched AS m USING (row)
+    LEFT JOIN ends USING (row)
+    LEFT JOIN compared USING (row)
+    LEFT JOIN profiles USING (row)
+)
+SELECT * EXCLUDE (major, of_layers, note, at_length_us, scaled),
+       if(why_not IS NULL, at_length_us, NULL) AS predicted_us,
+       if(why_not IS NULL, scaled, NULL) AS scaled,
+       measured_us / predicted_us - 1 AS error,
+       greatest(0, 1 - kernels_us / wall_us) AS idle_share
+FROM told

@@ -1,0 +1,18 @@
+-- The figures of `in_engine` and `in_engine_pairs`, a row for each GPU and release of an engine. `within`: the share of the points whose
+-- error is at most 5% or 2 µs. `shown`: of the decided pairs those that differ by more of a step than two starts do.
+SELECT *
+FROM (
+    SELECT device_name, engine, engine_version, count(*) AS points, count(error) AS compared, median(abs(error)) AS median_error,
+           quantile_cont(abs(error), 0.9) AS most_error, max(abs(error)) AS worst_error,
+           avg((abs(error) <= 0.05 OR abs(measured_us - predicted_us) <= 2)::INT) FILTER (error IS NOT NULL) AS within
+    FROM in_engine
+    GROUP BY ALL
+)
+LEFT JOIN (
+    SELECT device_name, engine, engine_version, count(*) AS pairs, count_if(decided) AS decided,
+           count_if(decided AND same_attention) AS same_attention, count_if(decided AND same_step) AS same_step,
+           count_if(decided AND same_wall) AS same_wall, count_if(decided AND shown > step_floor) AS shown,
+           count_if(decided AND shown > step_floor AND same_step) AS shown_same
+    FROM in_engine_pairs
+    GROUP BY ALL
+) USING (device_name, engine, engine_version)

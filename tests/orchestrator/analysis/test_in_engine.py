@@ -1,0 +1,198 @@
+"""Isolated times against attention in a running engine, worked out by hand from rows of a stand-in engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator.analysis.dataset import Dataset
+from orchestrator.analysis.questions import in_engine, views_of
+from orchestrator.storage.row import Row, to_table
+from orchestrator.tables import Grid
+from tests.helpers.timed_rows import made
+
+SHAPE: dict[str, Any] = {
+    "routine": "paged_decode", "mask": "causal", "compute_capability": "9.0", "page_size": 64, "seq_lens": "fixed",
+    "num_qo_heads": 64, "num_kv_heads": 8, "head_dim_qk": 128, "head_dim_vo": 128, "tp": 1, "sinks": False,
+}  # fmt: skip
+FLASH, XQA, FA2, PREFILL = (
+    "flash::FlashAttnFwdSm90<Mainloop>",
+    "kernel_mha(unsigned int)",
+    "flashinfer::BatchPrefillWithPagedKVCacheKernel<16>",
+    "flashinfer::PrefillWithKVCacheKernel<Mainloop>",
+)
+NATIVE = "FLASHINFER:no-use_trtllm_attention"
+
+
+def alone(backend: str, us: float, kernel: str | None = None, **keys: Any) -> Row:
+    """An isolated row without a launch in its time."""
+    row = made(backend, us, **{**SHAPE, "resolved_backend": kernel or backend, "context": "isolated", "l2": "clean", **keys})
+    return {**row, "point_id": "-".join(map(str, (row["point_id"], row["routine"], row["kv_dtype"])))}
+
+
+def inside(flag: str, us: float, kernels: str, **keys: Any) -> Row:
+    """A row of a running engine: 4 layers, 4,000 µs of a step beside attention, of which a host that takes 100 µs shows nothing."""
+    step = 4 * us + 4000
+    times = {
+        "attention_us": us, "attention_main_us": us, "attention_combine_us": 0.0, "attention_metadata_us": 0.0,
+        "engine_kernels_us": step, "engine_step_us": step, "engine_wall_us": step, "engine_host_us": 100.0,
+        "engine_kv_tokens": 8192.0, "main_kernels": kernels, "step_layers": 4, "attention_share": 4 * us / step,
+    }  # fmt: skip
+    about = {"engine": "vllm", "engine_version": "0.25.1", "flag": flag, "engine_start": 1, "context": "engine"}
+    row = made(f"vllm/{flag}", None, **{**SHAPE, **about, **times, **keys})
+    return {**row, "point_id": "-".join(str(row.get(key)) for key in ("point_id", "engine_version", "step_layers", "engine_start"))}
+
+
+def answered(*rows: Row) -> Dataset:
+    return views_of(to_table(rows))
+
+
+def told(data: Dataset, **where: str) -> dict[str, Any]:
+    """The only row of the view with these values."""
+    (found,) = data.records(f"FROM in_engine WHERE {' AND '.join(f'{k} = {v!r}' for k, v in where.items()) or 'true'}")
+    return found
+
+
+def lines(grids: list[Grid], title: str) -> list[dict[str, str]]:
+    (grid,) = (grid for grid in grids if grid.title.startswith(title))
+    return [dict(zip(grid.header, cells, strict=True)) for cells in grid.cells]
+
+
+THREE = (alone("flash_attn_3_vllm", 100.0, "flash_attn_3"), alone("trtllm-native", 110.0, "xqa"), alone("fa2_tc", 140.0))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "longer", "predicted", "scaled"),
+    [(8192.0, None, 100.0, "proportion"), (9011.2, None, 110.0, "proportion"), (9011.2, 340.0, 108.0, "line")],
+)
+def test_the_isolated_time_is_moved_to_the_length_that_was_profiled(
+    tokens: float, longer: float | None, predicted: float, scaled: str
+):
+    more = [] if longer is None else [alone("flash_attn_3_vllm", longer, "flash_attn_3", s_kv=32768)]
+    found = told(answered(THREE[0], *more, inside("FLASH_ATTN", 108.0, FLASH, engine_kv_tokens=tokens)))
+
+    assert (found["predicted_us"], found["scaled"]) == (pytest.approx(predicted), scaled)
+    assert found["error"] == pytest.approx(108.0 / predicted - 1)
+    assert (found["called"], found["ran"]) == ("paged_decode/flash_attn_3_vllm", "FlashAttnFwdSm90")
+
+
+def test_the_launch_of_a_graph_is_no_part_of_what_is_predicted():
+    graph = {"timer": "cuda_graph_events", "launch_us": 3.0}
+    found = told(answered(alone("trtllm-native", 103.0, "xqa", **graph), inside("FLASHINFER", 101.0, XQA)))
+
+    assert (found["predicted_us"], found["error"]) == (pytest.approx(100.0), pytest.approx(0.01))
+
+
+WHY_NOT = (
+    (inside("FLASHINFER", 466.0, XQA, s_qo=4), "it ran kernel_mha, and paged_prefill/fa3 does not"),
+    (
+        inside("FLASHINFER", 110.0, f"{XQA} | {FA2}"),
+        "it ran BatchPrefillWithPagedKVCacheKernel, kernel_mha, and paged_decode/trtllm-",
+    ),
+    (
+        inside("FLASH_ATTN", 1.0, FLASH, batch_size=3),
+        "no isolated row of paged_decode/flash_attn_3_vllm or paged_decode/flash_attn_3",
+    ),
+    (inside("FLASH_ATTN", 1.0, FLASH, page_size=16), "no isolated row of paged_decode/flash_attn_3_vllm"),
+    (inside("FLASH_ATTN", 1.0, FLASH, engine_version="0.1.0"), "conf/engine has no release 0.1.0 of vllm"),
+    (inside("MINE", 1.0, "mine"), "conf/engine says nothing of MINE there"),
+    (inside("FLASHINFER:no-other", 1.0, XQA), "conf/engine says nothing of FLASHINFER:no-other there"),
+)
+
+
+def test_what_did_not_run_the_isolated_row_s_kernel_is_not_compared_and_says_why():
+    data = answered(*THREE, alone("fa3", 460.0, s_qo=4, routine="paged_prefill"), *(row for row, _ in WHY_NOT))
+    grids = in_engine.grids(data)
+    said = [line["why"] for line in lines(grids, "not compared")]
+
+    assert all(any(why in one for one in said) for _, why in WHY_NOT)
+    assert data.scalar("SELECT count(error) FROM in_engine") == 0 and lines(grids, "attention in a layer") == []
+
+
+def test_drafts_in_0_25_1_are_predicted_with_the_kernel_that_was_seen_and_not_with_xqa():
+    rows = [alone("trtllm-native", 86.0, "xqa", s_qo=4), alone("fa3", 460.0, s_qo=4, routine="paged_prefill")]
+    found = told(answered(*rows, inside("FLASHINFER", 466.0, PREFILL, s_qo=4)))
+
+    assert (found["called"], found["known"]) == ("paged_prefill/fa3", "seen on H200")
+    assert found["error"] == pytest.approx(466 / 460 - 1)
+
+
+def test_the_default_is_the_flag_that_the_engine_takes_by_itself_and_is_no_pair_with_it():
+    data = answered(THREE[0], inside("default", 101.0, FLASH), inside("FLASH_ATTN", 102.0, FLASH))
+
+    assert told(data, flag="default")["called"] == "paged_decode/flash_attn_3_vllm"
+    assert data.scalar("SELECT count(*) FROM in_engine_pairs") == 0
+
+
+SURE = [alone("fa2_tc", 100.0, batch_size=b) for b in range(16, 40)]
+SURE += [inside(NATIVE, 100.5, FA2, batch_size=b) for b in range(16, 40)]
+
+
+def test_two_flags_keep_their_order_or_the_table_says_what_hides_it():
+    """A case at each batch size."""
+    waits = {"engine_wall_us": 4300.0, "engine_kernels_us": 3600.0}
+    cases = {
+        1: ({}, "the same sign"),
+        2: ({"attention_us": 98.0}, "the other sign"),
+        3: (waits, "hidden by the wall: the GPU waits 16% of it, and the host takes 100 and 100 µs"),
+        4: ({"engine_step_us": 4300.0}, "hidden by a step: it is 0.9% of one, which is not explained"),
+    }
+    rows = [
+        row
+        for batch, (changes, _) in cases.items()
+        for row in (
+            *(alone(one["backend"], one["median_us"] or 0, one["resolved_backend"], batch_size=batch) for one in THREE[:2]),
+            inside("FLASH_ATTN", 100.0, FLASH, batch_size=batch),
+            inside("FLASHINFER", 110.0, XQA, **{"batch_size": batch, **changes}),
+        )
+    ]
+    found = lines(in_engine.grids(answered(*SURE, *rows)), "each two flags")
+
+    assert {(line["flag"], line["other"], line["predicted"]) for line in found} == {("FLASHINFER", "FLASH_ATTN", "-9.1%")}
+    assert {int(line["batch"]): line["so"] for line in found} == {batch: so for batch, (_, so) in cases.items()}
+
+
+def test_a_difference_that_starts_have_too_is_not_shown_by_a_step():
+    """One point in two starts, whose steps differ by 3%; attention makes 0.9% of a step."""
+    starts = [
+        inside(NATIVE, 140.0, FA2, engine_start=n, engine_step_us=us, engine_wall_us=us) for n, us in ((1, 4560.0), (2, 4697.0))
+    ]
+    rows = [inside("FLASH_ATTN", 100.0, FLASH), inside("FLASHINFER", 110.0, XQA, engine_step_us=4300.0)]
+    grids = in_engine.grids(answered(*THREE, *SURE, *starts, *rows))
+    (started,) = lines(grids, "what starts of one point differ by")
+    pair = next(line for line in lines(grids, "each two flags") if (line["flag"], line["other"]) == ("FLASHINFER", "FLASH_ATTN"))
+
+    assert (started["starts"], started["attention"], started["step"]) == ("2", "0.0%", "3.0%")
+    assert pair["so"] == "hidden by a step: it is 0.9% of one, and two starts differ by 3.0%"
+
+
+def test_the_statement_has_its_figures_and_says_what_is_missed():
+    small = [alone("fa2_tc", 10.0, batch_size=1), inside(NATIVE, 11.5, FA2, batch_size=1)]
+    rows = [*THREE, *SURE, *small, inside("FLASH_ATTN", 101.0, FLASH), inside("FLASHINFER", 99.0, XQA), inside(NATIVE, 141.0, FA2)]
+    data = answered(*rows)
+    found = {line["what"]: (line["found"], line["so"]) for line in lines(in_engine.grids(data), "does an isolated time hold")}
+
+    assert found["points compared"] == ("28 of 28", "")
+    assert found["median error of attention"] == ("0.5%", "holds")
+    assert found["points with an error of at most 5% or 2 µs"] == ("96.4%", "holds")  # 1.5 µs of 10 are within, 11 of 110 are not
+    assert found["90th percentile of the error, and the largest"] == ("0.8%, 15%", "")
+    assert found["pairs of flags, and those that are predicted to differ by more"] == ("3, 3", "")
+    assert found["of these with the same sign in attention"] == ("66.7%", "missed")
+    assert in_engine.summary(data) == (
+        "vllm 0.25.1 on H200: attention is within 0.5% of its isolated time at the median of 28 points, and 2 of 3 pairs of flags "
+        "that are predicted to differ by more than the error have the same sign"
+    )
+
+
+def test_what_does_not_scale_with_the_layers_is_apart():
+    rows = [inside("FLASH_ATTN", 100.0, FLASH, step_layers=n, engine_step_us=n * 600.0 + 120.0) for n in (4, 8)]
+    (line,) = lines(in_engine.grids(answered(THREE[0], *rows)), "a step beside attention")
+
+    assert (line["a layer, µs"], line["once, µs"], line["layers measured"]) == ("500.0", "120.0", "4, 8")
+    (line,) = lines(in_engine.grids(answered(THREE[0], rows[0])), "a step beside attention")
+    assert (line["a layer, µs"], line["once, µs"]) == ("530.0", "in the layers'")
+
+
+def test_without_rows_of_an_engine_there_is_no_answer():
+    assert in_engine.grids(answered(*THREE)) == [] and in_engine.summary(answered(*THREE)) is None
