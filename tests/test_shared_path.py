@@ -10,8 +10,7 @@ from kernels import registry
 from orchestrator import ROOT
 
 SHARED = ("scheduling", "worker", "pools", "planning", "storage", "commands", "run.py", "machines.py", "libraries.py")
-OLD_COLUMN = {"orchestrator/storage/columns/points.py", "orchestrator/machines.py"}  # `flashinfer_version`, by which people ask
-MEANINGS = {"orchestrator/storage/columns/points.py"}  # of columns whose values follow an engine's convention
+OLD_COLUMN = {"orchestrator/storage/columns/sections.py", "orchestrator/machines.py"}  # `flashinfer_version`, by which people ask
 FORMATS = {"orchestrator/commands/export.py"}  # other programs' formats, by their names
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef)
 
@@ -24,7 +23,7 @@ def test_only_the_old_column_names_a_kernel_library():
     named = {file for file in files if any(one in word for word in words_of(file) for one in libraries)}
 
     assert libraries >= {"flashinfer", "tokenspeed", "vllm", "sglang"}
-    assert {str(file.relative_to(ROOT)) for file in named} == OLD_COLUMN | MEANINGS | FORMATS
+    assert {str(file.relative_to(ROOT)) for file in named} == OLD_COLUMN | FORMATS
 
 
 def words_of(file: Path) -> Iterator[str]:

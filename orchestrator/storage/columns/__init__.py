@@ -1,18 +1,32 @@
 """The row and its dictionary: every column with its type, unit and meaning. Everything else that knows columns is derived from it.
 
-`Row` is what mypy checks. `COLUMNS` holds the same columns at run time, in the order of the dataset. The Parquet schema, the SQL
-types, `docs/columns.md` and the dashboard's tooltips come from it.
+`Row` is what mypy checks. `COLUMNS` holds the same columns at run time, with what `columns.yaml` says of them, in the order of the
+dataset. The Parquet schema, the SQL types, `docs/columns.md` and the dashboard's tooltips come from it.
 """
 
 from __future__ import annotations
 
+from importlib.resources import files
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
+import yaml
+
 from kernels.problem import Problem
+from kernels.timing.config import RENAMED_L2
 from orchestrator.storage.columns.kinds import Column, ColumnType, FromColumn, Status
-from orchestrator.storage.columns.points import CheckColumns, CostColumns, Identity, ProblemColumns, ProvenanceColumns, RateColumns
-from orchestrator.storage.columns.times import EnergyColumns, EngineColumns, HostColumns, TimeColumns
+from orchestrator.storage.columns.sections import (
+    CheckColumns,
+    CostColumns,
+    EnergyColumns,
+    EngineColumns,
+    HostColumns,
+    Identity,
+    ProblemColumns,
+    ProvenanceColumns,
+    RateColumns,
+    TimeColumns,
+)  # fmt: skip
 
 __all__ = ["COLUMNS", "RESULT_COLUMNS", "SECTIONS", "Column", "ColumnType", "FromColumn", "Row", "Status"]
 
@@ -57,30 +71,26 @@ TYPES: dict[object, ColumnType] = {
 }
 
 
-def _column(name: str, annotated: Any, section: str) -> Column:
-    value, about = get_args(annotated)
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+ABOUT: dict[str, dict[str, Any]] = yaml.load(files(__name__).joinpath("columns.yaml").read_text(encoding="utf-8"), LOADER)
+RENAMED = {"l2": RENAMED_L2}
+
+
+def _column(name: str, value: Any, section: str) -> Column:
+    about = dict(ABOUT[name])
     choices = get_args(value) if NoneType in get_args(value) else (value,)
     (kind,) = (choice for choice in choices if choice is not NoneType)
-    default = about.default
+    if isinstance(about.get("default"), dict):
+        about["default"] = FromColumn(**about["default"])
     if name in Problem.model_fields and not Problem.model_fields[name].is_required():
-        default = Problem.model_fields[name].default  # an older problem was what the default says
-    return Column(
-        name,
-        "timestamp" if about.timestamp else TYPES[kind],
-        about.unit,
-        about.meaning,
-        section,
-        len(choices) > 1,
-        about.only_if_ok,
-        default,
-        about.renamed,
-    )
+        about["default"] = Problem.model_fields[name].default  # an older problem was what the default says
+    of_type: ColumnType = "timestamp" if about.pop("timestamp", False) else TYPES[kind]
+    told = {"only_if_ok": about.pop("if_ok", False), "renamed": RENAMED.get(name, {}), **about}
+    return Column(name=name, type=of_type, section=section, nullable=len(choices) > 1, **told)
 
 
 COLUMNS: dict[str, Column] = {
-    name: _column(name, annotated, section)
-    for section, part in SECTIONS.items()
-    for name, annotated in get_type_hints(part, include_extras=True).items()
+    name: _column(name, value, section) for section, part in SECTIONS.items() for name, value in get_type_hints(part).items()
 }
 
 RESULT_COLUMNS = tuple(column.name for column in COLUMNS.values() if column.only_if_ok)

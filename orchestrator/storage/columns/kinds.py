@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 ColumnType = Literal["string", "int64", "double", "bool", "list<double>", "list<int32>", "timestamp"]
 Status = Literal["ok", "unsupported", "skipped", "mismatch", "failed", "timeout", "oom"]
@@ -22,37 +22,19 @@ class FromColumn:
     prefix: str = ""
 
 
-@dataclass(frozen=True)
-class About:
-    """The meaning of a column. `default` is its value in rows that are older than the column."""
-
-    meaning: str
-    unit: str = ""
-    default: object = None
-    renamed: Mapping[str, str] = field(default_factory=dict)  # values of older rows, by which they are called today
-    timestamp: bool = False  # text in ISO 8601 until it reaches Parquet
-    only_if_ok: ClassVar[bool] = False
-
-
-class IfOk(About):
-    """The meaning of a column that is null unless the status is `ok`, since the time of a wrong answer means nothing."""
-
-    only_if_ok = True
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Column:
-    """A column of the dataset. `nullable`: a row may have no value in it."""
+    """A column of the dataset. `nullable`: a row may have no value in it. `columns.yaml` explains the rest."""
 
     name: str
     type: ColumnType
-    unit: str
     meaning: str
     section: str
     nullable: bool
-    only_if_ok: bool
-    default: object
-    renamed: Mapping[str, str]
+    unit: str = ""
+    only_if_ok: bool = False
+    default: object = None
+    renamed: Mapping[str, str] = field(default_factory=dict)  # values of older rows, by which they are called today
 
     def default_in(self, row: Mapping[str, Any]) -> Any:
         """What a row that is older than the column holds in it."""
