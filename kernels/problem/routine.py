@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 if TYPE_CHECKING:
     from types import ModuleType
 
-FOLDERS = "kernels.routines"
+FOLDERS = f"{__name__.removesuffix('.problem.routine')}.routines"  # installed, `kernels` has another name
 Axis = tuple[int | str, ...] | type[int]  # the values of an axis of a routine's own, the default first; int: 1 or more, no default
 Given = ParamSpec("Given")
 Returned = TypeVar("Returned")
