@@ -8,6 +8,7 @@ is what the check costs. In the second run each phase waits for the device befor
 the waits make the sum larger. A phase does not contain those that it calls. `launches` counts calls of the kernel under test.
 The target of `check_s` is for the mean of the main sweep.
 With SKIP_FIRST=1 in the environment the first run is left out.
+With COUNT=1 the second run counts operations of torch instead, and how often the host would wait for a GPU: on a CPU too.
 """
 
 from __future__ import annotations
@@ -20,12 +21,16 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
+import torch
 from figures import at_most
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from orchestrator import cli
 from orchestrator.storage import parquet
@@ -33,7 +38,7 @@ from orchestrator.tables import Grid, markdown
 
 Size = tuple[int, int]  # batch_size, s_kv
 LAUNCH = "launch of the kernel"
-TARGET_MS = 30  # a point of the main sweep
+TARGET_MS = 40  # a point of the main sweep
 OUTSIDE = "outside check_s: "  # while a point is measured
 # Owner of a function, its name, and its phase. What another one calls is subtracted from it.
 PHASES = (
@@ -64,15 +69,55 @@ PHASES = (
 )
 
 
+# Operations for which a GPU's host waits until all before them is done.
+WAITS = {"_local_scalar_dense", "equal", "nonzero", "masked_select", "repeat_interleave"}
+
+
+class Operations(TorchDispatchMode):
+    """Counts what torch does while it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops, self.waits = 0, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, _, overload = func.__name__.partition(".")
+        by_mask = name.startswith("index") and any(one is not None and one.dtype == torch.bool for one in _listed(args[1:2]))
+        self.ops, self.waits = self.ops + 1, self.waits + (by_mask or (name in WAITS and overload != "self_int"))
+        return func(*args, **(kwargs or {}))
+
+
+class Transfers(TorchFunctionMode):
+    """Counts numbers that go from the host to the device or back, each of which the host waits for, as waits of `operations`."""
+
+    def __init__(self, operations: Operations) -> None:
+        super().__init__()
+        self.operations = operations
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = (*args[1:], *(kwargs or {}).values()) if not (kwargs or {}).get("non_blocking") else ()
+        to_device = getattr(func, "__name__", "") in ("to", "tensor") and any(isinstance(one, str | torch.device) for one in given)
+        self.operations.waits += to_device or getattr(func, "__name__", "") in ("tolist", "cpu", "new_tensor")
+        return func(*args, **(kwargs or {}))
+
+
+def _listed(args: Any) -> list[Any]:
+    return list(args[0]) if args and isinstance(args[0], list | tuple) else []
+
+
 class Phases:
-    """Seconds and calls of each phase, by size of problem."""
+    """Seconds, operations, waits, and calls of each phase, by size of problem."""
 
     def __init__(self) -> None:
         self.size: Size = (0, 0)
         self.points: dict[Size, int] = defaultdict(int)
-        self.seconds: dict[Size, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+        self.spent: dict[Size, dict[str, np.ndarray]] = defaultdict(lambda: defaultdict(lambda: np.zeros(3)))
         self.calls: dict[Size, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-        self._open: list[tuple[str, float]] = []  # of phases that have begun: the name, and the seconds of those inside
+        self.operations = Operations()
+        self._open: list[tuple[str, np.ndarray]] = []  # of phases that have begun: the name, and what those inside have spent
+
+    def now(self) -> np.ndarray:
+        return np.array([time.perf_counter(), self.operations.ops, self.operations.waits])
 
     def timed(self, call: Callable[..., Any], name: str) -> Callable[..., Any]:
         """The function, with its seconds counted."""
@@ -81,13 +126,13 @@ class Phases:
         def wrapped(*args: Any, **keys: Any) -> Any:
             phase = self._named(name)
             synchronize()
-            began = time.perf_counter()
-            self._open.append((phase, 0.0))
+            began = self.now()
+            self._open.append((phase, np.zeros(3)))
             try:
                 return call(*args, **keys)
             finally:
                 synchronize()
-                self._close(time.perf_counter() - began)
+                self._close(self.now() - began)
 
         return wrapped
 
@@ -102,19 +147,16 @@ class Phases:
             return outer
         return f"{outer.removesuffix(': rest')}: {LAUNCH}" if name == LAUNCH and outer else name
 
-    def _close(self, seconds: float) -> None:
+    def _close(self, spent: np.ndarray) -> None:
         phase, inside = self._open.pop()
-        self.seconds[self.size][phase] += seconds - inside
+        self.spent[self.size][phase] += spent - inside
         self.calls[self.size][phase] += 1
         if self._open:
-            outer, others = self._open[-1]
-            self._open[-1] = (outer, others + seconds)
+            self._open[-1][1].__iadd__(spent)
 
 
 def synchronize() -> None:
     """Waits for the device, if there is one. An error of a kernel is left to those who judge it."""
-    import torch
-
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         with suppress(RuntimeError):
             torch.cuda.synchronize()
@@ -159,31 +201,38 @@ def run(overrides: list[str]) -> pd.DataFrame:
 def table_of(phases: Phases, sizes: list[Size], title: str) -> Grid:
     """The phases of some sizes together, the longest first."""
     points = sum(phases.points[size] for size in sizes)
-    seconds, calls = defaultdict[str, float](float), defaultdict[str, int](int)
+    spent, calls = defaultdict[str, np.ndarray](lambda: np.zeros(3)), defaultdict[str, int](int)
     for size in sizes:
-        for phase, some in phases.seconds[size].items():
-            seconds[phase] += some
+        for phase, some in phases.spent[size].items():
+            spent[phase] += some
             calls[phase] += phases.calls[size][phase]
-    whole = sum(some for phase, some in seconds.items() if not phase.startswith(OUTSIDE)) or 1.0
+    whole = sum((some for phase, some in spent.items() if not phase.startswith(OUTSIDE)), np.zeros(3))
     launches = sum(count for phase, count in calls.items() if phase.endswith(LAUNCH))
-    cells = [
-        (phase, f"{calls[phase] / points:.1f}", f"{some:.3f}", f"{some / whole:.1%}", f"{1e3 * some / points:.2f}")
-        for phase, some in sorted(seconds.items(), key=lambda item: -item[1])
-    ]
-    cells.append(("all in check_s", "", f"{whole:.3f}", "100%", f"{1e3 * whole / points:.2f}"))
-    head = ("phase", "calls a point", "seconds", "share", "ms a point")
-    return Grid(f"{title}: {points} points, {launches / points:.1f} launches of the kernel a point", head, tuple(cells))
+
+    def cells(name: str, count: str, some: np.ndarray) -> tuple[str, ...]:
+        counts = [f"{one / points:.0f}" for one in some[1:]]
+        return (name, count, f"{some[0]:.3f}", f"{some[0] / (whole[0] or 1.0):.1%}", f"{1e3 * some[0] / points:.2f}", *counts)
+
+    longest_first = sorted(spent.items(), key=lambda item: -item[1][0])
+    rows = [cells(phase, f"{calls[phase] / points:.1f}", some) for phase, some in longest_first]
+    head = ("phase", "calls a point", "seconds", "share", "ms a point", "ops a point", "waits a point")
+    of_all = cells("all in check_s", "", whole)
+    shown = len(head) if whole[1] else 5
+    grid = tuple(row[:shown] for row in (*rows, of_all))
+    return Grid(f"{title}: {points} points, {launches / points:.1f} launches of the kernel a point", head[:shown], grid)
 
 
 def plain_table(rows: pd.DataFrame) -> Grid:
     """The column `check_s` of an ordinary run, in milliseconds."""
-    found = rows.groupby(["batch_size", "s_kv"])["check_s"].agg(["count", "mean", "max"])
+    head = ("count", "mean", "median", "max")
+    found = rows.groupby(["batch_size", "s_kv"])["check_s"].agg(head)
     cells = [
-        (f"{size[0]} x {size[1]:,}", f"{one['count']:.0f}", f"{1e3 * one['mean']:.1f}", f"{1e3 * one['max']:.1f}")
+        (f"{size[0]} x {size[1]:,}", f"{one['count']:.0f}", *(f"{1e3 * one[name]:.1f}" for name in head[1:]))
         for size, one in found.iterrows()
     ]
-    mean = rows["check_s"].mean()
-    return Grid(f"check_s of an ordinary run: {1e3 * mean:.1f} ms a point", ("batch x s_kv", "points", "mean", "max"), tuple(cells))
+    mean, median = 1e3 * rows["check_s"].mean(), 1e3 * rows["check_s"].median()
+    title = f"check_s of an ordinary run: {mean:.1f} ms a point, {median:.1f} at the median"
+    return Grid(title, ("batch x s_kv", "points", *head[1:]), tuple(cells))
 
 
 def main(overrides: list[str]) -> None:
@@ -194,7 +243,8 @@ def main(overrides: list[str]) -> None:
         print(flush=True)  # it is here, whatever the second run does
     phases = Phases()
     wrap(phases)
-    run(overrides)
+    with phases.operations if os.environ.get("COUNT") else nullcontext(), Transfers(phases.operations):
+        run(overrides)
     sizes = sorted(phases.points)
     each = [table_of(phases, [size], f"batch {size[0]} x {size[1]:,}") for size in sizes]
     print(markdown([*each, table_of(phases, sizes, "all sizes")] if len(sizes) > 1 else each))

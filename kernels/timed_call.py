@@ -48,8 +48,8 @@ class Outputs(Protocol):
     def poison(self) -> None:
         """Fills both with NaN."""
 
-    def launch(self) -> None:
-        """Does once exactly what is timed."""
+    def launch(self, wait: bool = True) -> None:
+        """Does once exactly what is timed. Without `wait` a captured call may still run when it returns."""
 
     def now(self) -> OutAndLse:
         """What the last launch left."""
@@ -57,8 +57,8 @@ class Outputs(Protocol):
     def compare_launches(self) -> LaunchComparison:
         """A comparison of the launches from now on with the last one."""
 
-    def are_intact(self) -> bool:
-        """Whether nobody wrote around them in memory."""
+    def are_intact(self) -> Tensor | bool:
+        """Whether nobody wrote around them in memory: a bool [] on their device, or a number of the host."""
 
 
 class LaunchComparison(Protocol):
@@ -91,8 +91,8 @@ class LocalOutputs(Outputs):
         if (lse := self._lse()) is not None:
             lse.fill_(float("nan"))
 
-    def launch(self) -> None:
-        self.timer.replay()
+    def launch(self, wait: bool = True) -> None:
+        self.timer.replay(wait)
 
     def now(self) -> OutAndLse:
         runner, lse = self.timer.runner, self._lse()
@@ -101,10 +101,9 @@ class LocalOutputs(Outputs):
     def compare_launches(self) -> LocalComparison:
         return LocalComparison(self)
 
-    def are_intact(self) -> bool:
+    def are_intact(self) -> Tensor:
         runner = self.timer.runner
-        given = (runner.out, *(() if runner.lse is None or isinstance(runner.lse, str) else (runner.lse,)))
-        return all(bool(guards_are_intact(output)) for output in given)
+        return guards_are_intact(runner.out, *(() if runner.lse is None or isinstance(runner.lse, str) else (runner.lse,)))
 
     def in_kernel_order(self) -> tuple[Tensor, Tensor | None]:
         """What the last launch left, without padding, in the order that the kernel writes."""

@@ -180,7 +180,7 @@ class After:
             + [-1] * (width - len(one.targets))
             for one, count in zip(changes, self.counts, strict=True)
         ]
-        request, start, length, q_len, count, *tokens = torch.tensor(numbers).to(inputs.device).T[:, :, None]  # in one transfer
+        request, start, length, q_len, count, *tokens = torch.tensor(numbers).to(inputs.device, non_blocking=True).T[:, :, None]
         token = (q_len - self.most + torch.arange(self.most, device=inputs.device)).maximum(q_len - count)  # [n, Q]
         self.rows, places = start + token, torch.cat(tokens, 1)  # the source, then the targets: [n, 1 + m]
         own, targets = (length - q_len + token)[..., None], places[:, None, 1:]
@@ -198,7 +198,7 @@ class After:
     def picked(self, numbers: Sequence[int]) -> tuple[Tensor, ...]:
         """The rows of some changes, int64 [rows], and their right answers, as the fields of `Answer`."""
         of_each = [range((number + 1) * self.most - self.counts[number], (number + 1) * self.most) for number in numbers]
-        at = torch.tensor([row for rows in of_each for row in rows], device=self.rows.device)
+        at = torch.tensor([row for rows in of_each for row in rows]).to(self.rows.device, non_blocking=True)
         answer, _ = self._answer_and_left
         return tuple(t.flatten(0, 1)[at] for t in (self.rows, *(getattr(answer, one.name) for one in fields(answer))))
 

@@ -77,7 +77,7 @@ class RightRows:
     @cached_property
     def on_device(self) -> Tensor:
         """The requests, int32 [N]."""
-        return torch.tensor(self.requests, dtype=torch.int32, device=self.out.device)
+        return torch.tensor(self.requests, dtype=torch.int32).to(self.out.device, non_blocking=True)
 
 
 @dataclass(frozen=True)

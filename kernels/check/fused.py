@@ -31,15 +31,10 @@ MAX_HEADS = 65_535  # KV heads of all requests in a launch: the second dimension
 class TileSums:
     """What one launch found. Keys are those from `start` on, padded with absent ones to whole tiles.
 
-    `a`, `b`, `error_squared` and `vv` are of single keys, [M, keys]: A, B, |E|^2 and |v|^2. `of_levels` has B and the largest
-    weight in any row of the blocks in LEVELS, [2, M, tiles, BLOCKS]. `of_tiles` has the weight and g of each tile in each
-    row, [2, M, R, tiles].
+    `of_levels` has B and the largest weight in any row of the blocks in LEVELS, [2, M, tiles, BLOCKS]. `of_tiles` has the weight
+    and g of each tile in each row, [2, M, R, tiles].
     """
 
-    a: Tensor
-    b: Tensor
-    error_squared: Tensor
-    vv: Tensor
     of_levels: Tensor
     of_tiles: Tensor
 
@@ -53,8 +48,10 @@ def serves(inputs: Inputs) -> bool:
     return {p.q_dtype, p.kv_dtype} <= able and max(p.key_dim, p.value_dim) <= MAX_HEAD_DIM
 
 
-def tile_sums(inputs: Inputs, rows: Rows, keys: range) -> TileSums:
-    """Sums over these rows and keys."""
+def tile_sums(inputs: Inputs, rows: Rows, keys: range, single: Tensor) -> TileSums:
+    """Sums over these rows and keys. Those of single keys are written into the first columns of `single` [4, M, all blocks], in
+    the order of `weighing._sums`.
+    """
     from kernels.check.fused_kernel import weigh_tile
 
     p, heads = inputs.problem, inputs.problem.stored_kv_heads
@@ -62,7 +59,7 @@ def tile_sums(inputs: Inputs, rows: Rows, keys: range) -> TileSums:
     length, q_len = p.kv_lens[right.requests[0]], p.q_lens[right.requests[0]]
     num, tiles, count = len(right.requests) * heads, -(-len(keys) // TILE), right.q.shape[1]
     new = right.out.new_empty
-    single, levels, whole = new(4, num, tiles * TILE), new(2, num, tiles, BLOCKS), new(2, num, count, tiles)
+    levels, whole = new(2, num, tiles, BLOCKS), new(2, num, count, tiles)
     k, v = (token_major(p, cache) for cache in inputs.kv)
     own = (rows.error * right.out).sum(-1, keepdim=True)
     least = right.least if right.least is not None else torch.zeros_like(right.lse)
@@ -73,16 +70,16 @@ def tile_sums(inputs: Inputs, rows: Rows, keys: range) -> TileSums:
         inputs.visible.view(torch.uint8) if p.tree is not None else inputs.page_table,
         single, levels, whole, _blocks_of_keys(inputs.device), inputs.sm_scale * inputs.k_scale, inputs.v_scale,
         p.soft_cap or 0.0, keys.start, min(keys.stop, length), length - q_len, right.tokens.start, len(right.tokens), count,
-        p.window or 0, p.mask_prefix or 0, p.s_qo, inputs.page_table.stride(0), *k.stride()[:3], *v.stride()[:3],
-        KV_HEADS=heads, PAGE=p.slots_per_page, KEY_DIM=p.key_dim, KEY_WIDTH=power_of_two(p.key_dim),
+        p.window or 0, p.mask_prefix or 0, p.s_qo, heads, p.slots_per_page, single.shape[-1],
+        inputs.page_table.stride(0), *k.stride()[:3], *v.stride()[:3],
+        KEY_DIM=p.key_dim, KEY_WIDTH=power_of_two(p.key_dim),
         VALUE_DIM=p.value_dim, VALUE_WIDTH=power_of_two(p.value_dim), TILE=TILE, ROWS=ROWS, BLOCKS=BLOCKS,
         TREE=p.tree is not None, CAUSAL=p.tree is None and p.mask != "full", WINDOW=p.window is not None,
         CAPPED=p.soft_cap is not None, MAX_WEIGHT=MAX_BLOCK,
         num_warps=8 if max(p.key_dim, p.value_dim) > 128 else 4,
         num_stages=1,  # prefetching takes registers, and the kernel needs all of them
     )  # fmt: skip
-    a, b, error_squared, vv = single
-    return TileSums(a, b, error_squared, vv, levels, whole)
+    return TileSums(levels, whole)
 
 
 @cache

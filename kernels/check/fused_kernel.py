@@ -6,7 +6,10 @@ import triton
 import triton.language as tl
 
 # Lengths and counts differ from problem to problem. Triton would compile the kernel again if one is 1 or a multiple of 16.
-LENGTHS = ("start", "stop", "draft_start", "first_token", "tokens", "count", "window", "both_ways", "s_qo", "table_stride")
+LENGTHS = (
+    *("start", "stop", "draft_start", "first_token", "tokens", "count", "window", "both_ways", "s_qo"),
+    *("kv_heads", "page_size", "columns", "table_stride"),
+)
 
 
 @triton.jit(do_not_specialize=LENGTHS)  # type: ignore[untyped-decorator]
@@ -19,7 +22,7 @@ def weigh_tile(  # type: ignore[no-untyped-def]
     errors,  # [M, R, D_vo]: errors over their variance
     by_row,  # fp32 [M, R, 5]: lse, <e, o> / s^2, 1 / s^2, |o|^2 / s^2, least probability that counts
     visible,  # uint8 [s_qo, s_qo], read only for a tree
-    single,  # fp32 [4, M, tiles * TILE]
+    single,  # fp32 [4, M, columns], of which the first tiles * TILE are written: A, |E|^2 and A^2 / |v|^2, as variances, and B
     levels,  # fp32 [2, M, tiles, BLOCKS]
     whole,  # fp32 [2, M, R, tiles]
     blocks,  # fp32 [TILE, BLOCKS]: which keys of the tile each block holds
@@ -30,19 +33,19 @@ def weigh_tile(  # type: ignore[no-untyped-def]
     count,  # R
     window,
     both_ways,  # the first query tokens, which see one another
-    s_qo, table_stride, k_page, k_slot, k_head, v_page, v_slot, v_head,
-    KV_HEADS: tl.constexpr, PAGE: tl.constexpr, KEY_DIM: tl.constexpr, KEY_WIDTH: tl.constexpr, VALUE_DIM: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr, TREE: tl.constexpr,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, MAX_WEIGHT: tl.constexpr,
+    s_qo, kv_heads, page_size, columns, table_stride, k_page, k_slot, k_head, v_page, v_slot, v_head,
+    KEY_DIM: tl.constexpr, KEY_WIDTH: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_WIDTH: tl.constexpr, TILE: tl.constexpr,
+    ROWS: tl.constexpr, BLOCKS: tl.constexpr, TREE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    CAPPED: tl.constexpr, MAX_WEIGHT: tl.constexpr,
 ):  # fmt: skip
     """One tile of keys of one KV head of one request: all that its rows say about each key and each block of 4 to TILE keys."""
     tile, m = tl.program_id(0), tl.program_id(1).to(tl.int64)
     tiles, num = tl.num_programs(0), tl.num_programs(1)
-    request, head = tl.load(requests + m // KV_HEADS), m % KV_HEADS
+    request, head = tl.load(requests + tl.program_id(1) // kv_heads), tl.program_id(1) % kv_heads
     key = start + tile * TILE + tl.arange(0, TILE)
     present = key < stop
-    page = tl.load(page_table + request.to(tl.int64) * table_stride + key // PAGE, mask=present, other=0).to(tl.int64)
-    slot = (key % PAGE).to(tl.int64)
+    page = tl.load(page_table + request.to(tl.int64) * table_stride + key // page_size, mask=present, other=0).to(tl.int64)
+    slot = (key % page_size).to(tl.int64)
     d_key, d_value = tl.arange(0, KEY_WIDTH), tl.arange(0, VALUE_WIDTH)
     k_at = page * k_page + slot * k_slot + head * k_head
     v_at = page * v_page + slot * v_slot + head * v_head
@@ -91,12 +94,12 @@ def weigh_tile(  # type: ignore[no-untyped-def]
         tl.store(whole + at * tiles + tile, tl.sum(prob, 1), mask=real)
         tl.store(whole + (num * count + at) * tiles + tile, tl.sum(g, 1), mask=real)
 
-    place = single + m * tiles * TILE + tile * TILE + tl.arange(0, TILE)
-    column = num.to(tl.int64) * tiles * TILE
-    tl.store(place, tl.sum(error * v, 1) - own)
-    tl.store(place + column, b)
-    tl.store(place + 2 * column, tl.sum(error * error, 1))
-    tl.store(place + 3 * column, vv)
+    place = single + m * columns + tile * TILE + tl.arange(0, TILE)
+    each, a, one = num.to(tl.int64) * columns, tl.sum(error * v, 1) - own, v_scale * v_scale
+    tl.store(place, a)
+    tl.store(place + each, tl.sum(error * error, 1) * one)
+    tl.store(place + 2 * each, a * a / tl.maximum(vv, 1e-30) * one)
+    tl.store(place + 3 * each, b)
     place = levels + (m * tiles + tile) * BLOCKS + block
     tl.store(place, of_blocks)
     tl.store(place + num.to(tl.int64) * tiles * BLOCKS, top)
@@ -114,14 +117,14 @@ def attend_split(  # type: ignore[no-untyped-def]
     of_rows,  # fp32 [3, M, splits, R]: the largest logit, the sum of weights, and that of w^2 |v|^2
     logit_scale, start, stop,
     keys, splits,  # keys of a split, and how many there are
-    draft_start, first_token, tokens, count, window, s_qo, table_stride, k_page, k_slot, k_head, v_page, v_slot, v_head,
-    KV_HEADS: tl.constexpr, PAGE: tl.constexpr, KEY_DIM: tl.constexpr, KEY_WIDTH: tl.constexpr, VALUE_DIM: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr, TREE: tl.constexpr, CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr,
+    draft_start, first_token, tokens, count, window, s_qo, kv_heads, page_size, table_stride,
+    k_page, k_slot, k_head, v_page, v_slot, v_head,
+    KEY_DIM: tl.constexpr, KEY_WIDTH: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_WIDTH: tl.constexpr, TILE: tl.constexpr,
+    ROWS: tl.constexpr, TREE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """Some rows of one KV head of one request over one split of its keys."""
     split, m, block = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
-    request, head = tl.load(requests + m // KV_HEADS).to(tl.int64), m % KV_HEADS
+    request, head = tl.load(requests + tl.program_id(1) // kv_heads).to(tl.int64), tl.program_id(1) % kv_heads
     row = block * ROWS + tl.arange(0, ROWS)
     real = row < count
     query = first_token + row % tokens
@@ -135,8 +138,8 @@ def attend_split(  # type: ignore[no-untyped-def]
     for tile in range(first, tl.minimum(first + keys, stop), TILE):
         key = tile + tl.arange(0, TILE)
         present = key < stop
-        page = tl.load(page_table + request * table_stride + key // PAGE, mask=present, other=0).to(tl.int64)
-        slot = (key % PAGE).to(tl.int64)
+        page = tl.load(page_table + request * table_stride + key // page_size, mask=present, other=0).to(tl.int64)
+        slot = (key % page_size).to(tl.int64)
         k_at, v_at = page * k_page + slot * k_slot + head * k_head, page * v_page + slot * v_slot + head * v_head
         k = tl.load(k_cache + k_at[:, None] + d_key[None, :], mask=present[:, None] & (d_key < KEY_DIM)[None, :], other=0.0)
         v = tl.load(v_cache + v_at[:, None] + d_value[None, :], mask=present[:, None] & (d_value < VALUE_DIM)[None, :], other=0.0)

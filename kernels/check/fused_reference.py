@@ -18,7 +18,7 @@ from kernels.inputs.tensors import token_major
 from kernels.problem import Problem
 from kernels.problem.dtypes import HALF
 
-SPLIT, TILE, ROWS = 4096, 64, (16, 64)  # keys of a split at most, keys at a time, rows of a program
+SPLIT, TILE, ROWS = 4096, 64, (32, 64)  # keys of a split at most, keys at a time, rows of a program
 PROGRAMS = 1024  # that occupy a GPU
 PARTIAL_BYTES = 2**29  # of the sums of all splits
 
@@ -51,12 +51,12 @@ def split_sums(inputs: Inputs, q: Tensor, requests: tuple[int, ...], rows: range
     sums, of_rows = (torch.empty(shape, device=q.device) for shape in ((num, splits, count, p.value_dim), (3, num, splits, count)))
     before = p.kv_lens[requests[0]] - p.q_lens[requests[0]]
     attend_split[(splits, num, blocks)](
-        k, v, inputs.page_table, torch.tensor(requests, dtype=torch.int32, device=q.device),
+        k, v, inputs.page_table, torch.tensor(requests, dtype=torch.int32).to(q.device, non_blocking=True),
         q.to(torch.float16 if "fp16" in (p.q_dtype, p.kv_dtype) else torch.bfloat16),
         inputs.visible.view(torch.uint8) if p.tree is not None else inputs.page_table, sums, of_rows,
         inputs.sm_scale * inputs.k_scale, keys.start, keys.stop, step, splits, before, rows.start, len(rows), count, p.window or 0,
-        p.s_qo, inputs.page_table.stride(0), *k.stride()[:3], *v.stride()[:3],
-        KV_HEADS=p.stored_kv_heads, PAGE=p.slots_per_page, KEY_DIM=p.key_dim, KEY_WIDTH=fused.power_of_two(p.key_dim),
+        p.s_qo, p.stored_kv_heads, p.slots_per_page, inputs.page_table.stride(0), *k.stride()[:3], *v.stride()[:3],
+        KEY_DIM=p.key_dim, KEY_WIDTH=fused.power_of_two(p.key_dim),
         VALUE_DIM=p.value_dim, VALUE_WIDTH=fused.power_of_two(p.value_dim), TILE=TILE, ROWS=block,
         TREE=p.tree is not None, CAUSAL=p.tree is None and p.mask == "causal", WINDOW=p.window is not None,
         num_warps=8 if max(p.key_dim, p.value_dim) > 128 else 4, num_stages=1,

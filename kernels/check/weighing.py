@@ -134,9 +134,9 @@ def _sums(inputs: Inputs, rows: Rows, keys: range, k: Tensor, v: Tensor) -> tupl
     prob = _usable(inputs, rows, keys, k)
     vv = v.float().square().sum(-1)  # [M, C]
     g = prob * vv[:, None].to(prob.dtype) * prob  # [M, R, C]
-    *single, b = _of_keys(inputs, rows, prob, g, v)
-    blocks = _pyramid(torch.stack((_by_unit(prob), _by_unit(g))))
-    levels, found = _all_levels(single, b, [_of_blocks_in_rows(rows, blocks)])
+    blocks, found = _pyramid(torch.stack((_by_unit(prob), _by_unit(g)))), _room(inputs, rows, len(keys))
+    found[..., : len(keys)] = torch.stack(_of_keys(inputs, rows, prob, g, v))
+    levels = _add_levels(found, len(keys), [_of_blocks_in_rows(rows, blocks)])
     if inputs.problem.latent:
         found[0] += beyond_faults(rows, [prob, *(level[0] for level in blocks)])
     return levels, found
@@ -144,32 +144,34 @@ def _sums(inputs: Inputs, rows: Rows, keys: range, k: Tensor, v: Tensor) -> tupl
 
 def _fused_sums(inputs: Inputs, rows: Rows, keys: range) -> tuple[Levels, Tensor]:
     """What `_sums` gives, by the kernel of `fused.py`, which reads keys and values once."""
-    found, one = fused.tile_sums(inputs, rows, keys), inputs.v_scale**2
-    single = [found.a, found.error_squared, found.a.square().div_(found.vv.clamp_min_(TINY))]
-    if one != 1.0:  # of 16-bit caches it is 1: two passes less over numbers that fill a gigabyte at 64 requests of 131,072 tokens
-        single[1:] = (t.mul_(one) for t in single[1:])
-    of_blocks = [found.of_levels[..., first:stop].flatten(2) for first, stop in fused.LEVELS]
-    if len(wider := _pyramid(found.of_tiles)) > 1:
+    whole = -(-len(keys) // fused.TILE) * fused.TILE
+    found = _room(inputs, rows, whole)
+    sums = fused.tile_sums(inputs, rows, keys, found)
+    of_blocks = [sums.of_levels[..., first:stop].flatten(2) for first, stop in fused.LEVELS]
+    if len(wider := _pyramid(sums.of_tiles)) > 1:
         of_blocks.append(_of_blocks_in_rows(rows, wider[1:]))
-    return _all_levels(single, found.b, of_blocks)
+    return _add_levels(found, whole, of_blocks), found
 
 
-def _all_levels(single: Sequence[Tensor], b: Tensor, of_blocks: Sequence[Tensor]) -> tuple[Levels, Tensor]:
-    """Puts all levels side by side. `of_blocks` has B and the largest weight in a row, [2, M, blocks], of one level or several.
+def _room(inputs: Inputs, rows: Rows, keys: int) -> Tensor:
+    """Where all sums of so many keys are written and stay: at 64 requests of 131,072 tokens a copy is two gigabytes."""
+    blocks = [keys, count := -(-keys // UNIT)]
+    while count > 1:
+        blocks.append(count := -(-count // 2))
+    return rows.error.new_empty(4, len(rows.error), sum(blocks))
 
-    They are written where they stay: at 64 requests of 131,072 tokens a copy of one of the four sums is half a gigabyte.
+
+def _add_levels(found: Tensor, keys: int, of_blocks: Sequence[Tensor]) -> Levels:
+    """Writes all levels of blocks behind the single keys. `of_blocks` has B and the largest weight in a row, [2, M, blocks], of one
+    level or several.
     """
-    keys = b.shape[-1]
-    found = b.new_empty(4, b.shape[0], keys + sum(level.shape[-1] for level in of_blocks))
-    for number, one in enumerate((*single, b)):
-        found[number, :, :keys] = one
     levels = _pyramid(_by_unit(found[:3, :, :keys]))
     found[:3, :, keys:] = torch.cat(levels, -1)
-    found[3, :, keys:] = torch.cat([level[0] for level in of_blocks], -1)
+    torch.cat([level[0] for level in of_blocks], -1, out=found[3, :, keys:])
     found[3].clamp_min_(0)
     found[..., keys:] *= torch.cat([level[1] for level in of_blocks], -1) < MAX_BLOCK
     sizes = (1, *(UNIT << n for n in range(len(levels))))
-    return tuple(zip(sizes, (keys, *(level.shape[-1] for level in levels)), strict=True)), found
+    return tuple(zip(sizes, (keys, *(level.shape[-1] for level in levels)), strict=True))
 
 
 def _of_blocks_in_rows(rows: Rows, levels: Sequence[Tensor]) -> Tensor:

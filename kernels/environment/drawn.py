@@ -50,7 +50,7 @@ class DrawnProblem:
 
     def restore_small(self) -> Header:
         """Puts small inputs back, and says whether somebody had changed them."""
-        return {"changed": self._small.restore()}
+        return {"changed": bool(self._small.restore(wait=True))}
 
     def fill(self, nan: bool) -> Header:
         self._unused.fill(nan)
@@ -172,8 +172,8 @@ def free_memory(device: Device) -> None:
         torch.cuda.empty_cache()
 
 
-def _packed(found: bool | Changed | None) -> Answer:
+def _packed(found: torch.Tensor | Changed | None) -> Answer:
     if not isinstance(found, tuple):
-        return {"found": found}
+        return {"found": None if found is None else bool(found)}
     packed = [None if tensor is None else to_bytes(tensor) for tensor in found]
     return {"tensors": [None if one is None else one[0] for one in packed]}, tuple(one[1] for one in packed if one)

@@ -64,7 +64,7 @@ class RemoteTimer(Timer):
         nothing = torch.empty(0)  # the output lies in the other process
         super().__init__(Runner(self.replay, nothing, **prepared["runner"], kernel_config=prepared["kernel_config"], copies=copies))
 
-    def replay(self) -> None:
+    def replay(self, wait: bool = True) -> None:
         self.call.ask("launch")
 
     def block(self, count: int, monitor: DeviceMonitor) -> Block:
@@ -103,7 +103,7 @@ class RemoteOutputs(Outputs):
     def poison(self) -> None:
         self.call.ask("poison")
 
-    def launch(self) -> None:
+    def launch(self, wait: bool = True) -> None:
         self.call.ask("launch")
 
     def now(self) -> OutAndLse:

@@ -13,19 +13,22 @@ def sum_of_vectors(  # type: ignore[no-untyped-def]
     count,  # A * B * C
     second_size, third_size, first_stride, second_stride, third_stride,
     W: tl.constexpr, WIDTH: tl.constexpr, VECTORS: tl.constexpr, FIRST_FACTOR: tl.constexpr, SECOND_FACTOR: tl.constexpr,
+    INDEX: tl.constexpr,  # int32 where all places fit: a GPU divides 64-bit numbers in some hundred instructions
 ):  # fmt: skip
     """The sums of some vectors' words, each times the weight of its place."""
-    vector = tl.program_id(0).to(tl.int64) * VECTORS + tl.arange(0, VECTORS)
+    vector = tl.program_id(0).to(INDEX) * VECTORS + tl.arange(0, VECTORS)
     present = vector < count
-    third, rest = vector % third_size, vector // third_size
-    at = (rest // second_size) * first_stride + (rest % second_size) * second_stride + third * third_stride
+    rest = vector // third_size
+    first = rest // second_size
+    at = first.to(tl.int64) * first_stride + (rest - first * second_size).to(tl.int64) * second_stride
+    at += (vector - rest * third_size).to(tl.int64) * third_stride
     word = tl.arange(0, WIDTH)
     part = tl.load(words + at[:, None] + word[None, :], mask=present[:, None] & (word < W)[None, :], other=0)
-    weight = (vector + 1) * FIRST_FACTOR
+    weight = (vector.to(tl.int64) + 1) * FIRST_FACTOR
     weight ^= weight >> 31
     weight *= SECOND_FACTOR
     weight ^= weight >> 31
-    tl.store(found + tl.program_id(0), tl.sum(tl.sum(part, 1) * (weight | 1), 0))
+    tl.store(found + tl.program_id(0), tl.sum(tl.sum(part * (weight | 1)[:, None], 0), 0))
 
 
 @triton.jit

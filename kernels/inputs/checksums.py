@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 from torch import Tensor
@@ -48,7 +48,7 @@ def checksums(inputs: Inputs) -> Tensor:
     others.append(inputs.q)
     small = [tensor for tensor in others if tensor.numel() <= AT_ONCE // 4]
     large = [tensor for tensor in others if tensor.numel() > AT_ONCE // 4]
-    together = [torch.cat([_words(tensor).flatten().long() for tensor in small])] if small else []
+    together = [torch.cat([_words(tensor).flatten() for tensor in small])] if small else []
     return torch.stack([*(_sum_of_vectors(tensor) for tensor in cache), *(_sum(tensor, False) for tensor in large + together)])
 
 
@@ -75,16 +75,18 @@ def _kernel_agrees(words: Tensor) -> bool:
 
 def _sum_in_one_kernel(words: Tensor) -> Tensor:
     """What `_sum` gives for vectors of 64-bit words [A, B, C, W], several times as fast. For CUDA devices."""
+    from triton.language import int32, int64
+
     from kernels.inputs.checksum_kernel import sum_of_vectors
 
     count, size = math.prod(words.shape[:-1]), words.shape[-1]
     width = 1 << (size - 1).bit_length()
     vectors = max(1, WORDS_OF_PROGRAM // width)
     found = words.new_empty(-(-count // vectors))
-    layout = (*words.shape[1:3], *words.stride()[:3])
-    first, second = MULTIPLIERS
+    layout, (first, second) = (*words.shape[1:3], *words.stride()[:3]), MULTIPLIERS
+    index = int32 if len(found) * vectors < 2**31 else int64
     sum_of_vectors[(len(found),)](
-        words, found, count, *layout, W=size, WIDTH=width, VECTORS=vectors, FIRST_FACTOR=first, SECOND_FACTOR=second
+        words, found, count, *layout, W=size, WIDTH=width, VECTORS=vectors, FIRST_FACTOR=first, SECOND_FACTOR=second, INDEX=index
     )
     return found.sum()
 
@@ -109,6 +111,7 @@ def _words(tensor: Tensor) -> Tensor:
     return tensor.view(torch.int64 if whole else {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size])
 
 
+@lru_cache(4)  # of a cache in torch, of all small tensors together, and of an answer: 32 MiB each at most
 def place_weights(first: int, count: int, device: torch.device) -> Tensor:
     """Odd numbers that look random, [count], for the places from `first` on: an odd weight hides no change of its word."""
     mixed = torch.arange(first + 1, first + 1 + count, device=device)

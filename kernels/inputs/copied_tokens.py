@@ -33,7 +33,7 @@ def copied_tokens(inputs: Inputs, copied: Sequence[Copied]) -> Iterator[None]:
     No target may be named twice.
     """
     p = inputs.problem
-    request, source, target = torch.tensor(copied).to(inputs.device).T
+    request, source, target = torch.tensor(copied).to(inputs.device, non_blocking=True).T
     at, to = slots(inputs, request, source), slots(inputs, request, target)
     caches = _caches(inputs)
     kept = [cache[to] for cache in caches]

@@ -27,14 +27,14 @@ def guarded_output(shape: tuple[int, ...], dtype: str, device: torch.device) -> 
     return out
 
 
-def guards_are_intact(out: Tensor) -> Tensor:
-    """Whether nobody wrote around an output, as a bool tensor on its device. True for an output without guards."""
+def guards_are_intact(*outputs: Tensor) -> Tensor:
+    """Whether nobody wrote around outputs, as a bool [] on their device. True for those without guards."""
     import torch
 
-    storage = out.untyped_storage()
-    memory = torch.empty(0, dtype=torch.uint8, device=out.device).set_(storage)
-    start = out.storage_offset() * out.element_size()
-    around = torch.cat((memory[:start], memory[start + out.numel() * out.element_size() :]))
-    if start != GUARD_BYTES or around.numel() != 2 * GUARD_BYTES:
-        return torch.ones((), dtype=torch.bool, device=out.device)
-    return (around == GUARD).all()
+    around = []
+    for out in outputs:
+        start, size = out.storage_offset() * out.element_size(), out.numel() * out.element_size()
+        if start == GUARD_BYTES and out.untyped_storage().nbytes() == size + 2 * GUARD_BYTES:
+            memory = torch.empty(0, dtype=torch.uint8, device=out.device).set_(out.untyped_storage())
+            around += [memory[:start], memory[start + size :]]
+    return (torch.cat(around) == GUARD).all() if around else torch.ones((), dtype=torch.bool, device=outputs[0].device)

@@ -19,33 +19,26 @@ class SmallInputs:
     """All integers, masks and sinks of inputs as they were drawn: of one problem, or of all layers of a step."""
 
     def __init__(self, inputs: Sequence[Inputs]) -> None:
-        self._inputs, self._shared = inputs, _by_dtype(inputs)
-        self._drawn = [_together(tensors) for tensors in self._shared]
+        self._inputs = inputs
+        each = {id(tensor): tensor for one in inputs for tensor in small_inputs(one)}  # the layers of a step have the same page table
+        self._bytes = [tensor.view(-1).view(torch.uint8) for tensor in each.values()]
+        self._drawn = torch.cat(self._bytes)
+        self._drawn_each = torch.split(self._drawn, [len(one) for one in self._bytes])
 
-    def restore(self) -> bool:
-        """Puts all of them back, and says whether somebody had changed one. Waits for all streams of the device."""
-        if self._drawn[0].is_cuda:
+    def restore(self, wait: bool = False) -> Tensor:
+        """Puts all of them back, and says whether somebody had changed one: bool [], on the device.
+
+        With `wait` all streams of the device are done before. Without, what the current stream has to do.
+        """
+        if wait and self._drawn.is_cuda:
             torch.cuda.synchronize()
         for inputs in self._inputs:  # where no tree needs a mask, each backend gets one of its own
             if inputs.problem.tree is None:
                 for one in (inputs, inputs.padded):
                     vars(one or inputs).pop("visible", None)
-        changed = False
-        for tensors, drawn in zip(self._shared, self._drawn, strict=True):
-            if not torch.equal(_together(tensors), drawn):
-                changed = True
-                for tensor, was in zip(tensors, torch.split(drawn, [one.numel() for one in tensors]), strict=True):
-                    tensor.copy_(was.view(tensor.shape))
+        changed = (torch.cat(self._bytes) != self._drawn).any()
+        torch._foreach_copy_(self._bytes, self._drawn_each)  # without asking: a question would wait
         return changed
-
-
-def _by_dtype(inputs: Sequence[Inputs]) -> list[list[Tensor]]:
-    """Each tensor once, those of a dtype together: the layers of a step have the same page table."""
-    found: dict[torch.dtype, dict[int, Tensor]] = {}
-    for one in inputs:
-        for tensor in small_inputs(one):
-            found.setdefault(tensor.dtype, {})[id(tensor)] = tensor
-    return [list(tensors.values()) for tensors in found.values()]
 
 
 @by_routine
@@ -56,7 +49,3 @@ def small_inputs(inputs: Inputs) -> list[Tensor]:
     small += [] if whole.sinks is None else [whole.sinks]
     small += [inputs.visible, whole.visible] if inputs.problem.tree is not None else []
     return [*small, *inputs.unused_slots]  # by which slots are filled that hold no token
-
-
-def _together(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.cat([tensor.flatten() for tensor in tensors])

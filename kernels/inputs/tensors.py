@@ -134,7 +134,7 @@ class Inputs:
         """Where these query tokens of each request lie in `q` and in an output, int64 [requests, tokens]."""
         import torch
 
-        firsts = torch.tensor([self.problem.q_starts[request] for request in requests], device=self.device)
+        firsts = torch.tensor([self.problem.q_starts[one] for one in requests]).to(self.device, non_blocking=True)
         return firsts[:, None] + torch.arange(tokens.start, tokens.stop, device=self.device)
 
     def tokens(self, request: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
@@ -193,7 +193,7 @@ class Inputs:
         import torch
 
         n, first = self.problem.slots_per_page, requests[0]
-        rows = slice(first, first + 1) if len(requests) == 1 else torch.tensor(requests, device=self.device)
+        rows = slice(first, first + 1) if len(requests) == 1 else torch.tensor(requests).to(self.device, non_blocking=True)
         offset = start - start // n * n
         return self.page_table[rows, start // n : -(-stop // n)].long(), slice(offset, offset + stop - start)
 

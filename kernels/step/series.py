@@ -127,7 +127,7 @@ class StepTimer(Timer):
         self.cuda_graph = runner.out.is_cuda
         self.name = "cuda_graph_events" if self.cuda_graph else "perf_counter"
 
-    def replay(self) -> None:
+    def replay(self, wait: bool = True) -> None:
         import torch
 
         self.step()

@@ -60,7 +60,8 @@ class Timer(ABC):
         self.runner = runner
 
     @abstractmethod
-    def replay(self) -> None: ...
+    def replay(self, wait: bool = True) -> None:
+        """Returns when it is done. Without `wait` a graph, whose kernels all come before what the stream gets next, may go on."""
 
     @abstractmethod
     def block(self, count: int, monitor: DeviceMonitor) -> Block:
@@ -85,7 +86,7 @@ class WallClock(Timer):
         runner()
         self.host_us = math.nan  # a CPU does the work itself: it has no launch to time separately
 
-    def replay(self) -> None:
+    def replay(self, wait: bool = True) -> None:
         self.runner.ready()
         self.runner()
 
@@ -131,12 +132,13 @@ class DeviceEvents(Timer):
 
         return statistics.median(issue() for _ in range(calls))
 
-    def replay(self) -> None:
+    def replay(self, wait: bool = True) -> None:
         import torch
 
         self._before()
         self._once()
-        torch.cuda.synchronize()
+        if wait or not self.cuda_graph:
+            torch.cuda.synchronize()
 
     def _once(self) -> None:
         self.runner()

@@ -54,14 +54,14 @@ class EnvironmentInputs(SharedInputs):
         self.restore_small()
         self._ask("fill", nan=adapter is not None and adapter.skips_unused_in(self.inputs.problem))
 
-    def restore_if_changed(self) -> str:
+    def restore_if_changed(self, outputs_intact: Tensor | bool = True) -> str:
         if self.answer is None:
             return ""
         small_same = self.blame() is None
         found = self._ask("sums")
         if not (same := found["sums"] == _listed(self._right_sums)):
             self._ask("redraw")
-        return in_words(same and small_same, found["unused_intact"])
+        return in_words(same and small_same, found["unused_intact"], judged=True, outside=bool(outputs_intact))
 
     def with_other_values(self, number: int) -> Answer:
         self.restore_small()
@@ -83,7 +83,7 @@ class EnvironmentInputs(SharedInputs):
         self.of_worker.draw_again()
         self._ask("redraw")
 
-    def _restore_small(self) -> bool:
+    def _restore_small(self, wait: bool) -> bool:
         return bool(self._ask("restore_small")["changed"])
 
     def _ask(self, do: str, **keys: Any) -> dict[str, Any]:

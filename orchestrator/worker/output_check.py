@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 LAUNCHES = 72  # a fault of one launch in 16 is among so many with probability 0.99
 LAUNCH_SECONDS = 0.015  # for launches that are checked and not timed, so that long calls do not cost more than their measurement
-MIN_LAUNCHES = 4  # however long they take, those that timed blocks have left among them
-MIN_LAUNCHES_AT_END = 2  # after the last block: one on an output full of NaN, and one on an answer
-WROTE_OUTSIDE = "it wrote outside its output"
+# However long they take, those that timed blocks have left among them. At least one follows the last block, on an output full of
+# NaN. Blocks launch on answers, and so do the launches after tokens have changed.
+MIN_LAUNCHES = 4
 AFTER_CHANGE = "wrong after tokens of the cache had changed between two launches"
 
 
@@ -43,13 +43,13 @@ class JudgedCall:
     timer: Timer
     outputs: Outputs
 
-    def launch(self, poisoned: bool, fill: bool = True) -> None:
+    def launch(self, poisoned: bool, fill: bool = True, wait: bool = True) -> None:
         """Does once exactly what is timed. With `fill`, slots that hold no token are filled first."""
         if fill:
             self.shared.fill_unused(self.adapter)
         if poisoned:
             self.outputs.poison()
-        self.outputs.launch()
+        self.outputs.launch(wait)
 
     def judge(self, out: Tensor, lse: Tensor | None) -> Verdict:
         """The verdict on an output [T, H, D_vo] and log-sum-exp [T, H], and on where the backend has written so far."""
@@ -69,10 +69,8 @@ class JudgedCall:
 
     def unless_it_wrote_elsewhere(self, verdict: Verdict) -> Verdict:
         """The verdict, unless the backend wrote where it may not. Damaged inputs are drawn again."""
-        wrote = [words] if (words := self.shared.restore_if_changed()) else []
-        if not self.outputs.are_intact():
-            wrote.append(WROTE_OUTSIDE)
-        return replace(verdict, passed=False, reason="; ".join(wrote)) if wrote else verdict
+        wrote = self.shared.restore_if_changed(self.outputs.are_intact())
+        return replace(verdict, passed=False, reason=wrote) if wrote else verdict
 
 
 def start_check(shared: SharedInputs, adapter: Adapter, timer: Timer, outputs: Outputs, coin: random.Random) -> OutputCheck | None:
@@ -90,7 +88,6 @@ class OutputCheck:
     first: Verdict
     launches: LaunchComparison
     _coin: random.Random
-    _seed: float  # of the tokens that change: these do not depend on how many blocks were timed
     inputs: int = 1  # how many were judged
     stale_covered: float | None = None  # the share of requests in which an answer of before would have been found, once it is known
     same_bits: bool | None = None  # whether all launches left the same output, once that is known
@@ -101,7 +98,7 @@ class OutputCheck:
         """Runs once exactly what is timed, on an output full of NaN, and judges it. `coin` decides what is poisoned later."""
         call.launch(poisoned=True)
         first = call.judge(*call.outputs.now())
-        return cls(call, first, call.outputs.compare_launches(), coin, coin.random())
+        return cls(call, first, call.outputs.compare_launches(), coin)
 
     def after_block(self) -> None:
         """Compares what the last timed launch left with the first output, then poisons the output before every other block."""
@@ -120,12 +117,13 @@ class OutputCheck:
             if not self.first.passed:
                 return self.first
             self.launches.restart()
-        began, before = time.perf_counter(), self.launches.count
-        poisoned = True  # the next one then finds an answer, whatever the last block has left
-        while self._wants_more(self.launches.count - before, time.perf_counter() - began):
-            call.launch(poisoned, fill=False)
+        began = time.perf_counter()
+        call.launch(poisoned=True, fill=False)  # the next one then finds an answer, whatever the last block has left
+        more = self._launches_after(time.perf_counter() - began)
+        self.launches.compare()
+        for number in range(more):
+            call.launch(poisoned=number > 0 and self._coin.random() < 0.5, fill=False, wait=False)
             self.launches.compare()
-            poisoned = self.launches.count - before > 1 and self._coin.random() < 0.5
         call.shared.restore_small()
         verdict, (out, lse) = self.first, self.launches.most_different()
         self.same_bits = out is None and lse is None
@@ -134,25 +132,29 @@ class OutputCheck:
             verdict = call.judge_outputs(out_now if out is None else out, lse_now if lse is None else lse)
         return call.unless_it_wrote_elsewhere(self._judge_after_change(verdict) if verdict.passed else verdict)
 
-    def _wants_more(self, at_end: int, seconds: float) -> bool:
-        """Whether launches are missing, after so many since the last block, in so many seconds."""
-        in_blocks = self.launches.count - at_end - 1  # the first one is none
-        if at_end < max(MIN_LAUNCHES_AT_END, MIN_LAUNCHES - in_blocks):
-            return True
-        return seconds <= LAUNCH_SECONDS and (self.launches.count < LAUNCHES or at_end < MIN_LAUNCHES)
+    def _launches_after(self, seconds: float) -> int:
+        """How many launches follow the first one after the last block, if one takes so many seconds."""
+        in_blocks = self.launches.count - 1  # the first one is none
+        if_short = min(int(LAUNCH_SECONDS / seconds), max(MIN_LAUNCHES, LAUNCHES - 1 - in_blocks))
+        return max(MIN_LAUNCHES - in_blocks, if_short, 1) - 1
 
     def _judge_after_change(self, verdict: Verdict) -> Verdict:
         """The verdict, unless the backend is wrong after tokens of the cache have changed since the last launch.
 
-        The output still holds the answer of before. Who returns early, or answers from what it kept, is wrong then.
+        The output still holds the answer of before. Who returns early, or answers from what it kept, is wrong then. The changes are
+        those of all backends of the problem that compute alike.
         """
         from kernels.check.changed_token import change_tokens
 
-        inputs = self.call.shared.inputs
-        changes = change_tokens(inputs, self.call.answer, self.call.arithmetic, random.Random(self._seed))
+        inputs, answer, how = self.call.shared.inputs, self.call.answer, self.call.arithmetic
+        coin = random.Random(f"changed tokens {inputs.problem.seed}")
+        changes = answer.kept(("changes", how), lambda: change_tokens(inputs, answer, how, coin))
         self.stale_covered = sum(one.requests for one in changes) / inputs.problem.batch_size
-        for changed in changes:
-            verdict = self._judge_changed(verdict, changed) if verdict.passed else verdict
+        try:
+            for changed in changes:
+                verdict = self._judge_changed(verdict, changed) if verdict.passed else verdict
+        finally:
+            self.call.timer.runner.refresh()
         return verdict
 
     def _judge_changed(self, verdict: Verdict, changed: ChangedTokens) -> Verdict:
@@ -160,13 +162,10 @@ class OutputCheck:
         from kernels.inputs.tensors import bits
 
         call, shared, runner = self.call, self.call.shared, self.call.timer.runner
-        try:
-            with shared.copied_tokens(changed.copied):
-                runner.refresh()
-                call.outputs.launch()
-                out, _ = call.outputs.now()
-        finally:
+        with shared.copied_tokens(changed.copied):
             runner.refresh()
+            call.outputs.launch()
+            out, _ = call.outputs.now()
         assert out is not None  # there is always one
         shared.restore_small()
         found = judge_rows(bits(out)[changed.rows].view(out.dtype), shared.inputs, changed.answer, call.arithmetic)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 WROTE_INPUTS = "it wrote to the inputs, which it may only read"
 WROTE_UNUSED = "it wrote to slots of the cache that hold no token"
+WROTE_OUTSIDE = "it wrote outside its output"
 WROTE_REFERENCE = "it wrote to the reference, by which every backend is judged"
 
 
@@ -39,7 +40,7 @@ class SharedInputs:
     _sums_of_answers: list[tuple[Answer, Tensor]] = field(default_factory=list, init=False, repr=False)  # as they were computed
     _unused: UnusedSlots = field(init=False, repr=False)
     _small: SmallInputs = field(init=False, repr=False)
-    _small_changed: bool = field(default=False, init=False)  # since that was asked last
+    _small_changed: Tensor | bool = field(default=False, init=False)  # since that was asked last
 
     def __post_init__(self) -> None:
         from kernels.inputs.small_inputs import SmallInputs
@@ -55,21 +56,25 @@ class SharedInputs:
         """The checksums of the inputs as they were drawn."""
         return self.sums() if self._right_sums is None else self._right_sums
 
-    def restore_small(self) -> None:
-        """Puts page tables, lengths and masks back if somebody has changed them, and notes it.
+    def restore_small(self, wait: bool = False) -> None:
+        """Puts page tables, lengths and masks back if somebody has changed them, and notes it without waiting for the device.
 
-        To be called between a backend and whoever reads them next: another backend, or the check itself. What the check has kept
-        may follow from the damaged ones, and goes.
+        To be called between a backend and whoever reads them next: another backend, or the check itself.
         """
-        if self.answer is not None and self._restore_small():
-            self._small_changed = True
-            self.forget_kept()
+        if self.answer is not None:
+            self._small_changed = self._small_changed | self._restore_small(wait)
 
     def blame(self) -> WroteInputs | None:
-        """After the turn of one backend: an error if it changed small inputs, which are then put back."""
-        self.restore_small()
-        changed, self._small_changed = self._small_changed, False
-        return WroteInputs(WROTE_INPUTS) if changed else None
+        """After the turn of one backend, when the device is done: an error if it changed small inputs, which are then put back."""
+        self.restore_small(wait=True)
+        return WroteInputs(WROTE_INPUTS) if self._changed_small(bool(self._small_changed)) else None
+
+    def _changed_small(self, changed: bool) -> bool:
+        """Forgets that small inputs changed. What the check has kept may follow from the damaged ones, and goes."""
+        self._small_changed = False
+        if changed:
+            self.forget_kept()
+        return changed
 
     def fill_unused(self, adapter: Adapter | None = None) -> None:
         """Fills the slots that hold no token: with NaN if this backend says that it skips them, else with a large number.
@@ -80,25 +85,29 @@ class SharedInputs:
         self.restore_small()
         self._unused.fill(nan=adapter is not None and adapter.skips_unused_in(self.inputs.problem))
 
-    def restore_if_changed(self) -> str:
-        """What a backend wrote to that it may only read, in words; empty if nothing. Damaged inputs are drawn again in place."""
+    def restore_if_changed(self, outputs_intact: Tensor | bool = True) -> str:
+        """What a backend wrote to that it may only read, in words; empty if nothing. Damaged inputs are drawn again in place.
+
+        `outputs_intact` says whether nobody wrote around its outputs, which is told too.
+        """
         import torch
 
         if self._right_sums is None:
             return ""
-        small_same = self.blame() is None
+        self.restore_small(wait=True)
         same = (self.sums() == self._right_sums).all()  # this has looked at the slots without a token, and has filled them again
-        intact = self._unused.were_intact()
         judged = torch.stack([answer.checksum() == right for answer, right in self._sums_of_answers]).all()
-        if bool(same & intact & judged) and small_same:  # one wait for the device
-            return ""
-        if not bool(same):
+        flags = (same, self._unused.were_intact(), judged, outputs_intact, self._small_changed)
+        found = torch.stack([torch.as_tensor(one, device=same.device) for one in flags]).tolist()  # one wait for the device
+        same_on_host, intact, judged_on_host, outside, small = found
+        self._changed_small(small)
+        if not same_on_host:
             self.draw_again()
             if self.step is not None:
                 self.step.refill()
-        if not bool(judged):
+        if not judged_on_host:
             self._answer_again()
-        return in_words(bool(same) and small_same, bool(intact), bool(judged))
+        return in_words(same_on_host and not small, intact, judged_on_host, outside)
 
     def _note(self, answer: Answer) -> None:
         """Notes the checksum of an answer that was just computed."""
@@ -159,9 +168,9 @@ class SharedInputs:
         if self.answer is not None:
             self.answer.forget()
 
-    def _restore_small(self) -> bool:
+    def _restore_small(self, wait: bool) -> Tensor | bool:
         """Puts small inputs back where they lie. Whether somebody had changed them."""
-        return self._small.restore()
+        return self._small.restore(wait)
 
     @property
     def _of_layers(self) -> list[Inputs]:
@@ -178,9 +187,9 @@ class SharedInputs:
         return torch.cat([checksums(inputs) for inputs in self._of_layers])
 
 
-def in_words(same: bool, intact: bool, judged: bool = True) -> str:
-    """What a backend wrote to that it may only read: inputs whose checksums are not the same, slots without a token that are not
-    intact, or the answers by which backends are judged.
+def in_words(same: bool, intact: bool, judged: bool, outside: bool) -> str:
+    """What a backend wrote to that it may not: inputs whose checksums are not the same, slots without a token that are not intact,
+    the answers by which backends are judged, or memory outside its outputs.
     """
-    wrote = ((same, WROTE_INPUTS), (intact, WROTE_UNUSED), (judged, WROTE_REFERENCE))
+    wrote = ((same, WROTE_INPUTS), (intact, WROTE_UNUSED), (judged, WROTE_REFERENCE), (outside, WROTE_OUTSIDE))
     return "; ".join(words for is_right, words in wrote if not is_right)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 from kernels.adapter import Adapter, Runner
 from kernels.step.series import StepSeries, StepTimer
 from orchestrator.storage.row import Row
-from orchestrator.worker.output_check import LAUNCH_SECONDS, LAUNCHES, MIN_LAUNCHES, WROTE_OUTSIDE
+from orchestrator.worker.output_check import LAUNCH_SECONDS, LAUNCHES, MIN_LAUNCHES
 from orchestrator.worker.shared_inputs import SharedInputs
 
 if TYPE_CHECKING:
@@ -130,11 +130,9 @@ def judge_step(step: PreparedStep, answer: Answer, outs: Sequence[Tensor], lses:
 
     step.shared.restore_small()
     verdict = _judge_layers(step, answer, outs, lses)
-    wrote = [f"in the step, {words}"] if (words := step.shared.restore_if_changed()) else []
     given = [runner.lse for runner in step.runners if runner.lse is not None and not isinstance(runner.lse, str)]
-    if not all(bool(guards_are_intact(output)) for output in (*step.outs(), *given)):
-        wrote.append(f"in the step, {WROTE_OUTSIDE}")
-    return replace(verdict, passed=False, reason="; ".join(wrote)) if wrote else verdict
+    wrote = step.shared.restore_if_changed(guards_are_intact(*step.outs(), *given))
+    return replace(verdict, passed=False, reason=f"in the step, {wrote}") if wrote else verdict
 
 
 def _judge_layers(step: PreparedStep, answer: Answer, outs: Sequence[Tensor], lses: Sequence[Tensor | None]) -> Verdict:

@@ -11,9 +11,8 @@ from orchestrator.machines import cpu
 from orchestrator.point import Point
 from orchestrator.storage.row import Row
 from orchestrator.worker.messages import Task, WorkerConfig
-from orchestrator.worker.output_check import WROTE_OUTSIDE
 from orchestrator.worker.point_runner import PointRunner
-from orchestrator.worker.shared_inputs import WROTE_INPUTS
+from orchestrator.worker.shared_inputs import WROTE_INPUTS, WROTE_OUTSIDE
 from tests.backends.indexing import TIMED
 
 HONEST = ("follows", "follows_too")

@@ -22,7 +22,7 @@ class Scripted(Timer):
         super().__init__(Runner(lambda: None, torch.empty(0), "none", "fp32"))
         self.samples, self.diary = samples, diary
 
-    def replay(self) -> None:
+    def replay(self, wait: bool = True) -> None:
         self.runner()
 
     def block(self, count: int, monitor: DeviceMonitor) -> Block:

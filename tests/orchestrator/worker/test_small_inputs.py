@@ -45,15 +45,16 @@ def test_a_culprit_while_plans_are_timed(problem: Callable[..., Problem]):
 
 def test_what_is_compared_after_a_block_costs_little(problem: Callable[..., Problem], monkeypatch: pytest.MonkeyPatch):
     """Once for each block and a few times for each check, and not for each launch: a comparison waits for the device."""
-    looks: list[int] = []
+    looks: list[bool] = []
     blocks: list[int] = []
     restore, block = SmallInputs.restore, timers.WallClock.block
-    monkeypatch.setattr(SmallInputs, "restore", lambda self: looks.append(1) or restore(self))
+    monkeypatch.setattr(SmallInputs, "restore", lambda self, wait: looks.append(wait) or restore(self, wait))
     monkeypatch.setattr(timers.WallClock, "block", lambda self, *args: blocks.append(1) or block(self, *args))
 
     rows_of(problem(page_size=16), ["follows"])
 
     assert len(looks) <= len(blocks) + 14
+    assert sum(looks) <= len(blocks) + 6  # of them wait
 
 
 @pytest.mark.parametrize("keys", [{}, PAIR, {"graph_batch": 4}, {"sinks": True}])
