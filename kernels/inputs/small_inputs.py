@@ -20,7 +20,8 @@ class SmallInputs:
 
     def __init__(self, inputs: Sequence[Inputs]) -> None:
         self._inputs = inputs
-        each = {id(tensor): tensor for one in inputs for tensor in small_inputs(one)}  # the layers of a step have the same page table
+        # Each once: the layers of a step have the same page table.
+        each = {id(tensor): tensor for one in inputs for tensor in small_inputs(one)}
         self._bytes = [tensor.view(-1).view(torch.uint8) for tensor in each.values()]
         self._drawn = torch.cat(self._bytes)
         self._drawn_each = torch.split(self._drawn, [len(one) for one in self._bytes])
