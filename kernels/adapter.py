@@ -44,6 +44,7 @@ The inputs (`kernels.inputs.Inputs` has every shape):
 from __future__ import annotations
 
 import inspect
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, replace
@@ -142,6 +143,10 @@ class Adapter(ABC):
         others = [name for name in names if not self.extra or name not in self.distributions]
         by_extra = () if len(others) == len(names) else (f"attention-orchestrator[{self.extra}]",)
         return (*by_extra, *requirements(others, self.rules_hold_for))
+
+    def how_to_install(self, names: Sequence[str]) -> str:
+        """What to type to have these of its packages."""
+        return f"type: pip install {shlex.join(self.to_install(names))}"
 
     def for_versions(self, versions: Versions) -> Self:
         """The same backend, whose rule and modules are those for these versions of its distributions.

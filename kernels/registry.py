@@ -15,6 +15,7 @@ from kernels.adapter import Adapter
 from kernels.contract import splits as of_keys
 from kernels.contract.releases import installed
 from kernels.contract.runner import said
+from kernels.engines import flags
 from kernels.problem import ROUTINES
 from kernels.problem.routine import parts
 from kernels.split import Split
@@ -116,6 +117,8 @@ def _registered(routine: str, backend: str, plugins: tuple[str, ...]) -> Registe
     if (told := of_keys.parsed(backend)) and (routine, told[0]) in known:
         base = known[routine, told[0]]
         return replace(base, adapter=replace(base.adapter, name=backend, num_splits=told[1]))
+    if (of_engine := flags.adapter_of(routine, backend)) is not None:
+        return Registered(of_engine, flags.__name__)
     if routine in PREFILL_ROUTINE and (names := parsed(backend)):
         return _split(routine, backend, names, plugins)
     if routine in PREFILL_ROUTINE and (mutant := _mutant_of_split(routine, backend, plugins)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -68,5 +67,5 @@ def missing(adapter: Adapter, *machines: LibraryVersions, problem: Problem | Non
     lacking = [name for name in needed if any(name in machine and machine[name] is None for machine in machines)]
     if not lacking:
         return ""
-    what, verb = shlex.join(adapter.to_install(lacking)), "is" if len(lacking) == 1 else "are"
-    return f"{adapter.name} needs {' and '.join(lacking)}, which {verb} not installed there; type: pip install {what}"
+    verb = "is" if len(lacking) == 1 else "are"
+    return f"{adapter.name} needs {' and '.join(lacking)}, which {verb} not installed there; {adapter.how_to_install(lacking)}"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from json.encoder import encode_basestring_ascii
 
+from kernels.engines import flags, start
 from kernels.problem import Problem
 
 _canonical = json.JSONEncoder(sort_keys=True).encode  # json.dumps would make an encoder for every point
@@ -41,6 +43,16 @@ class Point:
         A field at its default does not enter, so that the ids of old rows outlive a new axis.
         """
         return _group_id(self.problem, self.how)
+
+    @cached_property
+    def engine(self) -> tuple[str, str] | None:
+        """The engine that the point runs inside, and its flag; None for a call of this project."""
+        return flags.parsed(self.backend)
+
+    @cached_property
+    def shares(self) -> Hashable:
+        """What points must have in common to be measured by one worker in one go: their inputs, or a start of their engine."""
+        return self.problem if self.engine is None else start.key_of(self.problem, self.backend, self.env)
 
 
 @lru_cache(maxsize=2**18)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from kernels import registry
+from kernels.engines import start
 from orchestrator import gc_pause
 from orchestrator.code_version import own_version
 from orchestrator.config.environment import Environment, find
@@ -137,7 +138,7 @@ class Run:
             )
             Scheduler(
                 self.pool,
-                worker_config(settings, self.common, compiled.environments, imports_of(todo, settings.adapters)),
+                worker_config(settings, self.common, compiled.environments, imports_of(todo, settings.adapters), todo),
                 settings.limits,
                 on_rows=self._store,
                 on_fault=rows.of_fault,
@@ -179,8 +180,12 @@ class CompiledThere:
     seconds: Mapping[str, float]
 
 
-def worker_config(settings: Settings, common: Row, environments: tuple[Environment, ...], imports: tuple[str, ...]) -> WorkerConfig:
-    """What every worker of a run needs to know."""
+def worker_config(
+    settings: Settings, common: Row, environments: tuple[Environment, ...], imports: tuple[str, ...], todo: Plan
+) -> WorkerConfig:
+    """What every worker of a run needs to know. An engine is as large as the points that are left for it need."""
+    of_engines = [d.point for d in todo.decisions_of("run") if d.point.engine]
+    layer, layers = settings.model.layer, settings.timing.step_layers or start.LAYERS
     return WorkerConfig(
         settings.timing,
         settings.check.enabled,
@@ -190,7 +195,8 @@ def worker_config(settings: Settings, common: Row, environments: tuple[Environme
         imports=imports,
         max_inputs=settings.check.max_inputs,
         batch_invariance=settings.check.batch_invariance,
-        layer=settings.model.layer,
+        layer=layer,
+        engine_starts={} if layer is None else start.starts_of(of_engines, layer, layers),
         memory_fraction=settings.limits.memory_fraction,
         environments=environments,
         start_seconds=settings.limits.start_seconds,

@@ -15,7 +15,7 @@ from kernels.timing.timers import TimerName
 if TYPE_CHECKING:
     from typing import Self  # Python 3.10 has none, under which other environments may run this
 
-Context = Literal["isolated", "step"]
+Context = Literal["isolated", "step", "engine"]
 Precision = Literal["full", "decide"]
 
 MIN_SAMPLES = 10  # of every point, whatever its budget
@@ -60,7 +60,8 @@ class Timing(Data):
     throttled: Literal["keep", "refuse"] = "keep"  # what becomes of a point without enough unthrottled samples
     max_pause_seconds: Seconds = 1.0  # that one point waits for its clock to recover; it has one try left after that
 
-    context: Context = "isolated"  # step: attention is timed in a graph of layers too (`kernels/step`)
+    # step: attention is timed in a graph of layers too (`kernels/step`); engine: in steps of a running engine (`kernels/engines`)
+    context: Context = "isolated"
     step_layers: Annotated[int, Field(ge=2, le=128)] | None = None  # None: as many as memory and precision need
 
     @model_validator(mode="before")
@@ -85,7 +86,7 @@ class Timing(Data):
                 f"context=step: timer={self.timer} and criterion={self.criterion}; allowed: timer=graph and criterion=ci95, since "
                 f"a step is one graph, and its median is known to an interval; type timing.timer=graph timing.criterion=ci95"
             )
-        if self.step_layers is not None and self.context != "step":
+        if self.step_layers is not None and self.context == "isolated":
             raise ValueError(f"step_layers={self.step_layers}: allowed only with timing.context=step; leave it out, or type that")
         return self
 

@@ -2,7 +2,8 @@
 
 rows      every row, in today's columns, with `row`, a number that identifies it
 current   the newest row of each point, cluster and device
-timed     `current`; a row that was not timed gets `timer`, `l2`, `icache` and `context` of its group on that device
+timed     `current` without points inside an engine; a row that was not timed gets `timer`, `l2`, `icache` and `context` of its
+          group on that device
 problems  one row for each problem whose times may be compared: all its keys; `problem`, a number that identifies it; and `family`,
           which is equal for problems that differ only in batch_size, s_qo, s_kv, cluster and device.
           Times that were taken in different ways belong to different problems

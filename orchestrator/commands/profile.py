@@ -74,7 +74,7 @@ def _launch(invocation: Invocation[ReplaySettings]) -> int:
     if decision.kind != "run":
         invocation.say(f"nothing was launched: {decision.kind}, {decision.reason}")
         return BAD_POINTS
-    worker = PointRunner.create(worker_config(settings, {}, (), imports_of(plan, settings.adapters)), machine.devices[0])
+    worker = PointRunner.create(worker_config(settings, {}, (), imports_of(plan, settings.adapters), plan), machine.devices[0])
     wrong = worker.prepare(Task(point, "")).rows
     if wrong:
         invocation.say(f"nothing was launched: {wrong[0]['status']}, {wrong[0]['reason']}")

@@ -79,13 +79,16 @@ class Settings(Frozen):
             raise ValueError(f"trees.{taken[0]}: {taken[0]} is a mask already; give the tree another name")
         if self.timing.context == "step" and self.model.layer is None:
             raise ValueError(
-                f"timing.context=step: model {self.model.name} does not say how large the matrix products of a layer are; give "
-                f"'+model.layer={{hidden_size: 4096, intermediate_size: 14336}}' with its own sizes, or type another model=..."
+                f"timing.context=step: model {self.model.name} does not say how large the matrix products of a "
+                f"layer are; give '+model.layer={{hidden_size: 4096, intermediate_size: 14336}}' with its own sizes, or type "
+                "another model=..."
             )
         if "," in self.results.path and not (MODES[self.mode].reads_dataset or self.mode == "document"):
             raise ValueError(
                 f"results.path={self.results.path!r}: mode={self.mode} takes one dataset; several are for mode=report and dashboard"
             )
+        if self.mode == "check_power" and self.timing.context == "engine":
+            raise ValueError("timing.context=engine: mode=check_power tests the check of answers, and an engine shows none")
         if self.mode == "check_power" and not self.check.enabled:
             raise ValueError("check.enabled=false: mode=check_power tests the check; leave it enabled")
         return self
@@ -102,10 +105,24 @@ class Chosen(Settings):
     where: Filter = Field(default_factory=dict)
 
 
+class EngineName(Frozen):
+    """An engine or a release of it, and a folder with files of more releases."""
+
+    name: str
+    folder: str | None = None
+
+
 class Points(Chosen):
-    """Of a mode that runs points of a sweep, or plans to: all of them, or the one that `point` names."""
+    """Of a mode that runs points of a sweep, or plans to: all of them, or the one that `point` names. `engine` has its flags."""
 
     point: str | None = None
+    engine: EngineName | None = None
+
+    @model_validator(mode="after")
+    def _engine_has_flags(self) -> Self:
+        if self.engine is not None and self.timing.context != "engine":
+            raise ValueError(f"engine={self.engine.name}: sweep {self.sweep.name} starts no engine; type +sweep=in_engine for one")
+        return self
 
 
 class Answers(Chosen):
@@ -115,13 +132,6 @@ class Answers(Chosen):
     weights: Annotated[WeightRules, BeforeValidator(checked_weights)] = ()
     draft: Draft = Draft()
     cards: str | None = None
-
-
-class EngineName(Frozen):
-    """An engine or a release of it, and a folder with files of more releases."""
-
-    name: str
-    folder: str | None = None
 
 
 class ForDeployment(Chosen):

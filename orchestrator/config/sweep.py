@@ -20,7 +20,7 @@ from orchestrator.errors import unknown
 AxisValue = Scalar | None | dict[str, Scalar | None]
 
 OF_MODEL = ("heads", "model")  # an axis and its value: the heads of the model, among others that the sweep sets
-NOT_AXES = frozenset({"name", "about", "precision", "exclude", "include"})
+NOT_AXES = frozenset({"name", "about", "precision", "timed_in", "point_seconds", "exclude", "include"})
 
 
 class Sweep(Frozen):
@@ -65,14 +65,16 @@ class Sweep(Frozen):
 
 
 # Not a model, which is a group of conf/ (model=llama_3_1_8b, or -m model=a,b), and not a tree, which `mask` names.
-SWEEP_KEYS = (frozenset(Problem.model_fields) | own_axes() | {"backend", "env", "num_splits"}) - {"model", "tree", "routine_axes"}
+_OF_POINTS = {"backend", "env", "num_splits", "flag", "drafts"}
+SWEEP_KEYS = (frozenset(Problem.model_fields) | own_axes() | _OF_POINTS) - {"model", "tree", "routine_axes"}
 
 
 def keys_of(axis: str, value: AxisValue) -> dict[str, Scalar | None]:
     """The problem keys that one value of an axis sets: the axis itself, or the keys of a mapping.
 
     In a mapping, `q` under `dtype` means `q_dtype`, and `{min: 1, max: 8}` under `s_qo` means `min_s_qo` and `s_qo`. A
-    `batch_spec` sets all lengths, and `heads: model` none: they are the model's. Raises ValueError for one that cannot be read.
+    `batch_spec` sets all lengths, `drafts` one query token more, and `heads: model` none: they are the model's. Raises ValueError
+    for one that cannot be read.
     """
     if (axis, value) == OF_MODEL:
         return {}
@@ -80,6 +82,10 @@ def keys_of(axis: str, value: AxisValue) -> dict[str, Scalar | None]:
         keys = {key if key in SWEEP_KEYS else axis if key == "max" else f"{key}_{axis}": v for key, v in value.items()}
     else:
         keys = {axis: value}
+    if "drafts" in keys and (drafts := keys.pop("drafts")) is not None:
+        if isinstance(drafts, bool) or not isinstance(drafts, int) or drafts < 0:
+            raise ValueError(f"sweep.drafts={drafts!r}: allowed: whole numbers from 0")
+        keys["s_qo"] = drafts + 1
     spec = keys.get("batch_spec")
     return keys | batch_spec.keys_of(spec) if isinstance(spec, str) else keys
 

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from kernels.check.oracle import SCRATCH_BYTES
 from kernels.device import Device
+from kernels.engines import start
 from kernels.problem import Problem
 from kernels.problem.padded import launched
+from kernels.step.shapes import LayerShape
 from kernels.timing.config import Timing
 
 # Measured on one H200 and one 2-core CPU: drawing the inputs of a point and computing their reference takes about as long
@@ -30,6 +32,7 @@ class Cost:
     memory_bytes: int  # at the peak
     own_bytes: int = 0  # of these, what the backend needs beside the shared inputs
     race_saves_s: float = 0.0  # of point_s, on average, if the point races others: which one, nobody knows before
+    start_s: float = 0.0  # of an engine, once for all points of the start, and limited apart (limits.start_seconds)
 
     @property
     def total_s(self) -> float:
@@ -55,3 +58,10 @@ def estimate(problem: Problem, workspace_bytes: int, device: Device, timing: Tim
     more_s = (ENERGY_S if timing.energy else 0.0) + (HOST_S if timing.host else 0.0)
     saved_s = (1 - RACED_SHARE) * samples * kernel_s if timing.races else 0.0
     return Cost(setup_s, POINT_OVERHEAD_S + more_s + (samples + UNTIMED_CALLS) * kernel_s, memory, own, saved_s)
+
+
+def in_engine(problem: Problem, layer: LayerShape, layers: int, device: Device) -> Cost:
+    """The cost of a point in a running engine of so many layers. The start of the engine is shared by all of its points."""
+    rates = device.tb_per_sec * 1e12, device.peak_tflops("bf16") * 1e12
+    seconds = start.point_seconds(problem, layer, layers, *rates)
+    return Cost(0.0, seconds, start.memory_bytes(problem, layer, layers), start_s=start.START_S)

@@ -9,6 +9,7 @@ from kernels import registry
 from kernels.adapter import Adapter, Module
 from kernels.contract.runner import said
 from kernels.device import Device
+from kernels.engines.start import LAYERS
 from kernels.problem import Problem
 from kernels.problem.padded import launched
 from kernels.step import size as step_size
@@ -19,7 +20,7 @@ from orchestrator.config.parts import VersionRule
 from orchestrator.config.settings import Settings
 from orchestrator.errors import OrchestratorError
 from orchestrator.libraries import LibraryVersions
-from orchestrator.planning.cost import Cost, estimate, kernel_seconds
+from orchestrator.planning.cost import Cost, estimate, in_engine, kernel_seconds
 from orchestrator.planning.plan import Decision, DecisionKind, Plan, process_bytes
 from orchestrator.point import Point
 
@@ -60,7 +61,8 @@ def _decided(point: Point, models: Sequence[_DeviceModel], settings: Settings, b
     """
     try:
         decision = _decide(point, models, settings, backends)
-        lacking = backends.lacking(point) if decision.kind == "run" and (look or point.env) else ""
+        asked = decision.kind == "run" or (decision.kind == "skipped" and point.engine)  # of an engine it is said before limits
+        lacking = backends.lacking(point) if asked and (look or point.env) else ""
         return replace(decision, kind="unsupported", reason=lacking, modules=()) if lacking else decision
     except KeyboardInterrupt:
         raise
@@ -84,7 +86,9 @@ class _DeviceModel:
 
     def cost(self, point: Point, adapter: Adapter) -> Cost:
         """The cost of a point. In an environment the process takes memory too, which is not the backend's."""
-        problem = point.problem
+        problem, layer = point.problem, self.settings.model.layer
+        if point.engine and layer is not None:
+            return in_engine(problem, layer, self.settings.timing.step_layers or LAYERS, self.device)
         extra = adapter.workspace_bytes(launched(problem))
         if (cost := self._costs.get((id(problem), extra))) is None:
             cost = self._costs[id(problem), extra] = self._estimate(problem, extra)
@@ -206,7 +210,8 @@ class Backends:
             if words and point.env is not None:
                 said, _, what = words.partition("; type: pip install ")
                 one_of_extra = adapter.extra and " and " not in said
-                words = f"environment {point.env}: {said}; add {'it' if one_of_extra else what} to its requirements"
+                add = f"; add {'it' if one_of_extra else what} to its requirements" if what else ""
+                words = f"environment {point.env}: {said}{add}"
             self._lacking[key] = words
         return self._lacking[key]
 

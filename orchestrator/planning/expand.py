@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from kernels import registry
 from kernels.adapter import Adapter
 from kernels.contract import splits
+from kernels.engines import flags
 from kernels.problem import PLAIN_MASKS, Problem
 from kernels.problem.routine import own_axes, routine_of
 from kernels.problem.trees import TreeTooSmall
@@ -33,7 +34,14 @@ MAX_COMBINATIONS = 2_000_000
 LENT = ("sinks", "window", "softmax_scale", "soft_cap")
 # Heads that every sweep can have: what is wrong with a problem of these is wrong with the sweep, and not with its model.
 ANY_MODEL = {"num_qo_heads": 64, "num_kv_heads": 8, "head_dim_qk": 128, "head_dim_vo": 128, "head_dim_ckv": 512, "head_dim_kpe": 64}
-OF_POINTS = ("backend", "env", "num_splits", "out_dtype")  # beside the keys of a problem: known before a point has run
+OF_POINTS = (
+    "backend",
+    "env",
+    "num_splits",
+    "out_dtype",
+    "flag",
+    "drafts",
+)  # beside the keys of a problem: known before a point has run
 
 
 def expand(settings: Settings) -> list[Point]:
@@ -56,7 +64,7 @@ def _expanded(settings: Settings) -> list[Point]:
     for keys, exclude in _combinations(settings):
         if any(_matches(rule, keys.get) for rule in exclude):
             continue
-        backend, env = _backend_of(keys), keys.pop("env", None)
+        backend, env = _backend_of(keys, settings), keys.pop("env", None)
         problem, refused = problem_of(keys)
         if any(_matches(rule, _value_of(problem, backend, env)) for rule in exclude):  # keys that the model or a default has set
             continue
@@ -104,7 +112,7 @@ def _require_bounded(sweep: Sweep) -> None:
 def _how(settings: Settings) -> list[object]:
     """How points are measured, as it enters their ids: in a step, the sizes of its layers too."""
     how: list[object] = [settings.timing.identity(), settings.check.model_dump(include={"enabled"})]
-    layer = settings.model.layer if settings.timing.context == "step" else None
+    layer = settings.model.layer if settings.timing.context != "isolated" else None
     return how if layer is None else [*how, layer.model_dump(exclude_defaults=True)]
 
 
@@ -129,18 +137,22 @@ class _Problems:
 
     def _make(self, keys: Mapping[str, Scalar]) -> tuple[Problem, str]:
         own_heads = [key for key in HEADS if key in keys]  # a sweep's own head shapes are no longer the model's
-        if own_heads and self.context == "step":
+        if own_heads and self.context != "isolated":
             raise UserError(
-                f"timing.context=step: the sweep sets {', '.join(sorted(own_heads))} of its own, "
+                f"timing.context={self.context}: the sweep sets {', '.join(sorted(own_heads))} of its own, "
                 f"so the layers of model {self.model.name} do not fit; leave these out, or type timing.context=isolated"
             )
-        routine, tp = str(keys.get("routine")), self._tp(keys.get("tp"))
+        if "routine" not in keys:  # a sweep of an engine's flags takes what the model has
+            keys = {**keys, "routine": "paged_decode" if self.model.head_dim_ckv is None else "mla"}
+        routine, tp = str(keys["routine"]), self._tp(keys.get("tp"))
         share = self._share(routine, tp, windowed="window" in keys)
         if any(keys[key] != share.get(key) for key in own_heads):
             share = {key: value for key, value in share.items() if key not in LENT}
         of_model = {"model": CUSTOM if own_heads else self.model.name, "tp": tp, **share}
         given: dict[str, Any] = {**of_model, "tree": self._tree(keys), **keys}
         refused = "" if own_heads else self.model.refusal(routine, tp, keys.get("s_kv"))
+        if self.context == "engine" and self.model.layer is None:
+            refused = refused or f"model {self.model.name} does not say how large its layers are (model.layer); type another model"
         try:
             return Problem.model_validate(given), refused
         except ValidationError as error:
@@ -231,18 +243,38 @@ def _matches(rule: Rule, value_of: Callable[[str], object]) -> bool:
 def _value_of(problem: Problem, backend: object, env: object) -> Callable[[str], object]:
     """The keys of a point: those of `OF_POINTS`, and of its problem."""
     special = {"backend": backend, "env": env, "num_splits": splits.splits_in(str(backend)), "out_dtype": problem.output_dtype}
+    special |= {"flag": (flags.parsed(str(backend)) or ("", None))[1], "drafts": problem.s_qo - 1}
     own = own_axes()
     return lambda key: special[key] if key in special else problem.axis(key) if key in own else getattr(problem, key)
 
 
-def _backend_of(keys: dict[str, Scalar]) -> Scalar | None:
-    """The backend that the keys name, which are taken out of them: `num_splits` is part of its name. Raises UserError."""
-    backend, count = keys.pop("backend", None), keys.pop("num_splits", None)
+def _backend_of(keys: dict[str, Scalar], settings: Settings) -> Scalar | None:
+    """The backend that the keys name, which are taken out of them: it is named by `num_splits`, or by `flag`. Raises UserError."""
+    backend, count, flag = keys.pop("backend", None), keys.pop("num_splits", None), keys.pop("flag", None)
+    if (flag is not None) != (settings.timing.context == "engine") or (flag is not None and backend is not None):
+        raise UserError(
+            f"sweep.flag={flag!r}, sweep.backend={backend!r}, timing.context={settings.timing.context}: flags are of an engine, "
+            f"and measured with timing.context=engine and no backend; type +sweep=in_engine 'sweep.flag=[default,FLASHINFER]'"
+        )
+    if flag is not None:
+        return f"{_engine_of(settings)}/{flag}"
     if count is None:
         return backend
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= splits.MAX_SPLITS:
         raise UserError(f"sweep.num_splits={count!r}: allowed: 1 to {splits.MAX_SPLITS}, or null for the library's choice")
     return splits.named(str(backend), count)
+
+
+def _engine_of(settings: Settings) -> str:
+    """The engine that a sweep of flags starts. Raises UserError for one that this project cannot start, and for a release."""
+    typed = getattr(settings, "engine", None)
+    name = "vllm" if typed is None else str(typed.name)
+    if name not in flags.ENGINES:
+        raise UserError(
+            f"engine={name!r}: a sweep of flags starts the release that is installed; allowed: {', '.join(flags.ENGINES)}; "
+            f"for a release type engine=vllm 'sweep.env=[vllm:0.25.1]'"
+        )
+    return name
 
 
 def _origin_of(routine: str, backend: object, plugins: tuple[str, ...]) -> tuple[Adapter, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -75,10 +75,10 @@ class Plan:
         return dict(waiting)
 
     def sharing_inputs(self) -> list[list[Decision]]:
-        """The points that run, by problem, how they are measured and where they may run."""
-        members: dict[tuple[Problem, str, tuple[str, ...]], list[Decision]] = defaultdict(list)
+        """The points that run, by problem or start of an engine, how they are measured and where they may run."""
+        members: dict[tuple[Hashable, str, tuple[str, ...]], list[Decision]] = defaultdict(list)
         for decision in self.decisions_of("run"):
-            members[decision.point.problem, decision.point.how, decision.devices].append(decision)
+            members[decision.point.shares, decision.point.how, decision.devices].append(decision)
         return list(members.values())
 
     @cached_property
@@ -132,7 +132,7 @@ def seconds_of(members: Sequence[Decision]) -> float:
     races = len({point.backend for point in points}) > 1 and not any(point.twin for point in points)
     races = races and len({point.env for point in points}) == 1  # as `Contest.races` has it
     saved_s = sum(d.cost.race_saves_s for d in members) if races else 0.0
-    return members[0].cost.setup_s + sum(d.cost.point_s for d in members) - saved_s
+    return members[0].cost.start_s + members[0].cost.setup_s + sum(d.cost.point_s for d in members) - saved_s
 
 
 def _fitting_parts(members: Sequence[Decision]) -> Iterator[list[Decision]]:

@@ -25,7 +25,7 @@ QUOTES = "'\""
 WHEELS = re.compile(r"\bwheels: ?(/[^\s,}]+)")  # a folder of an environment that is typed as a whole
 OF_HERE = re.compile(r"results\.path=['\"]*[/~]")  # a dataset's place on this machine, as an absolute path
 NOT_ON_A_REPLAY = ("mode=", "point=", "rerun=", "modules=", "hydra.")
-DESCRIBE = ("sweep", "model", "trees", "timing", "check")  # keys of a stored command that say what the point is
+DESCRIBE = ("sweep", "model", "trees", "timing", "check", "engine")  # keys of a stored command that say what the point is
 # Keys that name code, an environment or a file that somebody else chose. A replay has them only if they are typed again.
 TRUSTED = ("adapters", "env", "import", "traffic", "--config-dir")
 OF_ENVIRONMENT = re.compile(r"\benv\b")  # also within a mapping: it installs packages, whose builds are code

@@ -71,7 +71,7 @@ class _InlineWorker:
     def kill(self) -> None:
         """Ends the processes of its environments. Itself it is none; the next worker starts afresh."""
         for runner in self.created:
-            runner.environments.close()
+            runner.close()
 
 
 class InlinePool:

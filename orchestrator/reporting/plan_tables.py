@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from kernels import registry
+from kernels.engines.start import START_S as START_S_OF_ENGINE
 from orchestrator.config.sweep import Sweep
 from orchestrator.planning.compiling import HOST_CORES, compile_seconds, not_measured
 from orchestrator.planning.plan import DecisionKind, Plan, headline
@@ -22,7 +23,7 @@ def grids(plan: Plan, workers: int, cores: Sequence[int] = (HOST_CORES,)) -> lis
         (verdict, str(count), reason) for verdict in _verdicts(plan)[1:] for reason, count in plan.reasons(verdict).most_common()
     ]
     cost = [
-        ("groups that share inputs", str(len(plan.groups))),
+        *_starts(plan),
         ("largest point", f"{plan.peak_memory_bytes / 1e9:.3g} GB of device memory, the check included"),
         ("workers", str(workers)),
         ("estimated time, without compilation", _time(plan, workers)),
@@ -36,6 +37,13 @@ def grids(plan: Plan, workers: int, cores: Sequence[int] = (HOST_CORES,)) -> lis
         _modules_grid(plan),
         Grid("cost", ("what", "value"), tuple(cost)),
     ]
+
+
+def _starts(plan: Plan) -> list[tuple[str, str]]:
+    """What is paid once for several points: their inputs, or the start of their engine."""
+    starts = sum(group.points[0].engine is not None for group in plan.groups)
+    of_engine = [("engine starts, each for all points of a flag", f"{starts}, of about {START_S_OF_ENGINE:.0f} s (25 to 40 s)")]
+    return of_engine if starts else [("groups that share inputs", str(len(plan.groups)))]
 
 
 def _time(plan: Plan, workers: int) -> str:
@@ -59,7 +67,12 @@ def why_nothing_runs(plan: Plan, sweep: Sweep) -> str:
     (kind, reason), _ = Counter((d.kind, headline(d.kind, d.reason)) for d in plan.decisions).most_common(1)[0]
     words = f"no point runs on {', '.join(devices)}: {kind}, {reason}"
     on_cpu = [name for of, name in registry.registered() if of == routine and name.startswith("torch")]
-    if devices != ("cpu",) or {d.point.backend for d in plan.decisions} & set(on_cpu) or not on_cpu:
+    if (
+        devices != ("cpu",)
+        or plan.decisions[0].point.engine
+        or {d.point.backend for d in plan.decisions} & set(on_cpu)
+        or not on_cpu
+    ):
         return words
     axes = [axis for axis, values in sweep.axes.items() if any(isinstance(one, dict) and "backend" in one for one in values)]
     typed = f"'sweep.{axes[0]}=[{{routine: {routine}, backend: {on_cpu[0]}}}]'" if axes else f"'sweep.backend=[{on_cpu[0]}]'"

@@ -453,17 +453,19 @@ class ActiveWorker:
         self.items.extend((WorkItem("prepare", task), self.worker.prepare(task)) for task in batch.tasks)
         self.items.append((MEASURE, self.worker.measure()))
         self.plugins |= {task.point.plugin_code for task in batch.tasks} - {""}
-        self.devices, self.deadline = batch.devices, time.monotonic() + self.limits.point_seconds
+        self.devices = batch.devices
+        self.extend_deadline()
 
     def ran_plugin_of_another(self, task: Task) -> bool:
         """Whether code of a plugin that the task is not of may have run in the worker."""
         return bool(self.plugins - {task.point.plugin_code})
 
     def extend_deadline(self) -> None:
-        """The time of the item that begins now: that of one point, or of every point that is measured."""
-        measuring = bool(self.items) and self.items[0][0].kind == "measure"
-        points = max(1, len(self.prepared)) if measuring else 1
-        self.deadline = time.monotonic() + self.limits.point_seconds * points
+        """The time of the item that begins now: that of one point, or of every point that is measured. It may start an engine."""
+        item = self.items[0][0] if self.items else None
+        points = max(1, len(self.prepared)) if item and item.kind == "measure" else 1
+        more_s = self.limits.start_seconds if item and item.task and item.task.point.engine else 0.0
+        self.deadline = time.monotonic() + self.limits.point_seconds * points + more_s
 
     def take_running(self) -> list[Task]:
         """Removes the current item, and returns its tasks: the one that was prepared, or all that were measured together."""

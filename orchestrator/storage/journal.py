@@ -17,12 +17,12 @@ from orchestrator.storage.columns import COLUMNS, Column, ColumnType, Row
 from orchestrator.storage.row import KEY, LATER, STATUSES, finish
 from orchestrator.untrusted.door import from_json
 
-TIME = "median_us"
+TIMES = TIME, TIME_IN_ENGINE = "median_us", "attention_us"  # of a call of this project, and of a point inside an engine
 SIZES = ("batch_size", "s_qo", "s_kv", "num_qo_heads", "num_kv_heads", "tp", "page_size", "head_dim_qk", "head_dim_vo")
 MAX_SIZE = 2**31 - 1
 DATES = tuple(name for name, column in COLUMNS.items() if column.type == "timestamp")
 LAST_DATE = datetime.fromisoformat("2262-01-01T00:00:00+00:00").timestamp()  # pandas holds dates as nanoseconds in 64 bits
-CHECKED = (TIME, *SIZES, *DATES)
+CHECKED = (*TIMES, *SIZES, *DATES)
 NEVER_NULL = ("point_id", "status", "finished_at")
 MAX_TEXT = 100_000  # characters
 RENAMED = frozenset(name for name, column in COLUMNS.items() if column.renamed)
@@ -106,8 +106,9 @@ def damage(row: dict[str, Any]) -> str:
     for name in NEVER_NULL:
         if row.get(name) is None:
             return f"{name} is null"
-    if (row.get(TIME) is None) is (row["status"] == "ok"):
-        return f"{TIME}={row.get(TIME)}, and the status is {row['status']}"
+    time = TIME if row.get("engine") is None else TIME_IN_ENGINE
+    if (row.get(time) is None) is (row["status"] == "ok"):
+        return f"{time}={row.get(time)}, and the status is {row['status']}"
     return ""
 
 

@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 from orchestrator.errors import DamagedDataset, UserError
 from orchestrator.storage import checksum
 from orchestrator.storage.columns import COLUMNS, Column, FromColumn, Row
-from orchestrator.storage.journal import CHECKED, DATES, LAST_DATE, MAX_SIZE, NEVER_NULL, SIZES, TIME, rows_in
+from orchestrator.storage.journal import CHECKED, DATES, LAST_DATE, MAX_SIZE, NEVER_NULL, SIZES, TIMES, rows_in
 from orchestrator.storage.row import ANY_OF, KEY, LATER, STATUSES, Key, key_of, schema, to_table
 from orchestrator.untrusted.files import open_to_read, require_plain
 
@@ -145,9 +145,10 @@ def require_values(spans: Mapping[str, Span], num_ok: int, data: object) -> None
 
     `spans` are of `CHECKED`, those of dates in seconds since 1970. Rows that are `ok` have a time, and no others.
     """
-    time = spans[TIME]
-    if time.rows != num_ok or (time.least is not None and not 0 < time.least <= (time.most or 0) < math.inf):
-        raise DamagedDataset(f"{data} has {TIME} that is no time, or none in a row that is ok; it is not ours, move it away")
+    times = [spans[name] for name in TIMES]
+    is_time = [time.least is None or 0 < time.least <= (time.most or 0) < math.inf for time in times]
+    if sum(time.rows for time in times) != num_ok or not all(is_time):
+        raise DamagedDataset(f"{data} has {TIMES[0]} that is no time, or none in a row that is ok; it is not ours, move it away")
     for name in SIZES:
         size = spans[name]
         if size.least is not None and not 1 <= size.least <= (size.most or 0) <= MAX_SIZE:

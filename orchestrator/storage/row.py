@@ -71,7 +71,13 @@ def describe(point: Point) -> Row:
         "flops": p.flops,
         "bytes": p.bytes,
         "check": "not_checked: did not run",
+        **(_of_engine(*point.engine) if point.engine else {}),
     }
+
+
+def _of_engine(engine: str, flag: str) -> Row:
+    """Of a point inside an engine, whose answers nobody sees."""
+    return {"engine": engine, "flag": flag, "context": "engine", "check": "not_checked: times inside an engine, not answers"}
 
 
 def begin(point: Point, common: Row) -> Row:

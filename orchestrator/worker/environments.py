@@ -135,7 +135,8 @@ class Environments:
         self.seconds = config.point_seconds * SPARE
         self._made = {one.name: make(one) for one in config.environments}
         self._unusable: dict[str, str] = {}  # why an environment's process cannot start
-        self._running = {name: _RunningEnvironment(made, self._start(made)) for name, made in self._made.items()}
+        here = self._made if config.timing.context != "engine" else {}  # an engine starts in its own, and nothing else does
+        self._running = {name: _RunningEnvironment(made, self._start(made)) for name, made in here.items()}
         for running in self._running.values():
             self._open(running)
 

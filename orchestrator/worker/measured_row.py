@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -22,7 +22,7 @@ from kernels.timing.ceilings import Ceilings
 from kernels.timing.config import Timing
 from kernels.timing.energy import EnergyUnknown, Rate
 from kernels.timing.host_time import HostCost
-from kernels.timing.nvml import DeviceMonitor
+from kernels.timing.nvml import DeviceMonitor, Telemetry
 from kernels.timing.racing import WITHIN, rough_interval_rel
 from kernels.timing.series import Measurement
 from kernels.timing.stats import summarize
@@ -90,15 +90,20 @@ def time_columns(measurement: Measurement) -> Row:
         "num_set_aside": len(measurement.throttled_us),
         "stop_reason": measurement.stop_reason,
     }
-    if telemetry:
-        columns |= {
-            "sm_clock_mhz": round(statistics.median(known or [r.sm_clock_mhz for r in telemetry])),
-            "mem_clock_mhz": int(statistics.median(r.mem_clock_mhz for r in telemetry)),
-            "temperature_c": max(r.temperature_c for r in telemetry),
-            "power_w": max(r.power_w for r in telemetry),
-            "throttle_reasons": ", ".join(sorted(measurement.throttled_by)) or "none",
-        }
-    return columns
+    return columns | state_columns(telemetry, measurement.throttled_by, known)
+
+
+def state_columns(telemetry: Sequence[Telemetry], throttled_by: Iterable[str], mhz: Sequence[float] = ()) -> Row:
+    """The state of the device while it was measured; nothing if it is not known. `mhz` are clocks that were measured better."""
+    if not telemetry:
+        return {}
+    return {
+        "sm_clock_mhz": round(statistics.median(mhz or [r.sm_clock_mhz for r in telemetry])),
+        "mem_clock_mhz": int(statistics.median(r.mem_clock_mhz for r in telemetry)),
+        "temperature_c": max(r.temperature_c for r in telemetry),
+        "power_w": max(r.power_w for r in telemetry),
+        "throttle_reasons": ", ".join(sorted(throttled_by)) or "none",
+    }
 
 
 def rate_columns(problem: Problem, median_us: float, compute_dtype: str, device: Device, ceilings: Ceilings | None) -> Row:
@@ -136,8 +141,7 @@ def min_seconds(problem: Problem, tb_per_sec: float, tflops: float) -> dict[str,
 
 def caveats(row: Row, measurement: Measurement) -> str:
     """What a reader of an `ok` row must know about its time; empty if nothing is wrong."""
-    shared = f"shared: other processes on the device: {row['other_processes']}" if row["other_processes"] else ""
-    found = (_impossible(row), throttled_note(measurement), shared)
+    found = (_impossible(row), throttled_note(measurement), shared_note(row))
     return " | ".join(filter(None, found))
 
 
@@ -149,6 +153,10 @@ def throttled_note(measurement: Measurement) -> str:
     taken = aside + (measurement.num_samples if measurement.only_unthrottled else measurement.num_samples - aside)
     median_of = f"the other {measurement.num_samples}" if measurement.only_unthrottled else "all of them"
     return f"throttled: {aside} of {taken} samples were taken while the clock was throttled ({by}); the median is of {median_of}"
+
+
+def shared_note(row: Row) -> str:
+    return f"shared: other processes on the device: {row['other_processes']}" if row.get("other_processes") else ""
 
 
 def _impossible(row: Row) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
+from kernels.engines.start import EngineStart
 from kernels.step.shapes import LayerShape
 from kernels.timing.ceilings import Ceilings
 from kernels.timing.config import Timing
@@ -23,6 +24,7 @@ class WorkerConfig:
     `imports` are the kernel libraries of the points, as Python packages.
     `max_inputs` is how many inputs a point may be checked on. `batch_invariance`: whether requests also run in smaller batches.
     `layer` is the model's, for timing.context=step, and `memory_fraction` the part of the device's memory that a point may use.
+    `engine_starts` are those of its engine, by `Point.shares`, for timing.context=engine.
     `environments` are those of the points beside the worker's own. A process in one has `start_seconds` to start, and
     `point_seconds` for what a point asks of it.
     """
@@ -38,6 +40,7 @@ class WorkerConfig:
     batch_invariance: bool = False
     layer: LayerShape | None = None
     memory_fraction: float = 0.9
+    engine_starts: Mapping[Hashable, EngineStart] = field(default_factory=dict)
     environments: tuple[Environment, ...] = ()
     start_seconds: float = 180.0
     point_seconds: float = 30.0

@@ -25,6 +25,7 @@ from orchestrator.point import Point
 from orchestrator.storage.row import Row, Status, library_column, now, version_columns
 from orchestrator.worker.contest import Contest
 from orchestrator.worker.device_memory import allocated_bytes, free_unused, peak_memory_into, synchronize
+from orchestrator.worker.engines import Engines
 from orchestrator.worker.environments import EnvironmentInputs, Environments, distinct_inputs, fill_unused
 from orchestrator.worker.measured_row import measure_energy, measure_host, measured_row
 from orchestrator.worker.messages import Task, WorkerConfig, WorkResult
@@ -80,6 +81,14 @@ class PointRunner:
             clock_of_device()
         return cls(config, device, node_id, provenance, Environments(config, device, provenance.note_own_processes))
 
+    def __post_init__(self) -> None:
+        self.engines = Engines(self.config, self.environments, self.provenance)
+
+    def close(self) -> None:
+        """Ends the processes of its environments, and its engine."""
+        self.environments.close()
+        self.engines.close()
+
     def ready(self) -> WorkResult:
         """The result of the start item: the ceilings of the device."""
         return WorkResult(ceilings=self.provenance.ceilings)
@@ -92,6 +101,10 @@ class PointRunner:
         versions = self._versions_of(task.point)
         row |= {**self.provenance.identity, **version_columns(versions), "started_at": now()}
         row |= library_column(task.point, versions)
+        if task.point.engine:
+            with seconds_into(row, "total_s"):
+                status, reason = self.engines.run(task.point, row)
+            return WorkResult((finish_row(row, task, status, reason),))
         with seconds_into(row, "total_s"):
             status, reason = self._attempt(task, row)
         if status == "ok":

@@ -26,18 +26,28 @@ def run(kernel, out):
 '''
 
 
+def write_engine(folder: Path) -> Path:
+    """A wheel of the stand-in for vLLM. Unpacked it is a folder for PYTHONPATH."""
+    source, info = Path(__file__).parent / "fake_vllm", "vllm-0.25.1.dist-info"
+    files = {str(file.relative_to(source)): file.read_text() for file in sorted(source.rglob("*.py"))}
+    files[f"{info}/METADATA"] = "Metadata-Version: 2.1\nName: vllm\nVersion: 0.25.1\n"
+    return _written(folder / "vllm-0.25.1-py3-none-any.whl", files, info)
+
+
 def write_wheel(folder: Path, version: str, requires: str = "") -> None:
     """A wheel of this version, which may require something."""
     package, info = LIBRARY.replace("-", "_"), f"{LIBRARY.replace('-', '_')}-{version}.dist-info"
     metadata = f"Metadata-Version: 2.1\nName: {LIBRARY}\nVersion: {version}\n" + (
         f"Requires-Dist: {requires}\n" if requires else ""
     )
-    files = {
-        f"{package}/__init__.py": SOURCE.format(version=version),
-        f"{info}/METADATA": metadata,
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
+    files = {f"{package}/__init__.py": SOURCE.format(version=version), f"{info}/METADATA": metadata}
+    _written(folder / f"{package}-{version}-py3-none-any.whl", files, info)
+
+
+def _written(path: Path, files: dict[str, str], info: str) -> Path:
+    files[f"{info}/WHEEL"] = "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     record = "".join(f"{name},,\n" for name in (*files, f"{info}/RECORD"))
-    with zipfile.ZipFile(folder / f"{package}-{version}-py3-none-any.whl", "w") as wheel:
+    with zipfile.ZipFile(path, "w") as wheel:
         for name, content in {**files, f"{info}/RECORD": record}.items():
             wheel.writestr(name, content)
+    return path

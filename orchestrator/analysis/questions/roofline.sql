@@ -6,5 +6,5 @@ SELECT row, device_name, cluster, model, routine, backend, resolved_backend, q_d
        tflops, tb_per_sec, peak_tflops, peak_tb_per_sec,
        least(peak_tflops, intensity * peak_tb_per_sec) AS roof,
        frac_of_peak, frac_of_datasheet, kv_read_amplification
-FROM current
+FROM timed
 WHERE status = 'ok' AND bytes > 0

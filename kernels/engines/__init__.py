@@ -1,0 +1,1 @@
+"""Inference engines, in whose running steps attention is timed (`timing.context=engine`)."""

@@ -1,0 +1,69 @@
+"""An attention flag of an engine as a backend: `vllm/FLASHINFER`. Its kernels are called by the engine alone, in its own process.
+
+`default` is what the engine takes by itself. `FLASHINFER:no-use_trtllm_attention` is one with an option that is off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
+from kernels.engines.model import unmet
+
+if TYPE_CHECKING:
+    from kernels.device import Device
+    from kernels.inputs import Inputs
+    from kernels.problem import Problem
+
+DEFAULT, OFF = "default", ":no-"
+SEEN = "0.25.1"  # the release of vLLM whose steps were seen running
+ENGINES = {"vllm": "vllm", "sglang": "sglang"}  # with their packages
+KV_DTYPES = {"bf16": "auto", "fp8_e4m3": "fp8"}  # of a cache, and vLLM's names of them
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineFlag(Adapter):
+    """What an engine runs by a flag. `engine` is its name; `flag` is what `sweep.flag` has."""
+
+    engine: str
+    flag: str
+    query_lengths: QueryLengths = "uniform"
+    takes_window: bool = True
+    takes_sinks: bool = True
+    max_seq_len: EngineMaximum = "passed"
+
+    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        p = problem
+        plain = (p.mask, p.seq_lens, p.batch_spec, p.graph_batch) == ("causal", "fixed", None, None)
+        return (
+            Need("an engine whose steps this project can time: vllm", self.engine == "vllm"),
+            Need("requests of one length under a causal mask, without padding: an engine's own steps", plain),
+            Need(f"queries in bf16 and a cache in {' or '.join(KV_DTYPES)}", p.q_dtype == "bf16" and p.kv_dtype in KV_DTYPES),
+            *(Need(sentence, False) for sentence in unmet(p)),
+        )
+
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        """Raises TypeError: an engine's kernels are not called by a worker."""
+        raise TypeError(f"{self.name} runs inside {self.engine}; type timing.context=engine")
+
+    def how_to_install(self, lacking: Sequence[str]) -> str:
+        """An engine has an environment of its own, which may exist."""
+        return (
+            f"type 'sweep.env=[{self.engine}:{SEEN}]' to make an environment of it, or '+env.mine={{python: PATH}}' "
+            f"'sweep.env=[mine]' with the interpreter of one that is there"
+        )
+
+
+def parsed(backend: str) -> tuple[str, str] | None:
+    """The engine and the flag of a backend's name; None for a backend of another kind."""
+    engine, slash, flag = backend.partition("/")
+    return (engine, flag) if slash and engine in ENGINES and flag else None
+
+
+def adapter_of(routine: str, backend: str) -> EngineFlag | None:
+    """The backend of an engine's flag; None if the name is of another kind."""
+    if (names := parsed(backend)) is None:
+        return None
+    return EngineFlag(routine=routine, name=backend, engine=names[0], flag=names[1], distributions=(ENGINES[names[0]],))

@@ -1,0 +1,329 @@
+"""vLLM with a model of a few layers, and the steps of one point in it. Seen running: vLLM 0.25.1 on Hopper.
+
+Runs in the engine's own environment, in a process of its own (`kernels/environment/engine.py`). Imports nothing of this project.
+Each request has a random prompt of its own, which is prefilled for real. A *pure* step is one in which every request of the point
+has exactly `q` tokens: one, or its draft and one more. Only pure steps are timed and profiled, under the engine's own CUDA graphs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+Phase = Literal["combine", "metadata", "main", "other"]
+# Parts of the names of kernels beside those that compute attention, whose parts a spec has (`main_kernels`). From profiles of
+# FLASH_ATTN, FLASHINFER and TRITON_ATTN; those of FlashAttention-2, FlashMLA and TRITON_MLA were read in their sources.
+BESIDE: dict[Phase, tuple[str, ...]] = {
+    "combine": ("FlashAttnFwdCombine", "splitkv_combine", "MergeStates", "reduce_segments", "mla_combine", "_fwd_kernel_stage2"),
+    "metadata": ("prepare_varlen_num_blocks", "get_mla_metadata"),
+}
+ENVIRONMENT = {  # what is set already stays
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine's core in this process, so that its model runner can be wrapped
+    "VLLM_HAS_FLASHINFER_CUBIN": "1",  # else vLLM asks a web server before it takes XQA, and offline takes another kernel
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",  # nothing to compile or to warm up beside attention
+    "VLLM_USE_DEEP_GEMM": "0",
+    "VLLM_DEEP_GEMM_WARMUP": "skip",
+    "VLLM_HOST_IP": "127.0.0.1",  # a group of one rank opens sockets too
+    "GLOO_SOCKET_IFNAME": "lo",
+    "NCCL_SOCKET_IFNAME": "lo",
+    "HF_HUB_OFFLINE": "1",  # no request that waits for its end
+    "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+DRAFT_TOKENS = (
+    50  # ids that prompts are drawn from if there are drafts: the last token has occurred before, so each step proposes all
+)
+MAX_NAME, MAX_OTHERS = 160, 16  # characters of a kernel's name; other kernels that a row names
+READS = 4  # how often the clocks are read while steps are timed
+
+
+class NotMeasured(Exception):
+    """A point whose steps show no time. The engine serves others."""
+
+    healthy = True
+
+
+class Refused(Exception):
+    """The engine has no such flag, or does not take it here."""
+
+
+def start(spec: Mapping[str, Any]) -> tuple[Running, dict[str, Any]]:
+    """The engine of a spec (`EngineStart.spec`), and what it says of itself. Raises Refused for a flag that it does not take."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    if spec["drafts"]:
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # the second runner of 0.25.1 has no n-gram proposer
+    from vllm import LLM
+
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(spec["model"]))
+        try:
+            llm = LLM(model=folder, **_arguments(spec))
+        except ValueError as error:
+            if "is not valid for" in str(error) or "No valid attention backend" in str(error):
+                raise Refused(str(error)) from None
+            raise
+    return (engine := Running(llm, spec)), engine.about()
+
+
+def _arguments(spec: Mapping[str, Any]) -> dict[str, Any]:
+    drafts, q = spec["drafts"], spec["drafts"] + 1
+    found = {
+        "skip_tokenizer_init": True,
+        "load_format": "dummy",
+        "dtype": "bfloat16",
+        "seed": 0,
+        "max_model_len": spec["max_model_len"],
+        "max_num_seqs": max(2, *spec["batches"]),  # the warm-up of the second runner wants two sequences
+        "max_num_batched_tokens": spec["prefill_tokens"],
+        "block_size": spec["page_size"],
+        "enable_prefix_caching": True,
+        "kv_cache_dtype": spec["kv_cache_dtype"],
+        "kv_cache_memory_bytes": spec["cache_bytes"],  # no profile of memory decides it
+        "gpu_memory_utilization": 0.1,  # then this is the free memory that a start insists on, and nothing else
+        "attention_config": _attention_config(spec["flag"], spec["off"]),
+        # Mode 0 leaves inductor out: norms and rotary embedding are the engine's own kernels.
+        "compilation_config": {
+            "mode": 0,
+            "cudagraph_mode": "FULL_DECODE_ONLY",
+            "cudagraph_capture_sizes": [batch * q for batch in spec["batches"]],
+        },
+        "kernel_config": {"enable_flashinfer_autotune": False},
+        "disable_log_stats": True,
+    }
+    if drafts:
+        found["speculative_config"] = {"method": "ngram", "num_speculative_tokens": drafts} | {
+            "prompt_lookup_min": 1,
+            "prompt_lookup_max": 3,
+        }
+    return found
+
+
+def _attention_config(flag: str | None, off: str | None) -> dict[str, Any]:
+    """The engine's own names of a backend and of an option that is off. Raises Refused for names that it does not have."""
+    from vllm.config import AttentionConfig
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    known = list(AttentionBackendEnum.__members__)
+    if flag is not None and flag not in known:
+        raise Refused(f"vllm {version('vllm')} has no attention backend {flag}; it has {', '.join(known)}")
+    if off is not None and off not in AttentionConfig.__dataclass_fields__:
+        raise Refused(f"vllm {version('vllm')} has no option {off} of attention")
+    return {**({"backend": flag} if flag else {}), **({off: False} if off else {})}
+
+
+class Running:
+    """A running engine. One point at a time."""
+
+    def __init__(self, llm: Any, spec: Mapping[str, Any]) -> None:
+        self.spec, self.llm, self.engine = spec, llm, llm.llm_engine
+        core = self.engine.engine_core.engine_core
+        self.runner = core.model_executor.driver_worker.worker.model_runner
+        self.watch = Watch(self.runner)
+        self.is_async = bool(getattr(core, "async_scheduling", False))
+        self._number = 0
+        with _profile():  # the first profile of a process takes seconds
+            pass
+
+    def about(self) -> dict[str, Any]:
+        """What the engine resolved its flag to, and how it runs."""
+        groups = [group for groups in self.runner.attn_groups for group in groups]
+        names = dict.fromkeys(group.backend.get_name() for group in groups)
+        builders = [builder for group in groups for builder in getattr(group, "metadata_builders", ())]
+        decodes = dict.fromkeys(str(of) for b in builders if (of := getattr(b, "flashinfer_trtllm_api_decode_kernel", None)))
+        config = self.engine.vllm_config
+        config_words = [f"max_model_len={self.spec['max_model_len']}", f"block_size={config.cache_config.block_size}"]
+        own = type(self.runner).__module__.startswith("vllm.v1.worker.gpu.")
+        scheduling = "async" if self.is_async else "synchronous"
+        return {
+            "version": version("vllm"),
+            "resolved": " ".join(names),
+            "config": " ".join([*config_words, *(f"decode_kernel={name}" for name in decodes)]),
+            "runner": f"V{2 if own else 1} model runner, {scheduling} scheduling",
+            "graph": str(config.compilation_config.cudagraph_mode).rpartition(".")[2],
+        }
+
+    def point(self, batch: int, prompt: int, max_tokens: int, steps: Mapping[str, int], read: Callable[[], None]) -> dict[str, Any]:
+        """Medians of pure steps in microseconds, and the kernels of those that follow. `read` reads the clocks meanwhile.
+
+        Requests have `prompt` tokens and may get `max_tokens`; `steps` says how many are `warm`, `timed` and `profiled`. Raises
+        NotMeasured if too few steps are pure, or no kernel of attention ran.
+        """
+        q = self.spec["drafts"] + 1
+        ids = self._add_requests(batch, prompt, max_tokens)
+        self.watch.begin(batch, q)
+        try:
+            self._until_pure(steps["warm"])
+            self.watch.begin(batch, q)
+            every = steps["timed"] // READS
+            for _ in range(READS):
+                read()
+                self._until_pure(every)
+            timed = self.watch.times()
+            for _ in range(3):  # a step in which a draft was short makes a profile useless
+                found = self._profiled(batch, q, steps["profiled"])
+                if found is not None:
+                    return {**timed, **found}
+            raise NotMeasured(f"in three profiles of {steps['profiled']} steps, some steps had requests without {q} tokens")
+        finally:
+            self._end(ids)
+
+    def _add_requests(self, batch: int, prompt: int, max_tokens: int) -> list[str]:
+        from vllm import SamplingParams
+
+        self._number += 1
+        draw = random.Random(self._number)
+        vocabulary = DRAFT_TOKENS if self.spec["drafts"] else self.spec["model"]["vocab_size"] - 100
+        ids = [f"{self._number}-{request}" for request in range(batch)]
+        for one in ids:
+            tokens = [10 + draw.randrange(vocabulary) for _ in range(prompt)]
+            params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, temperature=0.0, detokenize=False)
+            self.engine.add_request(one, {"type": "token", "prompt_token_ids": tokens}, params)
+        return ids
+
+    def _until_pure(self, count: int) -> None:
+        """Runs steps until so many more were pure."""
+        wanted = self.watch.pure + count
+        while self.watch.pure < wanted:
+            if not self.engine.has_unfinished_requests():
+                raise NotMeasured(f"the requests ended after {self.watch.pure} steps with {self.watch.q} tokens of each request")
+            self.engine.step()
+
+    def _profiled(self, batch: int, q: int, count: int) -> dict[str, Any] | None:
+        """The kernels of so many steps; None if one of them was not pure."""
+        import torch
+
+        torch.cuda.synchronize()
+        self.watch.begin(batch, q)
+        with _profile() as profile:
+            while self.watch.steps < count:
+                if not self.engine.has_unfinished_requests():
+                    raise NotMeasured("the requests ended before their last steps were profiled")
+                self.engine.step()
+            torch.cuda.synchronize()
+        if self.watch.pure < self.watch.steps:
+            return None
+        events = profile.profiler.kineto_results.events()
+        return kernels_of(events, self.spec, self.watch.steps) | {"kv_tokens": statistics.mean(self.watch.kv_tokens)}
+
+    def _end(self, ids: Sequence[str]) -> None:
+        self.engine.abort_request(list(ids))
+        while self.engine.has_unfinished_requests():
+            self.engine.step()
+        self.engine.step()  # what was scheduled ahead
+        self.engine.reset_prefix_cache()
+
+
+@contextmanager
+def _profile() -> Iterator[Any]:
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        yield found
+
+
+class Watch:
+    """Sees each step of a model runner, by wrapping it. Counts those of which every request has `q` tokens, and times them."""
+
+    def __init__(self, runner: Any) -> None:
+        self._execute, self._sample = runner.execute_model, runner.sample_tokens
+        runner.execute_model, runner.sample_tokens = self._on_execute, self._on_sample
+        self.begin(0, 1)
+
+    def begin(self, batch: int, q: int) -> None:
+        """Forgets all steps so far."""
+        self.batch, self.q, self.steps, self.pure = batch, q, 0, 0
+        self.kv_tokens: list[float] = []
+        self._starts: list[float | None] = []  # by the host's clock; None for a step that was not pure
+        self._host: list[float] = []
+        self._events: list[tuple[Any, Any]] = []
+        self._open = False  # whether a pure step waits for its tokens
+
+    def times(self) -> dict[str, Any]:
+        """Medians in microseconds. A step's wall time is until the next one starts, if both are pure."""
+        import torch
+
+        torch.cuda.synchronize()
+        pairs = zip(self._starts, self._starts[1:], strict=False)
+        walls = [(after - before) * 1e6 for before, after in pairs if before is not None and after is not None]
+        gpu = [before.elapsed_time(after) * 1e3 for before, after in self._events]
+        host = [seconds * 1e6 for seconds in self._host]
+        if not walls or not gpu:
+            raise NotMeasured(f"no two steps in a row had {self.q} tokens of each request")
+        medians = (round(statistics.median(times), 3) for times in (walls, gpu, host))
+        return dict(zip(("wall_us", "step_us", "host_us"), medians, strict=True)) | {"steps": len(gpu)}
+
+    def _on_execute(self, scheduled: Any, *args: Any, **keys: Any) -> Any:
+        tokens = scheduled.num_scheduled_tokens
+        if not tokens:
+            return self._execute(scheduled, *args, **keys)
+        import torch
+
+        self._open = len(tokens) == self.batch and set(tokens.values()) == {self.q}
+        self.steps += 1
+        if not self._open:
+            self._starts.append(None)
+            return self._execute(scheduled, *args, **keys)
+        self.pure += 1
+        cached = scheduled.scheduled_cached_reqs.num_computed_tokens
+        self.kv_tokens.append(sum(cached) / len(cached) + self.q)
+        begun = time.perf_counter()
+        self._starts.append(begun)
+        event: Any = torch.cuda.Event
+        self._events.append((event(enable_timing=True), event(enable_timing=True)))
+        self._events[-1][0].record()
+        found = self._execute(scheduled, *args, **keys)
+        self._host.append(time.perf_counter() - begun)
+        return found
+
+    def _on_sample(self, *args: Any, **keys: Any) -> Any:
+        begun = time.perf_counter()
+        found = self._sample(*args, **keys)
+        if self._open:
+            self._open = False
+            self._events[-1][1].record()
+            self._host[-1] += time.perf_counter() - begun
+        return found
+
+
+def kernels_of(events: Sequence[Any], spec: Mapping[str, Any], steps: int) -> dict[str, Any]:
+    """The kernels of `steps` profiled steps by phase: names, microseconds (of a layer for main and combine, else of a step).
+
+    `uneven` names attention kernels that did not run equally often in each layer. Raises NotMeasured if none ran.
+    """
+    layers, phases = spec["layers"], {**BESIDE, "main": spec["main_kernels"]}  # the first that has a part of a name is its phase
+    times: dict[str, dict[str, list[float]]] = {phase: defaultdict(list) for phase in (*phases, "other")}
+    launches = 0
+    for event in events:
+        if not str(event.device_type()).endswith("CUDA"):
+            launches += "GraphLaunch" in event.name()
+            continue
+        name = event.name()
+        phase = next((phase for phase, parts in phases.items() if any(part in name for part in parts)), "other")
+        times[phase][name.removeprefix("void ")[:MAX_NAME]].append(event.duration_ns() / 1e3)
+    if not times["main"]:
+        longest = sorted(times["other"], key=lambda name: -sum(times["other"][name]))[:MAX_OTHERS]
+        raise NotMeasured(f"no kernel of attention is known among those that ran: {' | '.join(longest)}")
+    of_step = {phase: sum(map(sum, of.values())) / steps for phase, of in times.items()}
+    others = sorted(times["other"].items(), key=lambda of: -sum(of[1]))[:MAX_OTHERS]
+    return {
+        "kernels": {phase: " | ".join(sorted(times[phase], key=lambda n: -sum(times[phase][n]))) or None for phase in phases},
+        "others": " | ".join(f"{name} {sum(of) / steps:.1f}" for name, of in others),
+        "main_us": of_step["main"] / layers,
+        "combine_us": of_step["combine"] / layers,
+        "metadata_us": of_step["metadata"],
+        "kernels_us": sum(of_step.values()),
+        "graph_launches": launches / steps,
+        "profiled": steps,
+        "uneven": [n for phase in ("main", "combine") for n, of in times[phase].items() if len(of) % (steps * layers)],
+    }

@@ -1,0 +1,7 @@
+from dataclasses import dataclass
+
+
+@dataclass
+class AttentionConfig:
+    backend: str | None = None
+    use_trtllm_attention: bool | None = None

@@ -1,0 +1,4 @@
+from enum import Enum
+
+NAMES = "FLASH_ATTN TRITON_ATTN FLASHINFER FLEX_ATTENTION FAKE_CRASH FAKE_HANG FAKE_OOM FAKE_OTHER"
+AttentionBackendEnum = Enum("AttentionBackendEnum", NAMES)

@@ -1,0 +1,122 @@
+"""Points inside a running engine, from the command to their rows. A stand-in for vLLM has its flags, scheduler and kernels.
+
+The program of the engine is the real one (`kernels/engines/vllm_steps.py`), in a process of its own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from kernels.engines import start
+from orchestrator import ROOT
+from orchestrator.cli import main
+from orchestrator.process import start_time
+from tests.helpers.command_line import Invoke
+from tests.helpers.forked_environment import ForkedPopen
+from tests.helpers.wheels import write_engine
+
+SEEN = ["default", "FLASHINFER", "TRITON_ATTN"]
+BROKEN = ["NO_SUCH", "FLEX_ATTENTION", "FAKE_CRASH", "FAKE_HANG", "FAKE_OOM", "FAKE_OTHER", '"FLASHINFER:no-nonsense"']
+SMALL = ["+sweep=in_engine", "engine=vllm", "cluster=inline", "sweep.s_kv=[512]", "limits.memory_fraction=1"]
+SMALL += ["model.num_qo_heads=8", "model.num_kv_heads=1", "model.layer.hidden_size=64", "model.layer.intermediate_size=64"]
+POINT_SECONDS = 3.0
+
+
+@pytest.fixture(scope="module")
+def ran(cache: Path, forked: list[ForkedPopen], tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
+    """The rows of right and broken flags at three batches, with and without drafts."""
+    folder = tmp_path_factory.mktemp("engine")
+    write_engine(folder)
+    words = [*SMALL, "sweep.batch_size=[1,2,3]", f"limits.point_seconds={POINT_SECONDS}", f"results.path={folder / 'rows'}"]
+    words += [f"+env.mine={{requirements: ['vllm==0.25.1'], wheels: '{folder}'}}", "sweep.env=[mine]"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        assert main([*words, f"sweep.flag=[{','.join(SEEN + BROKEN)}]"]) == 1
+        before = len(forked)
+        assert main([*words, f"sweep.flag=[{','.join(SEEN)}]"]) == 0
+        assert len(forked) == before  # resumed: nothing runs again
+    return pd.read_parquet(folder / "rows").set_index(["flag", "s_qo", "batch_size"]).sort_index()
+
+
+def test_a_row_says_what_ran_in_the_engine(ran: pd.DataFrame):
+    rows = ran.loc[SEEN]
+    row = ran.loc["default", 1, 2]
+
+    assert set(rows["status"]) == {"ok"} and set(rows["engine"]) == {"vllm"} and set(rows["libraries"]) == {"vllm 0.25.1"}
+    assert (
+        set(rows["context"]) == {"engine"}
+        and rows["check"].str.startswith("not_checked: ").all()
+        and rows["median_us"].isna().all()
+    )
+    assert (row["resolved_backend"], row["engine_version"], row["step_layers"]) == ("FLASH_ATTN", "0.25.1", 4)
+    assert "FlashAttnFwdSm90" in row["main_kernels"] and row["combine_kernels"] == "FlashAttnFwdCombine"
+    assert (row["attention_us"], row["attention_main_us"], row["attention_metadata_us"]) == (42, 40, 3)
+    assert row["engine_kernels_us"] == 4 * 142 + 3 and row["attention_share"] == pytest.approx((4 * 42 + 3) / 571)
+    assert row["other_kernels"] == "nvjet_product 400.0" and row["engine_graph"] == "FULL_DECODE_ONLY, 1 launches a step"
+    assert ran.loc["FLASHINFER", 1, 2]["kernel_config"].endswith("decode_kernel=XQA") and row["engine_step_us"] == 1000
+
+
+def test_steps_are_pure_and_near_the_length_that_was_asked_for(ran: pd.DataFrame):
+    """The stand-in leaves out a draft in each 29th step, which is then not timed; its profile is made again."""
+    rows = ran.loc[SEEN]
+
+    assert set(rows["engine_profiled_steps"]) == {start.PROFILED}
+    assert rows["engine_steps"].groupby("s_qo").unique().map(list).to_dict() == {1: [start.TIMED], 4: [start.TIMED_DRAFTS]}
+    assert rows["engine_kv_tokens"].between(512 - 20, 512 + 60).all()
+    assert set(rows.xs(1, level="s_qo")["engine_runner"]) == {"V1 model runner, async scheduling"}
+    assert set(rows.xs(4, level="s_qo")["engine_runner"]) == {"V1 model runner, synchronous scheduling"}
+
+
+def test_one_start_serves_all_points_of_a_flag_and_a_draft_length(ran: pd.DataFrame):
+    starts = ran.loc[SEEN]["engine_start"]
+
+    assert starts.groupby(["flag", "s_qo"]).nunique().eq(1).all() and starts.nunique() == 6
+
+
+@pytest.mark.parametrize(
+    ("flag", "status", "words"),
+    [
+        ("NO_SUCH", "unsupported", "vllm 0.25.1 has no attention backend NO_SUCH; it has FLASH_ATTN, "),
+        ("FLASHINFER:no-nonsense", "unsupported", "vllm 0.25.1 has no option nonsense of attention"),
+        ("FLEX_ATTENTION", "unsupported", "Selected backend FLEX_ATTENTION is not valid for this configuration"),
+        ("FAKE_OOM", "oom", "CUDA out of memory"),
+        ("FAKE_OTHER", "failed", "no kernel of attention is known among those that ran: nvjet_product | some_new_kernel"),
+        ("FAKE_CRASH", "failed", "the process of its environment died of SIGSEGV"),
+        ("FAKE_HANG", "timeout", f"no answer after {POINT_SECONDS * 0.9:g} s; the process of its environment was killed"),
+    ],
+)
+def test_what_an_engine_refuses_or_breaks_is_in_the_rows_of_its_points_alone(ran: pd.DataFrame, flag: str, status: str, words: str):
+    rows = ran.loc[flag]
+    broken = rows.xs(2, level="batch_size") if status in ("failed", "timeout") and flag != "FAKE_OTHER" else rows
+
+    assert set(broken["status"]) == {status} and broken["reason"].str.contains(words, regex=False).all()
+    assert len(broken) == len(rows) or set(rows.drop(2, level="batch_size")["status"]) == {"ok"}
+    assert broken["attention_us"].isna().all()
+
+
+def test_no_process_is_left(ran: pd.DataFrame, forked: list[ForkedPopen]):
+    assert len(ran) == 60 and [one.pid for one in forked if start_time(one.pid)] == []
+
+
+def test_no_question_ranks_them(ran: pd.DataFrame, tmp_path: Path, invoke: Invoke):
+    path = tmp_path / "rows.parquet"
+    ran.reset_index().to_parquet(path)
+
+    for question in ("best", "one_backend", "roofline"):
+        done = invoke("mode=report", f"question={question}", f"results.path={path}")
+        assert "vllm/" not in done.stdout + done.stderr and "Traceback" not in done.stderr
+
+
+def test_an_engine_that_is_not_installed_says_what_to_type(invoke: Invoke):
+    done = invoke(*SMALL, "mode=plan", "sweep.batch_size=[1]")
+
+    assert "needs vllm, which is not installed there; type 'sweep.env=[vllm:0.25.1]'" in " ".join(done.stdout.split())
+
+
+def test_a_plan_counts_the_starts(invoke: Invoke):
+    done = invoke("+sweep=in_engine", "engine=vllm", "mode=plan", "device=h200", "sweep.flag=[default,FLASHINFER,TRITON_ATTN]")
+
+    assert "6, of about 33 s (25 to 40 s)" in done.stdout
