@@ -13,7 +13,7 @@ from kernels.adapter import Adapter, Module
 from kernels.compile import module_cache
 from kernels.conformance import checks, on_cuda
 from kernels.conformance.checks import Check, CheckFinding, failed, passed
-from kernels.conformance.problems import OTHER_OUTPUT, axes_of, changed, describe, families_of, find_closest, neighbours
+from kernels.conformance.problems import OTHER_OUTPUT, changed, changes_of, describe, find_closest, neighbours
 from kernels.device import Device
 from kernels.problem import Problem
 
@@ -166,7 +166,7 @@ def _build_specs(adapter: Adapter, device: Device, pairs: Sequence[tuple[Device,
 
 def _answers(adapter: Adapter, device: Device, base: Problem, served: list[Problem], run: RunTrial) -> Iterator[Result]:
     """One result for each family of problems. What is served is added to `served`."""
-    for family, changes in families_of(adapter.routine).items():
+    for family, changes in changes_of(adapter.routine, "families").items():
         problems = list(dict.fromkeys(p for keys in changes if (p := changed(base, keys)) is not None))
         if family == OTHER_OUTPUT:  # an output of the same dtype may be asked for by its name
             problems = [problem for problem in problems if problem.output_dtype != problem.q_dtype]
@@ -195,7 +195,7 @@ def _merged(check: str, problems: Sequence[Problem], findings: Sequence[CheckFin
 
 def _calls(adapter: Adapter, device: Device, base: Problem, run: RunTrial) -> Iterator[Result]:
     """The contract of a call, on a problem with drafts if those are served."""
-    masks = axes_of(adapter.routine).get("mask", ())
+    masks = changes_of(adapter.routine, "axes").get("mask", ())
     able = [p for keys in masks if (p := changed(base, keys)) is not None and not adapter.unmet(p, device)]
     drafts = [p for n in (7, 4, 3) if (p := changed(base, {"s_qo": n})) is not None and not adapter.unmet(p, device)]
     for check in CALLS:
