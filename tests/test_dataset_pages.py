@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.config.settings import sweep_names
+from orchestrator.config.base import own_files
 from tests.helpers.datasets import EVERY, RESULTS
 from tools import dataset_page
 
@@ -19,7 +19,7 @@ def test_the_page_has_a_line_for_each_dataset_and_its_command_names_a_sweep():
     lines = [line for line in dataset_page.page().splitlines() if "|`+sweep=" in line]
 
     assert len(lines) == len(EVERY) > 90
-    assert {line.split("|`+sweep=")[1].split()[0].rstrip("`|") for line in lines} <= {*sweep_names(), "base"}
+    assert {line.split("|`+sweep=")[1].split()[0].rstrip("`|") for line in lines} <= {*own_files("sweep"), "base"}
 
 
 def test_a_dataset_that_nobody_described_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

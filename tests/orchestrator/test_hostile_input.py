@@ -188,9 +188,8 @@ def test_an_interpreter_that_says_nonsense_and_a_cache_that_was_cut_off(refused:
     ["requirements:\t[six]", '!!python/object/apply:os.system ["true"]', b"requirements: [\xff]", "python: a\npython: b"],
 )
 def test_a_file_of_an_environment(refused: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | bytes):
-    (tmp_path / "env").mkdir()
-    (tmp_path / "env" / "mine.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
-    monkeypatch.setattr("orchestrator.config.environment.files", lambda _package: tmp_path)
+    (file := tmp_path / "mine.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
+    monkeypatch.setattr("orchestrator.config.environment.own_files", lambda group: {"mine": file})
 
     assert "mine.yaml:" in refused(*S1, "sweep.env=[mine]")
 

@@ -27,7 +27,7 @@ def test_a_faster_clock_throttles_earlier_samples_too():
 
     assert not samples.add(block([33.0, 33.2], [1800.0, 1790.0]))
     assert not samples.add(block([30.0], [1980.0]))
-    assert (samples.unthrottled_blocks(), samples.unthrottled_mhz()) == ([[30.0]], [1980.0])
+    assert (samples.unthrottled_blocks(), samples.unthrottled_of(lambda block: block.mhz)) == ([[30.0]], [[1980.0]])
     assert (samples.throttled_us(), samples.causes) == ([33.0, 33.2], {SLOW_CLOCK})
 
 
