@@ -66,6 +66,7 @@ class Verdict:
     `weight_over_limit` is how far a key's weight is from the right one, in limits (`significance.py`): above 1 the check failed.
     `min_tokens` and `pairs_covered` say what this check would have found. All are None if only rows were compared.
     `lse_err` is the absolute error of the worst row's natural log-sum-exp, `lse_tolerance` the limit of that row; None without one.
+    `state_err` is that of the worst row of a state that the call wrote, where a routine has one, and `state_tolerance` its limit.
     `rms_err` is the root mean square of the rows of a query head of a request, in the head nearest to its limit, and `max_error`
     the largest that passes (`root_mean_square.py`). None of an output that failed before, or of which a part was compared.
     """
@@ -81,6 +82,8 @@ class Verdict:
     inputs_needed: int | None = None  # so many inputs together would make `min_tokens` one page of 64 or less; None: too many
     lse_err: float | None = None
     lse_tolerance: float | None = None
+    state_err: float | None = None
+    state_tolerance: float | None = None
     rms_err: float | None = None
     max_error: float | None = None
 

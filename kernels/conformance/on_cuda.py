@@ -12,6 +12,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels.adapter import Adapter
+from kernels.check import oracle
+from kernels.check.judgement import judge_whole
 from kernels.check.oracle import Verdict, judge, reference
 from kernels.conformance.checks import WARMUP, CheckFinding, failed, from_verdict, passed, prepare
 from kernels.device import Device
@@ -20,6 +22,7 @@ from kernels.inputs.generate import draw
 from kernels.inputs.tensors import decoy
 from kernels.problem import Problem
 from kernels.problem.padded import launched
+from kernels.problem.routine import routine_of
 from kernels.timing.caches import Caches
 from kernels.timing.timers import timer_for
 
@@ -34,6 +37,10 @@ def replay(adapter: Adapter, device: Device, inputs: Inputs) -> Verdict:
         timer = timer_for(runner, "graph", WARMUP, Caches())
     runner.refresh()
     runner.out.fill_(math.nan)
+    if routine_of(inputs.problem.routine):
+        answer = oracle.answer(inputs)
+        timer.replay()
+        return judge_whole(runner.as_asked(runner.out), inputs, answer, runner.arithmetic, runner.written_lse())
     timer.replay()
     return judge(runner.as_asked(runner.out), reference(inputs), inputs.problem, runner.arithmetic)
 

@@ -10,7 +10,7 @@ import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, wraps
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -31,12 +31,13 @@ class Routine:
     name: str
     about: str  # what it computes, in a few words
     oracle: str
-    keys: frozenset[str] = frozenset()
-    axes: Mapping[str, Axis] = {}
+    keys: ClassVar[frozenset[str]] = frozenset()
+    axes: ClassVar[Mapping[str, Axis]] = {}
     second_output = False  # beside the output a tensor is judged that the call writes; an adapter gives it as `Runner.lse`
     latent = False  # keys and values are one latent that all heads read, as in `mla`
-    any_model: Mapping[str, int] = {}  # heads that each of its sweeps can have: what is wrong with these is wrong with the sweep
-    promises: Mapping[str, str] = {}  # of mode=check_power: kinds of its drawn faults, and what the statement says of them
+    any_model: ClassVar[Mapping[str, int]] = {}  # heads that all its sweeps can have
+    config_keys: ClassVar[Mapping[str, str]] = {}  # sizes in `model.routines[NAME]`, and their names in a public config.json
+    promises: ClassVar[Mapping[str, str]] = {}  # of mode=check_power: kinds of its drawn faults, and the clause of each
 
     def completed(self, keys: dict[str, Any]) -> dict[str, Any]:
         """The keys of a problem with those that follow from others. Raises ValueError for one that says otherwise."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from kernels.problem.routine import found as routines
 from orchestrator.config.base import own_table
 from orchestrator.config.model import FULL, HEADS, WINDOWED, shipped
 from orchestrator.errors import UserError, did_you_mean
@@ -150,6 +151,7 @@ def _keys_of(c: Keys, asked: str) -> Keys:
         "soft_cap": c.get("attn_logit_softcapping"),
         "max_positions": _positions_of(c),
         "index_topk": c.get("index_topk"),
+        "routines": _routines_of(c),
         "layer": _layer_of(c) if kinds.keys() <= {FULL, WINDOWED} and not found.get("windowed") else None,
         "sizes": {"hidden_size": c.get("hidden_size"), "num_layers": c.get("num_hidden_layers")},
         "page_size": 64,
@@ -158,6 +160,12 @@ def _keys_of(c: Keys, asked: str) -> Keys:
         "path": c.get("_name_or_path"),
     }
     return {key: value for key, value in found.items() if value}
+
+
+def _routines_of(c: Keys) -> dict[str, dict[str, int]]:
+    """The sizes of layers that run a routine of a folder, of those whose keys are all there."""
+    sizes = {name: {ours: c.get(theirs) for ours, theirs in one.config_keys.items()} for name, one in routines().items()}
+    return {name: found for name, found in sizes.items() if found and all(found.values())}
 
 
 def _heads_of(c: Keys, heads: int, asked: str) -> Keys:

@@ -69,8 +69,9 @@ def say(settings: Settings, points: Sequence[Point], words: Sequence[str]) -> No
             f"some layers of {model.name} see {window:,} tokens alone, and these points measure full attention; "
             f"for both, type 'sweep.window=[null,{window}]'"
         )
-    others = {kind: count for kind, count in model.kinds.items() if kind not in (FULL, WINDOWED)}
+    recurrent = all(point.problem.routine in model.routines for point in ours)  # the layers that no attention serves
+    others = {kind: count for kind, count in model.kinds.items() if (kind in (FULL, WINDOWED)) == recurrent}
     if others:
         total, rest = sum(model.kinds.values()), sum(others.values())
-        named = ", ".join(f"{count} {kind}" for kind, count in others.items())
-        note_once(f"{total - rest} of the {total} layers of {model.name} attend, as these points do; not measured: {named}")
+        named, do = ", ".join(f"{count} {kind}" for kind, count in others.items()), "are such" if recurrent else "attend"
+        note_once(f"{total - rest} of the {total} layers of {model.name} {do}, as these points do; not measured: {named}")

@@ -103,9 +103,9 @@ def _caught(rows: pd.DataFrame | None) -> str:
     if rows is None:
         return "–"
     missed = int((rows["status"] != "mismatch").sum())
-    # A mutant may be wrong in its log-sum-exp alone: the further one off of its two outputs counts.
-    of_lse = rows["lse_err"] / rows["lse_tolerance"]
-    over = rows[["err_over_tolerance"]].assign(of_lse=of_lse.astype(float)).max(axis=1).min()
+    # A mutant may be wrong in its log-sum-exp or its states alone: the further one off of its two outputs counts.
+    second = {of: (rows[f"{of}_err"] / rows[f"{of}_tolerance"]).astype(float) for of in ("lse", "state") if f"{of}_err" in rows}
+    over = rows[["err_over_tolerance"]].assign(**second).max(axis=1).min()
     least = "no answer" if math.isnan(over) else "no number" if math.isinf(over) else f"{over:.3g}×"
     return f"{least} ({missed} of {len(rows)} missed)" if missed else least
 

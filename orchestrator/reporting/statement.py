@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from kernels.mutants.drawn import HEAD_OFF, KEPT, OF_LOGITS
 from kernels.problem import Problem
+from kernels.problem.routine import found
 from orchestrator.reporting.quality import CAUGHT, RIGHT, drawn_faults, upper_bound
 from orchestrator.tables import Grid
 
@@ -51,25 +52,41 @@ class Clause:
 
 def clauses(current: pd.DataFrame) -> list[Clause]:
     """The clauses for the newest rows of mode=check_power; none if no mutant ran."""
-    missing = [column for column in COLUMNS if column not in current]  # in rows of before
+    missing = [column for column in (*COLUMNS, "routine") if column not in current]  # in rows of before
     current = current.reindex(columns=[*current, *missing])
     named, ran = current["resolved_backend"].fillna(""), current["status"].isin(["ok", "mismatch"])
     wrong, right = current[ran & named.str.startswith("mutant of ")], current[ran & named.str.match(RIGHT)]
     if wrong.empty:
         return []
-    faults, listed = _promised(drawn_faults(current), right), wrong["backend"].str.partition("@")[0]
+    alarms, known = int((right["status"] == "mismatch").sum()), right if len(right) else wrong
+    alarm = Clause(RARELY, _of_alarms(alarms, len(right)), "right outputs passed", alarms, len(right), FALSE_ALARMS)
+    of_folders = [name for name in found() if (wrong["routine"] == name).any()]
+    own = [clause for name in of_folders for clause in _of_folder(name, drawn_faults(current[current["routine"] == name]))]
+    wrong, right = (rows[~rows["routine"].isin(of_folders)] for rows in (wrong, right))
+    if wrong.empty:
+        return [*own, alarm]
+    known, rest = (rows[~rows["routine"].isin(of_folders)] for rows in (known, current))
+    faults, listed = _promised(drawn_faults(rest), right), wrong["backend"].str.partition("@")[0]
     lost = faults[faults["kind"].isin(["lost", "doubled", "stale"]) & (faults["size"] >= faults["n"])]
     pairs = faults[(faults["kind"] == "pair") & (faults["covered"] == 1) & (faults["batch_size"] == 1)]
     of_logits, kept = wrong[listed.isin(OF_LOGITS)], wrong[(listed == KEPT) & (wrong["check_stale_covered"] == 1)]
     heads = wrong[listed == HEAD_OFF]
-    alarms, known = int((right["status"] == "mismatch").sum()), right if len(right) else wrong
     return [
+        *own,
         _of("loses, doubles or replaces N neighbouring keys of a KV head", _of_keys(known), "drawn faults", lost),
         _of("gets one pair of any query token wrong in all heads", _of_pairs(known), "drawn pairs", pairs, ONE_REQUEST),
         _of("whatever the sign and size of logits", "up to ±128", "kernels wrong in their softmax", of_logits),
         _of("no query head is off by more than check_max_error in root mean square", _of_errors(known), "heads that are", heads),
         _of("if a stored answer could not have been found, the row says so", _of_stale(wrong), "stored answers", kept),
-        Clause(RARELY, _of_alarms(alarms, len(right)), "right outputs passed", alarms, len(right), FALSE_ALARMS),
+        alarm,
+    ]
+
+
+def _of_folder(name: str, faults: pd.DataFrame) -> list[Clause]:
+    """The clauses of a routine in a folder: one for each kind of its drawn faults, with the share that was caught."""
+    return [
+        _of(f"{name}: {words}", "all", "drawn faults", faults[faults["kind"] == kind])
+        for kind, words in found()[name].promises.items()
     ]
 
 

@@ -110,4 +110,6 @@ def _columns(verdict: Verdict) -> Row:
         "check_pairs_covered": verdict.pairs_covered,
         "lse_err": verdict.lse_err,
         "lse_tolerance": verdict.lse_tolerance,
+        "state_err": verdict.state_err,
+        "state_tolerance": verdict.state_tolerance,
     }

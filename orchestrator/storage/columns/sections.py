@@ -200,6 +200,8 @@ class CheckColumns(TypedDict, total=False):
     inputs_checked: int | None
     lse_err: float | None
     lse_tolerance: float | None
+    state_err: float | None
+    state_tolerance: float | None
     lse_base: str | None
     launches_checked: int | None
     same_bits: bool | None

@@ -41,7 +41,7 @@ flops bytes tflops tb_per_sec bound frac_of_peak frac_of_datasheet kv_read_ampli
 launch_us
 check max_abs_err rel_err tolerance err_over_tolerance rms_err check_max_error weight_over_limit check_min_tokens
 check_pairs_covered check_stale_covered inputs_checked
-lse_err lse_tolerance lse_base launches_checked same_bits batch_invariant oracle caller_scale
+lse_err lse_tolerance state_err state_tolerance lse_base launches_checked same_bits batch_invariant oracle caller_scale
 compile_s inputs_s check_s measure_s rest_s total_s peak_mem_bytes
 cluster device_name device_uuid compute_capability device_modes driver cuda torch_version libraries flashinfer_version ray_version
 orchestrator_version

@@ -9,7 +9,7 @@ class Doubled(Routine):
     name = "doubled"
     about = "the queries, times a number"
     oracle = "fp32_product"
-    keys = frozenset({"q_dtype", "kv_dtype"})
+    keys: ClassVar = frozenset({"q_dtype", "kv_dtype"})
     axes: ClassVar = {"times": (2, 3)}
     any_model: ClassVar = {"num_qo_heads": 2, "num_kv_heads": 2, "head_dim_qk": 8, "head_dim_vo": 8}
 

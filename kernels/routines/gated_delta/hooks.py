@@ -1,0 +1,160 @@
+"""What takes the place of attention's functions for a gated delta net; `docs/adding_a_routine.md` says what each does."""
+
+# B = batch_size, T = tokens of all requests, HV = value heads, S = states that are kept, N = slots of the pool
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernels.check.changed_token import VISIBLE, ChangedTokens
+from kernels.check.oracle import Verdict
+from kernels.inputs.checksums import place_weights
+from kernels.problem import Problem
+from kernels.problem.arithmetic import Arithmetic
+from kernels.problem.dtypes import torch_dtype
+from kernels.routines.gated_delta.inputs import (
+    DeltaInputs,
+    draw,
+    draw_other_values,
+    other_cache,
+    other_queries,
+    redraw,
+    turned_columns,
+)  # fmt: skip
+from kernels.routines.gated_delta.reference import DeltaAnswer, answer, impossible, tolerance
+
+__all__ = [
+    "answer", "change_tokens", "checksums", "copied_tokens", "draw", "draw_other_values", "judge_rows", "judge_whole",
+    "other_cache", "other_queries", "poison_unused_slots", "redraw", "small_inputs",
+]  # fmt: skip
+STATE_RMS = 1.5  # a head's root mean square may be so much less than a row's tolerance as its many rows average
+HEAVIEST = 4  # columns of an output among which one that changes is drawn
+
+
+def small_inputs(inputs: DeltaInputs) -> list[Tensor]:
+    return [inputs.slots]
+
+
+def checksums(inputs: DeltaInputs) -> Tensor:
+    """An int64 for each tensor."""
+    return torch.stack([_sum(tensor) for tensor in (*inputs.values, inputs.slots)])
+
+
+def _sum(tensor: Tensor) -> Tensor:
+    words = tensor.view({2: torch.int16, 4: torch.int32}[tensor.element_size()])
+    sums = words.view(-1, words.shape[-1] if words.dim() > 1 else 1).sum(-1, dtype=torch.int64)
+    return (sums * place_weights(0, len(sums), sums.device)).sum()
+
+
+def poison_unused_slots(inputs: DeltaInputs, value: float) -> None:
+    """No state has room for more than there is."""
+
+
+def judge_rows(out: Tensor, inputs: DeltaInputs, answer: DeltaAnswer, how: Arithmetic) -> Verdict:
+    """Compares rows of an output [rows, HV, V] with those of the answer."""
+    p = inputs.problem
+    limit, wanted = tolerance(p, p.output_dtype, how), torch_dtype(p.output_dtype)
+    if out.shape != answer.out.shape or out.dtype != wanted:
+        words = f"output is {out.dtype} {tuple(out.shape)}, not {p.output_dtype} {tuple(answer.out.shape)}"
+        return Verdict(False, math.inf, math.inf, limit, words)
+    error = out.float() * how.caller_scale - answer.out
+    rows = _relative(error, answer.out)
+    at = int(rows.argmax())
+    worst, head, row = float(rows.flatten()[at]), at % p.num_kv_heads, at // p.num_kv_heads
+    verdict = Verdict(worst <= limit, worst, float(error.abs().max()), limit)
+    if verdict.passed:
+        return verdict
+    over = int((~(rows <= limit)).sum())
+    where = f"worst at token {row % p.s_qo} of request {row // p.s_qo}, value head {head}" if len(rows) == p.num_q_tokens else ""
+    return replace(verdict, passed=False, reason=f"{over} of {rows.numel()} output rows are off, {where} by {worst:.3g}")
+
+
+def judge_whole(out: Tensor, inputs: DeltaInputs, answer: DeltaAnswer, how: Arithmetic, lse: Tensor | None = None) -> Verdict:
+    """Compares an output [T, HV, V], and the states `lse`: [B, S, HV, V, K] beside the pool, or the whole pool [N, HV, V, K]."""
+    verdict = judge_rows(out, inputs, answer, how)
+    if words := impossible(inputs.problem, how):
+        verdict = replace(verdict, passed=False, reason=words)
+    assert answer.states is not None
+    if lse is None:
+        return _failed(verdict, "the backend returned no states")
+    expected = answer.states
+    if inputs.problem.axis("states") == "last" and lse.dim() == inputs.pool.dim():
+        return _judge_pool(verdict, lse, inputs, expected[:, 0], how)
+    return _judge_states(verdict, lse, expected, inputs.problem, how)
+
+
+def _judge_pool(verdict: Verdict, pool: Tensor, inputs: DeltaInputs, last: Tensor, how: Arithmetic) -> Verdict:
+    """A pool in which each request has its last state, and no other slot has changed."""
+    slots, others = inputs.slots.long(), torch.ones(len(inputs.pool), dtype=torch.bool, device=inputs.device)
+    others[slots] = False
+    if pool.shape == inputs.pool.shape and not torch.equal(pool[others], inputs.pool[others].to(pool.dtype)):
+        verdict = _failed(verdict, "it wrote into slots of the pool that no request has")
+    found = pool[slots] if pool.shape == inputs.pool.shape else pool
+    return _judge_states(verdict, found[:, None], last[:, None], inputs.problem, how)
+
+
+def _judge_states(verdict: Verdict, found: Tensor, right: Tensor, p: Problem, how: Arithmetic) -> Verdict:
+    """States [B, S, HV, V, K], by row and by head, in root mean square."""
+    if found.shape != right.shape or found.dtype not in (torch_dtype(p.kv_dtype), torch.float32):
+        return _failed(verdict, f"the states are {found.dtype} {tuple(found.shape)}, not {p.kv_dtype} {tuple(right.shape)}")
+    limit = tolerance(p, p.kv_dtype, how)
+    rows = _relative(found.float() - right, right).flatten(0, -3)  # [states, HV, V]
+    heads = rows.square().mean(-1).sqrt()
+    over = (rows / limit).amax(-1).maximum(heads * STATE_RMS / limit).nan_to_num(nan=torch.inf)
+    at = int(over.argmax())
+    state, head = divmod(at, p.num_kv_heads)
+    verdict = replace(
+        verdict, state_err=float(rows[state, head].max()), state_tolerance=limit, rms_err=float(heads[state, head]),
+        max_error=limit / STATE_RMS,
+    )  # fmt: skip
+    if float(over.flatten()[at]) <= 1:
+        return verdict
+    request, kept = divmod(state, right.shape[1])
+    count, where = int((over > 1).sum()), f"state {kept} of request {request}, value head {head}"
+    words = f"{where}, by {float(rows[state, head].max()):.3g} where {limit:.2g} is allowed"
+    return _failed(verdict, f"states of {count} of {over.numel()} heads are off, worst {words}")
+
+
+def _relative(error: Tensor, right: Tensor) -> Tensor:
+    """Length of each row's error, over that of the row; infinite for NaN."""
+    tiny = torch.finfo(torch.float32).tiny
+    found: Tensor = (error.norm(dim=-1) / right.norm(dim=-1).clamp_min(tiny)).nan_to_num(nan=torch.inf)
+    return found
+
+
+def _failed(verdict: Verdict, words: str) -> Verdict:
+    return replace(verdict, passed=False, reason="; ".join(filter(None, (verdict.reason, words))))
+
+
+class Turned(NamedTuple):
+    """The element of each request's and value head's values and state that turns its sign, int64 [B, HV]."""
+
+    columns: Tensor
+
+
+def change_tokens(inputs: DeltaInputs, answer: DeltaAnswer, how: Arithmetic, coin: random.Random) -> list[ChangedTokens]:
+    """One change: an element of all values of each request and head turns its sign, one of the largest in the last output.
+
+    The right answer then follows without computing it again. A kernel that gives the answer of before is off by twice that element.
+    """
+    p, chosen = inputs.problem, coin.randrange(HEAVIEST)
+    last = inputs.by_request(answer.out)[:, -1]  # [B, HV, V]
+    columns = last.abs().topk(min(HEAVIEST, last.shape[-1]), dim=-1).indices[..., chosen]
+    signs = torch.ones_like(last).scatter_(-1, columns[..., None], -1.0)
+    changed = (inputs.by_request(answer.out) * signs[:, None]).flatten(0, 1)
+    moved = _relative(last - last * signs, last).amax(-1)  # [B], in the head that moves most
+    shown = int((moved > VISIBLE * tolerance(p, p.output_dtype, how)).sum())
+    rows = torch.arange(p.num_q_tokens, device=inputs.device)
+    other: Any = replace(answer, out=changed)
+    return [ChangedTokens((Turned(columns),), rows, other, shown)]  # type: ignore[arg-type]
+
+
+def copied_tokens(inputs: DeltaInputs, copied: tuple[Turned, ...]) -> Any:
+    """The change lasts as long as the context."""
+    return turned_columns(inputs, copied[0].columns)

@@ -1,0 +1,177 @@
+"""The tensors of a gated delta net, and how they are drawn: such that whatever a wrong kernel does shows in some row.
+
+Queries are partly along their keys (`ALONG`), so the newest token weighs in its own output and a token that is lost or counted
+twice moves it by a third. Keys and queries are about sqrt(K) long, so a kernel that does not normalise them is far off. Every
+other value head forgets fast, a quarter of its state and more at each token; the heads between keep theirs over a whole prompt, so
+a state that a chunk loses shows there to the end. beta is between 0.18 and 0.82, so that every token counts. The pool has its slots
+in random order, and slots that no request has (`SPARE_SLOTS`), whose states are as large as the others.
+"""
+
+# B = batch_size, T = tokens of all requests, H = heads of queries and keys, HV = value heads, N = slots of the pool
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.inputs.guards import guarded_output
+from kernels.problem import Problem
+from kernels.problem.dtypes import torch_dtype
+from kernels.routines.gated_delta.problem import GATE_DTYPE, kept_states, num_slots
+
+ALONG = 0.5  # cosine of a query and its token's key
+FORGOTTEN = 0.3  # of the logarithm of a fast head's state, at a token
+LEFT_OVER = 2.0  # of a slow head's, over a whole prompt
+
+
+@dataclass(frozen=True)
+class DeltaInputs:
+    """What every backend reads. What a call overwrites it keeps elsewhere: `pool` stays as it is drawn."""
+
+    problem: Problem
+    q: Tensor  # [T, H, K], not normalised
+    k: Tensor  # [T, H, K], not normalised
+    v: Tensor  # [T, HV, V]
+    a: Tensor  # [T, HV], of which the decay is made
+    b: Tensor  # [T, HV], of which beta is made
+    a_log: Tensor  # fp32 [HV]
+    dt_bias: Tensor  # fp32 [HV]
+    pool: Tensor  # [N, HV, V, K], the states before the call
+    slots: Tensor  # int32 [B], the slot of each request
+    padded: None = None
+
+    @property
+    def device(self) -> torch.device:
+        return self.q.device
+
+    @property
+    def unused_slots(self) -> tuple[Tensor, ...]:
+        """None: the states are whole."""
+        return (self.q.new_empty(0),)
+
+    @property
+    def values(self) -> tuple[Tensor, ...]:
+        return self.q, self.k, self.v, self.a, self.b, self.a_log, self.dt_bias, self.pool
+
+    @property
+    def decay(self) -> Tensor:
+        """log(alpha), fp32 [T, HV]: what is left of the state at each token is exp of it. As in Mamba-2 and Qwen3-Next."""
+        return -self.a_log.exp() * torch.nn.functional.softplus(self.a.float() + self.dt_bias)
+
+    @property
+    def beta(self) -> Tensor:
+        """fp32 [T, HV]: how far the state is moved to the new value."""
+        return self.b.float().sigmoid()
+
+    @property
+    def scale(self) -> float:
+        """Of the queries."""
+        return 1.0 / math.sqrt(self.problem.head_dim_qk)
+
+    def by_request(self, rows: Tensor) -> Tensor:
+        """A tensor [T, ...] as [B, s_qo, ...]."""
+        return rows.view(self.problem.batch_size, self.problem.s_qo, *rows.shape[1:])
+
+    def empty_output(self) -> Tensor:
+        """[T, HV, V], full of NaN, between guards."""
+        p = self.problem
+        return guarded_output((p.num_q_tokens, p.num_kv_heads, p.head_dim_vo), p.output_dtype, self.device)
+
+    def empty_states(self) -> Tensor:
+        """[B, kept, HV, V, K] of the state's dtype, for states that stand beside the pool."""
+        p = self.problem
+        return guarded_output((p.batch_size, kept_states(p), *self.pool.shape[1:]), p.kv_dtype, self.device)
+
+
+def draw(problem: Problem, device: torch.device | str) -> DeltaInputs:
+    """The inputs of a problem, the same for the same seed, problem and kind of device."""
+    p, tokens = problem, problem.num_q_tokens
+
+    def empty(*shape: int, dtype: str = p.q_dtype) -> Tensor:
+        return torch.empty(shape, dtype=torch_dtype(dtype), device=device)
+
+    gates = GATE_DTYPE if p.q_dtype != "fp32" else "fp32"
+    keys, values = (tokens, p.num_qo_heads, p.head_dim_qk), (tokens, p.num_kv_heads, p.head_dim_vo)
+    heads, state = p.num_kv_heads, (p.num_kv_heads, p.head_dim_vo, p.head_dim_qk)
+    inputs = DeltaInputs(
+        p, empty(*keys), empty(*keys), empty(*values), empty(tokens, heads, dtype=gates), empty(tokens, heads, dtype=gates),
+        empty(heads, dtype="fp32"), empty(heads, dtype="fp32"), empty(num_slots(p), *state, dtype=p.kv_dtype),
+        empty(p.batch_size, dtype="int32"),
+    )  # fmt: skip
+    redraw(inputs)
+    return inputs
+
+
+def redraw(inputs: DeltaInputs) -> None:
+    """Writes the values into their tensors again."""
+    _fill(inputs, torch.Generator(device=inputs.device).manual_seed(inputs.problem.seed))
+    order = torch.Generator().manual_seed(inputs.problem.seed)
+    inputs.slots.copy_(torch.randperm(len(inputs.pool), generator=order)[: inputs.problem.batch_size])
+
+
+def draw_other_values(inputs: DeltaInputs, number: int) -> None:
+    """Writes other values, the same for the same number from 1 on; requests keep their slots."""
+    seed = zlib.crc32(f"{inputs.problem.seed} {number}".encode())
+    _fill(inputs, torch.Generator(device=inputs.device).manual_seed(seed))
+
+
+def _fill(inputs: DeltaInputs, generator: torch.Generator) -> None:
+    for tensor in (inputs.q, inputs.k, inputs.v, inputs.a, inputs.pool):
+        tensor.normal_(generator=generator)
+    inputs.b.uniform_(-1.5, 1.5, generator=generator)  # a small beta would hide its token
+    inputs.q.copy_(ALONG * inputs.k.float() + (1 - ALONG**2) ** 0.5 * inputs.q.float())
+    inputs.dt_bias.normal_(-1.0, 0.2, generator=generator)  # softplus of it, with a, is 0.4 at the mean
+    slow = min(FORGOTTEN, LEFT_OVER / inputs.problem.s_qo) / 0.4
+    rate = torch.empty_like(inputs.a_log).uniform_(0.8, 1.6, generator=generator) * (FORGOTTEN / 0.4)
+    rate[1::2] *= slow / (FORGOTTEN / 0.4)
+    inputs.a_log.copy_(rate.log())
+
+
+@contextmanager
+def other_queries(inputs: DeltaInputs) -> Iterator[None]:
+    """Queries with their elements in reverse order while it lasts."""
+    true = inputs.q.clone()
+    inputs.q.copy_(true.flip(-1))
+    try:
+        yield
+    finally:
+        inputs.q.copy_(true)
+
+
+@contextmanager
+def other_cache(inputs: DeltaInputs) -> Iterator[None]:
+    """Values and states of opposite signs while it lasts: outputs and states then have opposite signs too."""
+    for tensor in (inputs.v, inputs.pool):
+        tensor.neg_()
+    try:
+        yield
+    finally:
+        for tensor in (inputs.v, inputs.pool):
+            tensor.neg_()
+
+
+@contextmanager
+def turned_columns(inputs: DeltaInputs, columns: Tensor) -> Iterator[None]:
+    """Values and states have opposite signs in one element of each request and value head, int64 [B, HV], while it lasts.
+
+    No element of a value meets another one, so the same elements of outputs and states turn their signs, and no others.
+    """
+    signs = torch.ones(*columns.shape, inputs.problem.head_dim_vo, dtype=inputs.v.dtype, device=inputs.device)
+    signs.scatter_(-1, columns[..., None], -1.0)
+    values, rows = inputs.by_request(inputs.v), inputs.slots.long()
+
+    def turn() -> None:
+        values.mul_(signs[:, None])
+        inputs.pool[rows] = inputs.pool[rows] * signs[..., None].to(inputs.pool.dtype)
+
+    turn()
+    try:
+        yield
+    finally:
+        turn()
