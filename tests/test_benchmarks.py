@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from benchmarks import gate, planning, seconds_per_point
@@ -42,3 +45,17 @@ def test_the_worst_lines_of_the_gate_are_printed_beside_their_targets(capsys: py
         "another group 3% slower (the worst) (1 of 2 hold; the worst: heavy tails): 94 %; at least 95 %: ratio 0.99",
         "one point 10% slower (2 of 3 hold; the worst: one card): 88 %; at least 90 %: ratio 0.98",
     ]
+
+
+def test_a_check_seldom_waits_for_the_device(monkeypatch: pytest.MonkeyPatch):
+    """Neither for each request nor for each launch: that is what a small point costs on a GPU."""
+    typed = "+sweep=smoke sweep.backend=[torch_sdpa] sweep.batch_size=[1,8] sweep.s_kv=[1000] sweep.s_qo=[4] timing=quick"
+    monkeypatch.setenv("COUNT", "1")
+    monkeypatch.setenv("SKIP_FIRST", "1")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    command = [sys.executable, "benchmarks/check_cost.py", *typed.split(), "model=llama_3_1_8b", "sweep.tp=[8]"]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120).stdout
+    waits = [int(line.split("|")[-2]) for line in said.splitlines() if line.startswith("| all in check_s")]
+
+    assert len(waits) == 3  # of each size, and of both
+    assert max(waits) < 15

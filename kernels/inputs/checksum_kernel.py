@@ -13,10 +13,12 @@ def sum_of_vectors(  # type: ignore[no-untyped-def]
     count,  # A * B * C
     second_size, third_size, first_stride, second_stride, third_stride,
     W: tl.constexpr, WIDTH: tl.constexpr, VECTORS: tl.constexpr, FIRST_FACTOR: tl.constexpr, SECOND_FACTOR: tl.constexpr,
-    INDEX: tl.constexpr,  # int32 where all places fit: a GPU divides 64-bit numbers in some hundred instructions
 ):  # fmt: skip
-    """The sums of some vectors' words, each times the weight of its place."""
-    vector = tl.program_id(0).to(INDEX) * VECTORS + tl.arange(0, VECTORS)
+    """The sums of some vectors' words, each times the weight of its place.
+
+    Places have 32 bits, since a GPU divides 64-bit numbers in some hundred instructions.
+    """
+    vector = tl.program_id(0) * VECTORS + tl.arange(0, VECTORS)
     present = vector < count
     rest = vector // third_size
     first = rest // second_size

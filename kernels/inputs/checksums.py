@@ -55,8 +55,8 @@ def checksums(inputs: Inputs) -> Tensor:
 def _sum_of_vectors(tensor: Tensor) -> Tensor:
     """The sum of the sums of a tensor's vectors, each times a weight that follows from its place."""
     words, device = _words(tensor), tensor.device
-    one_kernel = tensor.nbytes >= FUSED_BYTES and words.dtype == torch.int64 and words.dim() == 4 and words.stride(-1) == 1
-    if one_kernel and device.type == "cuda" and triton_works(device.index or 0):
+    one_kernel = FUSED_BYTES <= tensor.nbytes < 2**31 * words.shape[-1] and words.dtype == torch.int64  # places of 32 bits
+    if one_kernel and words.dim() == 4 and words.stride(-1) == 1 and device.type == "cuda" and triton_works(device.index or 0):
         width = words.shape[-1]
         if width not in _KERNEL_AGREES:
             _KERNEL_AGREES[width] = _kernel_agrees(words[:1])
@@ -75,8 +75,6 @@ def _kernel_agrees(words: Tensor) -> bool:
 
 def _sum_in_one_kernel(words: Tensor) -> Tensor:
     """What `_sum` gives for vectors of 64-bit words [A, B, C, W], several times as fast. For CUDA devices."""
-    from triton.language import int32, int64
-
     from kernels.inputs.checksum_kernel import sum_of_vectors
 
     count, size = math.prod(words.shape[:-1]), words.shape[-1]
@@ -84,9 +82,8 @@ def _sum_in_one_kernel(words: Tensor) -> Tensor:
     vectors = max(1, WORDS_OF_PROGRAM // width)
     found = words.new_empty(-(-count // vectors))
     layout, (first, second) = (*words.shape[1:3], *words.stride()[:3]), MULTIPLIERS
-    index = int32 if len(found) * vectors < 2**31 else int64
     sum_of_vectors[(len(found),)](
-        words, found, count, *layout, W=size, WIDTH=width, VECTORS=vectors, FIRST_FACTOR=first, SECOND_FACTOR=second, INDEX=index
+        words, found, count, *layout, W=size, WIDTH=width, VECTORS=vectors, FIRST_FACTOR=first, SECOND_FACTOR=second
     )
     return found.sum()
 
