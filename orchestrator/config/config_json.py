@@ -162,7 +162,7 @@ def _keys_of(c: Keys, asked: str) -> Keys:
     return {key: value for key, value in found.items() if value}
 
 
-def _routines_of(c: Keys) -> dict[str, dict[str, int]]:
+def _routines_of(c: Keys) -> dict[str, Keys]:
     """The sizes of layers that run a routine of a folder, of those whose keys are all there."""
     sizes = {name: {ours: c.get(theirs) for ours, theirs in one.config_keys.items()} for name, one in routines().items()}
     return {name: found for name, found in sizes.items() if found and all(found.values())}
