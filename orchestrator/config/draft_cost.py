@@ -35,8 +35,8 @@ class Draft(Frozen):
     `acceptance` is the probability that a drafted token is accepted: one value, or one for each position, given that all tokens
     before it were accepted; or the name of a measured curve (`config/acceptance.py`). The time of a step is `layers` times
     attention plus `rest_us` for the rest of the target model, all its layers together; a draft adds `start_us` once and `cost_us`
-    for each of its tokens. `rest` takes the rest of the model from measurement: `preset`, or a dataset of timing.context=step.
-    `layers` are then the model's own, unless given. Without any of these, only attention counts.
+    for each of its tokens. `rest` takes the rest of the model from measurement: `preset`, or a dataset of timing.context=step or
+    engine. `layers` are then the model's own, unless given. Without any of these, only attention counts.
     """
 
     acceptance: Annotated[float | tuple[float, ...] | str, BeforeValidator(_probabilities)] = 0.8

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from packaging.version import Version
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
+from kernels.engines.flags import DEFAULT, OFF
 from kernels.problem.dtypes import SIZE_BITS
 from orchestrator.config.base import SUFFIX, Frozen, own_files, own_table
 from orchestrator.errors import UserError, did_you_mean, explain
@@ -23,7 +24,6 @@ from orchestrator.untrusted import yaml as untrusted_yaml
 Phase = Literal["decode", "verify", "prefill"]
 Layers = Literal["full", "sliding", "mla"]
 PHASES: tuple[Phase, ...] = ("decode", "verify", "prefill")
-DEFAULT, OFF = "default", ":no-"  # of a flag in a row of a running engine, and before an option of it that is off
 MAX_DRAFT = 64  # query tokens of a request that are a draft; more of them are a part of a prompt
 FOLDER = "engine"
 SOURCE = r"^\S+\.py:\d+( \([^)]+\))?(, (\S+\.py)?:\d+( \([^)]+\))?)*$"  # FILE:LINE (NAME), :LINE (NAME), ...

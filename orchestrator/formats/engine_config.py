@@ -132,7 +132,7 @@ def _evidence(choice: Choice, default: Choice) -> str:
 
 @dataclass(frozen=True)
 class StepTime:
-    """A time of the flag that runs: `us` without the launch of a graph, and `layer`, the rest of a layer and the model's layers."""
+    """A time of the flag that runs: `us` without the launch of a graph, and `layer`, the rest of a step as `step_us` takes it."""
 
     batch_size: int
     s_qo: int
@@ -140,7 +140,8 @@ class StepTime:
     others: tuple[Any, ...]  # all else that makes it this workload
     us: float
     rough: bool
-    layer: tuple[float | None, int | None]
+    layer: tuple[float | None, float | None, int | None]
+    rest_by: str | None = None  # what measured that
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,7 @@ def steps_of(data: Dataset, part: Part, runs: Choice) -> list[StepTime]:
     others = [key for key in PROBLEM_KEYS if key not in (*PLACE, *OF_ONE_STEP, "routine", "q_dtype", "out_dtype")]
     layers = "" if part.layers == "all" else f" AND layers = {literal(part.layers)}"
     found = data.records(f"""
-        SELECT batch_size, s_qo, own_us, rough, rest_layer_us, model_layers, {", ".join(map(quoted, others))}
+        SELECT batch_size, s_qo, own_us, rough, rest_layer_us, rest_once_us, model_layers, rest_by, {", ".join(map(quoted, others))}
         FROM one_backend LEFT JOIN measured_rest USING (model, device_name, tp, batch_size, s_qo)
         WHERE who = {literal(part.who)} AND choice = {literal(runs.record["choice"])} AND phase IN ('decode', 'drafts')
             AND status = 'ok' AND mask = 'causal' AND min_s_qo IS NULL AND {here}{layers}
@@ -203,7 +204,8 @@ def steps_of(data: Dataset, part: Part, runs: Choice) -> list[StepTime]:
         StepTime(
             *(r["batch_size"], r["s_qo"], r["s_kv"], tuple(str(r[key]) for key in others if key != "s_kv"), r["own_us"]),
             bool(r["rough"]),
-            (r["rest_layer_us"], r["model_layers"]),
+            (r["rest_layer_us"], r["rest_once_us"], r["model_layers"]),
+            r["rest_by"],
         )
         for r in found
     ]
@@ -308,11 +310,11 @@ def _rest_comments(steps: Sequence[StepTime], batches: Sequence[BatchDrafts], dr
         return
     sizes = {batch.size for batch in batches}
     found = [(step, rest) for step in steps if step.batch_size in sizes and (rest := step.layer[0]) is not None]
-    layers, rests = draft.layers or found[0][0].layer[1], [rest for _, rest in found]
+    layers, rests = draft.layers or found[0][0].layer[2], [rest for _, rest in found]
     tokens = extent([step.batch_size * step.s_qo for step, _ in found])
     yield (
         f"#   the rest of a step: {layers} layers of {min(rests):,.1f} to {max(rests):,.1f} µs each, for {tokens} query tokens "
-        f"in a batch, as measured in steps (draft.rest={draft.rest}); no all-reduce, output projection or sampling"
+        f"in a batch, as measured in steps (draft.rest={draft.rest}; {found[0][0].rest_by}); no all-reduce between GPUs"
     )
     for size, batch in sorted(_batches(steps, draft).items()):
         if batch.left:

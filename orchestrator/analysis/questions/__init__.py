@@ -27,7 +27,7 @@ from orchestrator.analysis.names import of_references
 from orchestrator.analysis.noise import DEFAULT_NOISE_FLOOR, SAME
 from orchestrator.analysis.questions import cache_size, in_engine, traffic_weights
 from orchestrator.analysis.sql import Where, literal, quoted, weight_sql
-from orchestrator.analysis.step_rest import create_measured_rest
+from orchestrator.analysis.step_rest import PRESET, create_measured_rest
 from orchestrator.analysis.traffic import Mix
 from orchestrator.analysis.views import FEW_ROWS
 from orchestrator.config.acceptance import CURVES
@@ -170,7 +170,7 @@ def _kind(data: Dataset) -> str:
 def define_views(data: Dataset, draft: Draft, **assumed: Unpack[Assumed]) -> Dataset:
     """Creates the parameters and views of all questions in a dataset, and returns it."""
     _define_ranking(data, assumed.get("max_rel_err"))
-    data.draft = draft
+    data.draft = draft = _with_own_steps(data, draft)
     data.execute(f"SET VARIABLE same = {SAME}; SET VARIABLE spike = {SPIKE}; SET VARIABLE max_draft = {MAX_DRAFT}")
     data.execute(f"SET VARIABLE drafts = {literal(assumed.get('drafts'))}")
     data.execute(
@@ -178,7 +178,8 @@ def define_views(data: Dataset, draft: Draft, **assumed: Unpack[Assumed]) -> Dat
     )
     costs = [draft.layers, draft.rest_us, draft.start_us, draft.cost_us, draft.rest is not None]
     data.execute("INSERT INTO draft_costs VALUES (?, ?, ?, ?, ?)", costs)
-    create_measured_rest(data, draft.rest, draft.layers)
+    steps_of = None if draft.rest in (None, PRESET) else open_views(str(draft.rest), Draft(layers=1))
+    create_measured_rest(data, steps_of, draft)
     data.execute("CREATE TEMP TABLE model_layers(model VARCHAR, layers BIGINT)")
     for (model,) in data.execute("SELECT DISTINCT model FROM rows WHERE plan_host_us IS NOT NULL"):
         data.execute("INSERT INTO model_layers VALUES (?, ?)", [model, draft.layers or layers_of(model) or 1])
@@ -197,6 +198,17 @@ def define_views(data: Dataset, draft: Draft, **assumed: Unpack[Assumed]) -> Dat
         data.execute(f"CREATE TEMP {_kind(data) if view == 'ranked_workloads' else 'VIEW'} {view} AS {query_text(view)}")
     _note_unused(data, weights)
     return data
+
+
+def _with_own_steps(data: Dataset, draft: Draft) -> Draft:
+    """The costs of drafts, with the steps of a running engine that the dataset itself has, unless the cost of a step is typed."""
+    if draft.whole_steps or not data.path or not data.scalar("SELECT count(*) FROM rows WHERE context = 'engine'"):
+        return draft
+    models = data.execute("""
+        SELECT DISTINCT model FROM rows JOIN problems USING (model, device_name, tp)
+        WHERE rows.context = 'engine' AND rows.status = 'ok'""")
+    known = models and all(layers_of(model) is not None for (model,) in models)
+    return draft.model_copy(update={"rest": data.path}) if known else draft
 
 
 def _create_workloads(data: Dataset, weights: WeightRules, traffic: Mix | None) -> None:

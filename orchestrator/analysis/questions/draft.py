@@ -32,7 +32,18 @@ SEARCH_STEPS = 40  # halvings of the interval that holds a break-even acceptance
 def grids(data: Dataset) -> list[Grid]:
     """The best draft of each batch, then of each context, and what this does not count."""
     found = by_context(data)
-    return [*in_short(data), *found, *(warnings(data, data.draft) if found else [])]
+    return [*in_short(data), *found, *(_sources(data) + warnings(data, data.draft) if found else [])]
+
+
+def _sources(data: Dataset) -> list[Grid]:
+    """What measured the rest of a step, and where attention is that of a running engine; nothing without draft.rest."""
+    cells = data.execute("""
+        SELECT model || ' on ' || device_name, rest_by, sum((engine_us IS NOT NULL)::INT)::VARCHAR || ' of ' || count(*)
+        FROM fastest JOIN measured_rest USING (model, device_name, tp, batch_size, s_qo)
+        LEFT JOIN engine_attention USING (model, device_name, tp, kv_dtype, batch_size, s_kv, s_qo)
+        GROUP BY model, device_name, rest_by ORDER BY ALL""")
+    header = ("model", "the rest of a step is from", "steps with attention of a running engine")
+    return [Grid("what a step is made of", header, tuple(cells))] if cells else []
 
 
 def by_context(data: Dataset) -> list[Grid]:

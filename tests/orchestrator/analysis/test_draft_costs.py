@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from orchestrator import ROOT
 from orchestrator.analysis.dataset import Dataset
-from orchestrator.analysis.questions import draft, expected_tokens, views_of
+from orchestrator.analysis.questions import draft, expected_tokens, open_views, views_of
 from orchestrator.analysis.questions.draft import break_even_acceptance, without_rest
 from orchestrator.analysis.step_rest import PRESETS, ModelPlace, measured, us_at
 from orchestrator.config.acceptance import CURVES
@@ -41,10 +41,10 @@ def steps() -> Dataset:
 
 
 def test_the_preset_is_what_the_committed_steps_measured():
-    found = measured(str(RESULTS / "h200_studies/study_in_step"))
+    found = measured(open_views(RESULTS / "h200_studies/study_in_step"))
 
     assert set(found) == {H200} == set(PRESETS)
-    assert found[H200] == pytest.approx(PRESETS[H200], abs=0.01)
+    assert found[H200].layer == pytest.approx(PRESETS[H200], abs=0.01)
 
 
 def test_the_rest_lies_on_the_line_between_what_was_measured_and_nowhere_beyond():
@@ -62,7 +62,7 @@ def test_a_step_is_the_model_s_layers_of_attention_and_of_the_measured_rest(step
 
 
 def test_the_cell_counts_drafted_tokens_and_marks_the_edge_of_the_sweep(steps: Dataset):
-    _, grid, warning = draft.grids(steps)
+    _, grid, _, warning = draft.grids(steps)
 
     assert grid.cells[0][1].startswith("3 drafted (the longest known), 66/s")
     assert "fa2_tc err 0.3%" in grid.cells[0][1]

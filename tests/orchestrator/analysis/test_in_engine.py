@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from orchestrator.analysis.dataset import Dataset
-from orchestrator.analysis.questions import in_engine, views_of
+from orchestrator.analysis.questions import draft, in_engine, open_views, views_of
+from orchestrator.config.draft_cost import Draft
 from orchestrator.storage.row import Row, to_table
 from orchestrator.tables import Grid
 from tests.helpers.timed_rows import made
@@ -196,3 +199,42 @@ def test_what_does_not_scale_with_the_layers_is_apart():
 
 def test_without_rows_of_an_engine_there_is_no_answer():
     assert in_engine.grids(answered(*THREE)) == [] and in_engine.summary(answered(*THREE)) is None
+
+
+LLAMA = {"model": "llama_3_1_70b", "device_name": "NVIDIA H200"}
+ISOLATED = [alone("flash_attn_3_vllm", us, "flash_attn_3", s_qo=q, batch_size=8, **LLAMA) for q, us in ((1, 100.0), (4, 110.0))]
+STEPS = [
+    inside("FLASH_ATTN", us, FLASH, s_qo=q, step_layers=n, engine_step_us=n * (us + 500.0 + q) + 120.0, **LLAMA)
+    for q, us in ((1, 101.0), (4, 130.0))
+    for n in (4, 8)
+]
+
+
+@pytest.mark.parametrize("typed", [True, False], ids=["named by draft.rest", "in the dataset itself"])
+def test_drafts_take_the_rest_of_a_step_and_attention_from_the_engine_and_say_so(tmp_path: Path, typed: bool):
+    """80 layers of what two numbers of layers show, and once what does not scale with them."""
+    inner, outer = STEPS, ISOLATED if typed else [*ISOLATED, *STEPS]
+    for name, rows in (("engine", inner), ("isolated", outer)):
+        pq.write_table(to_table(rows), tmp_path / f"{name}.parquet")
+    costs = Draft(rest=str(tmp_path / "engine.parquet")) if typed else Draft()
+    data = open_views(tmp_path / "isolated.parquet", costs)
+    (found,) = data.records("FROM draft")
+
+    assert (found["drafted"], found["verify_backend"]) == (3, "FLASH_ATTN in vllm 0.25.1")
+    assert found["step_us"] == pytest.approx(80 * (130 + 504) + 120)
+    assert found["one_token_per_s"] == pytest.approx(8e6 / (80 * (101 + 501) + 120))
+    assert lines(draft.grids(data), "what a step is made of") == [
+        {
+            "model": "llama_3_1_70b on NVIDIA H200",
+            "the rest of a step is from": "vllm 0.25.1 with 4 and 8 layers",
+            "steps with attention of a running engine": "2 of 2",
+        }
+    ]
+
+
+def test_attention_of_an_engine_counts_only_where_one_query_token_was_timed_too(tmp_path: Path):
+    pq.write_table(to_table([row for row in STEPS if row["s_qo"] == 4]), tmp_path / "engine.parquet")
+    drafts_alone = Draft(rest=str(tmp_path / "engine.parquet"), layers=80)
+    data = views_of(to_table(ISOLATED), drafts_alone)
+
+    assert data.scalar("SELECT count(*) FROM engine_attention") == 0

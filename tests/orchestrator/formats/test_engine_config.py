@@ -191,7 +191,7 @@ def test_the_export_says_which_rest_it_stands_on_and_what_it_leaves_out():
 
     assert table["num_speculative_tokens_per_batch_size"] == [[1, 8, 7]]
     assert (
-        "80 layers of 455.9 to 510.1 µs each, for 1 to 64 query tokens in a batch, as measured in steps (draft.rest=preset)"
+        "80 layers of 455.9 to 510.1 µs each, for 1 to 64 query tokens in a batch, as measured in steps (draft.rest=preset; timing"
         in printed
     )
     assert "left out: batch 32 with 3, 7 drafted, and so the whole batch, since draft.rest=preset has no step" in printed
@@ -213,7 +213,7 @@ def test_the_table_starts_at_batch_1_and_leaves_no_gap(best: dict[int, int], tab
 
 
 def test_a_tie_of_draft_lengths_takes_the_shorter():
-    steps = [StepTime(4, q, 100, (), 100.0, False, (None, None)) for q in (1, 2)]
+    steps = [StepTime(4, q, 100, (), 100.0, False, (None, None, None)) for q in (1, 2)]
 
     assert [batch.drafts for batch in best_drafts(steps, Draft(acceptance=0.0, layers=1))] == [0]
 
