@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from kernels import registry
-from kernels.engines import start
+from kernels.engines.start import LAYERS, EngineStart
 from orchestrator import gc_pause
 from orchestrator.code_version import own_version
 from orchestrator.config.environment import Environment, find
@@ -184,8 +184,16 @@ def worker_config(
     settings: Settings, common: Row, environments: tuple[Environment, ...], imports: tuple[str, ...], todo: Plan
 ) -> WorkerConfig:
     """What every worker of a run needs to know. An engine is as large as the points that are left for it need."""
-    of_engines = [d.point for d in todo.decisions_of("run") if d.point.engine]
-    layer, layers = settings.model.layer, settings.timing.step_layers or start.LAYERS
+    of_engines: dict[Hashable, list[Point]] = defaultdict(list)
+    for decision in todo.decisions_of("run"):
+        if decision.point.engine:
+            of_engines[decision.point.shares].append(decision.point)
+    layer, layers = settings.model.layer, settings.timing.step_layers or LAYERS
+    starts = {
+        key: EngineStart(of[0].backend, tuple(point.problem for point in of), layer, layers)
+        for key, of in of_engines.items()
+        if layer
+    }
     return WorkerConfig(
         settings.timing,
         settings.check.enabled,
@@ -196,7 +204,7 @@ def worker_config(
         max_inputs=settings.check.max_inputs,
         batch_invariance=settings.check.batch_invariance,
         layer=layer,
-        engine_starts={} if layer is None else start.starts_of(of_engines, layer, layers),
+        engine_starts=starts,
         memory_fraction=settings.limits.memory_fraction,
         environments=environments,
         start_seconds=settings.limits.start_seconds,

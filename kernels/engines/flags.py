@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
-from kernels.engines.model import unmet
 
 if TYPE_CHECKING:
     from kernels.device import Device
@@ -18,17 +17,15 @@ if TYPE_CHECKING:
     from kernels.problem import Problem
 
 DEFAULT, OFF = "default", ":no-"
+ENGINES = ("vllm", "sglang")  # by the names of their packages; the steps of SGLang are not written
 SEEN = "0.25.1"  # the release of vLLM whose steps were seen running
-ENGINES = {"vllm": "vllm", "sglang": "sglang"}  # with their packages
 KV_DTYPES = {"bf16": "auto", "fp8_e4m3": "fp8"}  # of a cache, and vLLM's names of them
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFlag(Adapter):
-    """What an engine runs by a flag. `engine` is its name; `flag` is what `sweep.flag` has."""
+    """What an engine runs by a flag."""
 
-    engine: str
-    flag: str
     query_lengths: QueryLengths = "uniform"
     takes_window: bool = True
     takes_sinks: bool = True
@@ -37,21 +34,22 @@ class EngineFlag(Adapter):
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p = problem
         plain = (p.mask, p.seq_lens, p.batch_spec, p.graph_batch) == ("causal", "fixed", None, None)
+        layer = p.routine == "mla" if p.latent else p.routine == "paged_decode" and p.head_dim_qk == p.head_dim_vo
         return (
-            Need("an engine whose steps this project can time: vllm", self.engine == "vllm"),
+            Need("an engine whose steps this project can time: vllm", self.distributions == ("vllm",)),
+            Need("a model's own layers: paged_decode with one head_dim, or mla", layer),
             Need("requests of one length under a causal mask, without padding: an engine's own steps", plain),
             Need(f"queries in bf16 and a cache in {' or '.join(KV_DTYPES)}", p.q_dtype == "bf16" and p.kv_dtype in KV_DTYPES),
-            *(Need(sentence, False) for sentence in unmet(p)),
         )
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         """Raises TypeError: an engine's kernels are not called by a worker."""
-        raise TypeError(f"{self.name} runs inside {self.engine}; type timing.context=engine")
+        raise TypeError(f"{self.name} runs inside its engine alone")
 
     def how_to_install(self, lacking: Sequence[str]) -> str:
         """An engine has an environment of its own, which may exist."""
         return (
-            f"type 'sweep.env=[{self.engine}:{SEEN}]' to make an environment of it, or '+env.mine={{python: PATH}}' "
+            f"type 'sweep.env=[{lacking[0]}:{SEEN}]' to make an environment of it, or '+env.mine={{python: PATH}}' "
             f"'sweep.env=[mine]' with the interpreter of one that is there"
         )
 
@@ -64,6 +62,5 @@ def parsed(backend: str) -> tuple[str, str] | None:
 
 def adapter_of(routine: str, backend: str) -> EngineFlag | None:
     """The backend of an engine's flag; None if the name is of another kind."""
-    if (names := parsed(backend)) is None:
-        return None
-    return EngineFlag(routine=routine, name=backend, engine=names[0], flag=names[1], distributions=(ENGINES[names[0]],))
+    names = parsed(backend)
+    return None if names is None else EngineFlag(routine=routine, name=backend, distributions=names[:1])

@@ -1,69 +1,35 @@
-"""One start of an engine: which points it serves, and how large it must be for all of them. Pure Python, no torch."""
+"""One start of an engine: the model that it loads, which points it serves, and how large it must be for all of them.
+
+The model is a config.json of a few layers with the problem's heads and dummy weights. One GPU has its share of the heads and of the
+MLP under tensor parallelism, without communication. Pure Python, no torch.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from kernels.engines.flags import DEFAULT, KV_DTYPES, OFF
-from kernels.engines.model import VOCABULARY, config_of, in_words
 from kernels.problem import Problem
 from kernels.problem.dtypes import size_bytes
-from kernels.step.shapes import WEIGHT_BYTES, LayerShape, weight_bytes
+from kernels.step.shapes import WEIGHT_BYTES, LayerShape, nope_dim, weight_bytes
 
 LAYERS = 4  # of the model, unless timing.step_layers says otherwise
 START_S = 33.0  # 25 to 40 s on an H200, its imports included; the first time of a backend takes longest
+VOCABULARY = 32_000  # so that embeddings take little memory
 PREFILL_TOKENS = 16_384  # of all requests in one step
-PROFILES = 3  # as often a profile is tried
-WARM, TIMED, TIMED_DRAFTS, PROFILED = 15, 100, 40, 12  # steps
+WARM, TIMED, TIMED_DRAFTS, PROFILED, PROFILES = 15, 100, 40, 12, 3  # steps, and how often a profile is tried
 PAGES_MORE, BYTES_MORE = 1.08, 2**28  # of the cache: vLLM keeps some pages for itself
 ACTIVATION_BYTES = 6 * 2**30  # of a prefill of PREFILL_TOKENS, with room for graphs and workspaces
 POINT_OVERHEAD_S, STEP_OVERHEAD_S, PREFILL_SHARE = 1.0, 2e-3, 0.45  # PREFILL_SHARE: of the matrix rate that prompts reach
-
-
-class HasProblem(Protocol):
-    """A point, as far as a start depends on it."""
-
-    @property
-    def problem(self) -> Problem: ...
-    @property
-    def backend(self) -> str: ...
-    @property
-    def shares(self) -> Hashable: ...
 
 
 def key_of(problem: Problem, backend: str, env: str | None) -> Hashable:
     """What the points of one start share: flag, environment, heads, dtypes and draft length; all but how many tokens there are."""
     kept = problem.model_dump(exclude={"batch_size", "s_kv", "tree"}, exclude_defaults=True)
     return (backend, env, *sorted((name, str(value)) for name, value in kept.items()))
-
-
-def steps_of(problem: Problem) -> dict[str, int]:
-    """How many pure steps of a point are of which kind. Fewer with drafts, which lengthen the context by several tokens a step."""
-    return {"warm": WARM, "timed": TIMED if problem.s_qo == 1 else TIMED_DRAFTS, "profiled": PROFILED}
-
-
-def prefill_steps(problem: Problem) -> int:
-    return math.ceil(problem.batch_size * problem.s_kv / PREFILL_TOKENS) + 1
-
-
-def most_new_tokens(problem: Problem) -> int:
-    """Tokens that a request may get: all of its steps with all of the draft accepted, half as many again in case some are short."""
-    steps = steps_of(problem)
-    pure = steps["warm"] + steps["timed"] + PROFILES * steps["profiled"]
-    return (prefill_steps(problem) + pure * 3 // 2 + 16) * problem.s_qo
-
-
-def prompt_tokens(problem: Problem) -> int:
-    """Tokens of each prompt, so that a request has about `s_kv` in the profiled steps if all drafts are accepted.
-
-    The first requests are decoded while the last ones are prefilled: on average for half of the prefill steps.
-    """
-    steps = steps_of(problem)
-    before = steps["warm"] + steps["timed"] + steps["profiled"] / 2 + prefill_steps(problem) / 2
-    return max(1, problem.s_kv - round(before * problem.s_qo))
 
 
 @dataclass(frozen=True)
@@ -80,61 +46,79 @@ class EngineStart:
         return self.backend.partition("/")[0]
 
     @property
-    def flag(self) -> str:
-        return self.backend.partition("/")[2]
-
-    @property
-    def model(self) -> dict[str, Any]:
-        """The config.json of its model."""
-        return config_of(self.problems[0], self.layer, self.layers) | {"max_position_embeddings": self.max_len}
-
-    @property
     def in_words(self) -> str:
         """The model, as a row says it."""
-        return in_words(self.model, self.problems[0])
-
-    @property
-    def max_len(self) -> int:
-        """Tokens that a request may have at most: the engine's own maximum if the problem names one."""
-        return max(max(p.max_seq_len or 0, prompt_tokens(p) + most_new_tokens(p)) for p in self.problems)
-
-    @property
-    def cache_bytes(self) -> int:
-        return max(cache_bytes(p, self.layers) for p in self.problems)
+        tp = self.problems[0].tp
+        share = f", the share of 1 of {tp} GPUs by heads and MLP, without communication" if tp > 1 else ""
+        return f"{self._model()['architectures'][0]}, {self.layers} layers, dummy weights{share}"
 
     def spec(self) -> dict[str, Any]:
         """What the program of the engine is told to start."""
-        first = self.problems[0]
-        name, _, off = self.flag.partition(OFF)
+        first, longest = self.problems[0], max(max(p.max_seq_len or 0, longest_request(p)) for p in self.problems)
+        name, _, off = self.backend.partition("/")[2].partition(OFF)
         return {
             "flag": None if name == DEFAULT else name,
             "off": off or None,
-            "model": self.model,
+            "model": self._model() | {"max_position_embeddings": longest},
             "layers": self.layers,
             "drafts": first.s_qo - 1,
             "page_size": first.page_size,
             "kv_cache_dtype": KV_DTYPES[first.kv_dtype],
             "batches": sorted({p.batch_size for p in self.problems}),
-            "max_model_len": self.max_len,
+            "max_model_len": longest,
             "prefill_tokens": PREFILL_TOKENS,
-            "cache_bytes": self.cache_bytes,
+            "cache_bytes": max(cache_bytes(p, self.layers) for p in self.problems),
         }
+
+    def _model(self) -> dict[str, Any]:
+        """A config.json: DeepSeek-V3's class for a latent, gpt-oss's for sinks, else Llama's. All layers are of the problem's kind.
+
+        An MLP of experts becomes one as wide as those of a token together, but for gpt-oss.
+        """
+        p, layer = self.problems[0], self.layer
+        wide = layer.intermediate_size * (layer.experts_per_token or 1) + (layer.shared_intermediate_size or 0)
+        found: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": layer.hidden_size, "num_hidden_layers": self.layers}
+        found |= {"num_attention_heads": p.num_qo_heads, "num_key_value_heads": p.num_kv_heads, "torch_dtype": "bfloat16"}
+        found |= {"intermediate_size": -(-layer.of_mlp(wide, p.tp) // 64) * 64, "tie_word_embeddings": False}
+        if p.latent:
+            found |= {"qk_nope_head_dim": nope_dim(p), "qk_rope_head_dim": p.head_dim_kpe, "v_head_dim": p.head_dim_vo}
+            found |= {"q_lora_rank": layer.q_lora_rank, "kv_lora_rank": p.head_dim_ckv, "first_k_dense_replace": self.layers}
+            return {**found, "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
+        found |= {"head_dim": p.head_dim_qk, "hidden_act": "silu", "rms_norm_eps": 1e-5}
+        if p.window is not None or p.sinks:
+            kind = "full_attention" if p.window is None else "sliding_attention"
+            found |= {"layer_types": [kind] * self.layers, "sliding_window": p.window or 128}
+        if not p.sinks:
+            return {**found, "architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+        found |= {"num_local_experts": layer.num_experts or 8, "num_experts_per_tok": layer.experts_per_token or 1}
+        found |= {"intermediate_size": layer.of_mlp(layer.intermediate_size, p.tp)}
+        return {**found, "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss"}
 
 
 def point_request(problem: Problem) -> dict[str, Any]:
-    """What the program of the engine is told to measure."""
-    return {
-        "batch": problem.batch_size,
-        "prompt": prompt_tokens(problem),
-        "max_tokens": most_new_tokens(problem),
-        "steps": steps_of(problem),
-    }
+    """What the program of the engine is told to measure. `most` is how many tokens a request may get.
+
+    Prompts are so long that a request has about `s_kv` tokens in the profiled steps if all drafts are accepted. The first requests
+    are decoded while the last ones are prefilled: on average for half of the prefill steps.
+    """
+    # Fewer steps with drafts, which lengthen the context by several tokens a step, and half as many more in case some are short.
+    timed = TIMED if problem.s_qo == 1 else TIMED_DRAFTS
+    prefill = math.ceil(problem.batch_size * problem.s_kv / PREFILL_TOKENS) + 1
+    before = round((WARM + timed + PROFILED / 2 + prefill / 2) * problem.s_qo)
+    most = (prefill + (WARM + timed + PROFILES * PROFILED) * 3 // 2 + 16) * problem.s_qo
+    steps = {"warm": WARM, "timed": timed, "profiled": PROFILED, "profiles": PROFILES}
+    return {"batch": problem.batch_size, "prompt": max(1, problem.s_kv - before), "most": most, "steps": steps}
+
+
+def longest_request(problem: Problem) -> int:
+    """Tokens of a request at its end."""
+    asked = point_request(problem)
+    return int(asked["prompt"] + asked["most"])
 
 
 def cache_bytes(problem: Problem, layers: int) -> int:
     """Bytes of a cache that holds all requests of a point to their end."""
-    longest = prompt_tokens(problem) + most_new_tokens(problem)
-    tokens = problem.batch_size * math.ceil(longest / problem.page_size) * problem.page_size
+    tokens = problem.batch_size * math.ceil(longest_request(problem) / problem.page_size) * problem.page_size
     return int(layers * size_bytes(problem.kv_dtype, tokens * problem.kv_token_elements) * PAGES_MORE) + BYTES_MORE
 
 
@@ -149,14 +133,5 @@ def point_seconds(problem: Problem, layer: LayerShape, layers: int, bytes_s: flo
     weights, tokens = weight_bytes(problem, layer), problem.batch_size * problem.s_kv
     of_mask = problem.num_qo_heads * (problem.head_dim_qk + problem.head_dim_vo) * problem.s_kv  # half of the pairs
     prefill_s = layers * tokens * (2 * weights / WEIGHT_BYTES + of_mask) / (PREFILL_SHARE * flops_s)
-    steps = steps_of(problem)
     step_s = STEP_OVERHEAD_S + layers * (weights + problem.unshared_bytes) / bytes_s
-    return POINT_OVERHEAD_S + prefill_s + (steps["warm"] + steps["timed"] + 2 * steps["profiled"]) * step_s
-
-
-def starts_of(points: Iterable[HasProblem], layer: LayerShape, layers: int) -> dict[Hashable, EngineStart]:
-    """The starts that these points need, by what they share."""
-    members: dict[Hashable, list[HasProblem]] = {}
-    for point in points:
-        members.setdefault(point.shares, []).append(point)
-    return {key: EngineStart(of[0].backend, tuple(one.problem for one in of), layer, layers) for key, of in members.items()}
+    return POINT_OVERHEAD_S + prefill_s + (WARM + TIMED + PROFILES * PROFILED) * step_s

@@ -77,36 +77,18 @@ def start(spec: Mapping[str, Any]) -> tuple[Running, dict[str, Any]]:
 
 
 def _arguments(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """What is given to vLLM. No profile of memory decides how large the cache is."""
     drafts, q = spec["drafts"], spec["drafts"] + 1
-    found = {
-        "skip_tokenizer_init": True,
-        "load_format": "dummy",
-        "dtype": "bfloat16",
-        "seed": 0,
-        "max_model_len": spec["max_model_len"],
-        "max_num_seqs": max(2, *spec["batches"]),  # the warm-up of the second runner wants two sequences
-        "max_num_batched_tokens": spec["prefill_tokens"],
-        "block_size": spec["page_size"],
-        "enable_prefix_caching": True,
-        "kv_cache_dtype": spec["kv_cache_dtype"],
-        "kv_cache_memory_bytes": spec["cache_bytes"],  # no profile of memory decides it
-        "gpu_memory_utilization": 0.1,  # then this is the free memory that a start insists on, and nothing else
-        "attention_config": _attention_config(spec["flag"], spec["off"]),
-        # Mode 0 leaves inductor out: norms and rotary embedding are the engine's own kernels.
-        "compilation_config": {
-            "mode": 0,
-            "cudagraph_mode": "FULL_DECODE_ONLY",
-            "cudagraph_capture_sizes": [batch * q for batch in spec["batches"]],
-        },
-        "kernel_config": {"enable_flashinfer_autotune": False},
-        "disable_log_stats": True,
-    }
-    if drafts:
-        found["speculative_config"] = {"method": "ngram", "num_speculative_tokens": drafts} | {
-            "prompt_lookup_min": 1,
-            "prompt_lookup_max": 3,
-        }
-    return found
+    sizes = {"max_model_len": spec["max_model_len"], "max_num_batched_tokens": spec["prefill_tokens"]}
+    sizes |= {"block_size": spec["page_size"], "max_num_seqs": max(2, *spec["batches"])}  # two: for a warm-up of the second runner
+    # The free memory that a start insists on, if the cache has a size: a share that is always there.
+    cache = {"kv_cache_memory_bytes": spec["cache_bytes"], "kv_cache_dtype": spec["kv_cache_dtype"], "gpu_memory_utilization": 0.1}
+    graphs = {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [batch * q for batch in spec["batches"]]}
+    how = {"compilation_config": {"mode": 0, **graphs}, "kernel_config": {"enable_flashinfer_autotune": False}}  # 0: no inductor
+    lookup = {"method": "ngram", "num_speculative_tokens": drafts, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+    model = {"load_format": "dummy", "dtype": "bfloat16", "seed": 0, "skip_tokenizer_init": True, "enable_prefix_caching": True}
+    attention = {"attention_config": _attention_config(spec["flag"], spec["off"]), "disable_log_stats": True}
+    return {**model, **sizes, **cache, **how, **attention, **({"speculative_config": lookup} if drafts else {})}
 
 
 def _attention_config(flag: str | None, off: str | None) -> dict[str, Any]:
@@ -131,7 +113,7 @@ class Running:
         self.runner = core.model_executor.driver_worker.worker.model_runner
         self.watch = Watch(self.runner)
         self.is_async = bool(getattr(core, "async_scheduling", False))
-        self._number = 0
+        self._points, self._ids = 0, list[str]()
         with _profile():  # the first profile of a process takes seconds
             pass
 
@@ -153,83 +135,71 @@ class Running:
             "graph": str(config.compilation_config.cudagraph_mode).rpartition(".")[2],
         }
 
-    def point(self, batch: int, prompt: int, max_tokens: int, steps: Mapping[str, int], read: Callable[[], None]) -> dict[str, Any]:
+    def point(self, batch: int, prompt: int, most: int, steps: Mapping[str, int], read: Callable[[], None]) -> dict[str, Any]:
         """Medians of pure steps in microseconds, and the kernels of those that follow. `read` reads the clocks meanwhile.
 
-        Requests have `prompt` tokens and may get `max_tokens`; `steps` says how many are `warm`, `timed` and `profiled`. Raises
+        Requests have `prompt` tokens and may get `most`; `steps` says how many are `warm`, `timed` and `profiled`. Raises
         NotMeasured if too few steps are pure, or no kernel of attention ran.
         """
-        q = self.spec["drafts"] + 1
-        ids = self._add_requests(batch, prompt, max_tokens)
-        self.watch.begin(batch, q)
+        self._add_requests(batch, prompt, most)
         try:
-            self._until_pure(steps["warm"])
-            self.watch.begin(batch, q)
-            every = steps["timed"] // READS
-            for _ in range(READS):
+            self._until(steps["warm"], batch)
+            for at in range(READS):
                 read()
-                self._until_pure(every)
+                self._until(steps["timed"] // READS, batch, fresh=at == 0)
             timed = self.watch.times()
-            for _ in range(3):  # a step in which a draft was short makes a profile useless
-                found = self._profiled(batch, q, steps["profiled"])
-                if found is not None:
-                    return {**timed, **found}
-            raise NotMeasured(f"in three profiles of {steps['profiled']} steps, some steps had requests without {q} tokens")
+            for _ in range(steps["profiles"]):  # a step in which a draft was short makes a profile useless
+                with _profile() as profile:
+                    self._until(steps["profiled"], batch)
+                if self.watch.pure == self.watch.steps:
+                    kv_tokens = {"kv_tokens": statistics.mean(self.watch.kv_tokens)}
+                    events = profile.profiler.kineto_results.events()
+                    return {**timed, **kv_tokens, **kernels_of(events, self.spec, self.watch.steps)}
+            raise NotMeasured(f"in {steps['profiles']} profiles some steps had requests without {self.watch.q} tokens")
         finally:
-            self._end(ids)
+            self._end()
 
-    def _add_requests(self, batch: int, prompt: int, max_tokens: int) -> list[str]:
+    def _add_requests(self, batch: int, prompt: int, most: int) -> None:
         from vllm import SamplingParams
 
-        self._number += 1
-        draw = random.Random(self._number)
-        vocabulary = DRAFT_TOKENS if self.spec["drafts"] else self.spec["model"]["vocab_size"] - 100
-        ids = [f"{self._number}-{request}" for request in range(batch)]
-        for one in ids:
-            tokens = [10 + draw.randrange(vocabulary) for _ in range(prompt)]
-            params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, temperature=0.0, detokenize=False)
-            self.engine.add_request(one, {"type": "token", "prompt_token_ids": tokens}, params)
-        return ids
+        self._points += 1
+        draw = random.Random(self._points)
+        vocabulary = range(10, 10 + (DRAFT_TOKENS if self.spec["drafts"] else self.spec["model"]["vocab_size"] - 100))
+        self._ids = [f"{self._points}-{request}" for request in range(batch)]
+        for one in self._ids:
+            params = SamplingParams(max_tokens=most, ignore_eos=True, temperature=0.0, detokenize=False)
+            prompt_ids = draw.choices(vocabulary, k=prompt)
+            self.engine.add_request(one, {"type": "token", "prompt_token_ids": prompt_ids}, params)
 
-    def _until_pure(self, count: int) -> None:
-        """Runs steps until so many more were pure."""
+    def _until(self, count: int, batch: int, *, fresh: bool = True) -> None:
+        """Runs steps until so many more were pure. With `fresh` those before are forgotten."""
+        if fresh:
+            self.watch.begin(batch, self.spec["drafts"] + 1)
         wanted = self.watch.pure + count
         while self.watch.pure < wanted:
             if not self.engine.has_unfinished_requests():
                 raise NotMeasured(f"the requests ended after {self.watch.pure} steps with {self.watch.q} tokens of each request")
             self.engine.step()
 
-    def _profiled(self, batch: int, q: int, count: int) -> dict[str, Any] | None:
-        """The kernels of so many steps; None if one of them was not pure."""
-        import torch
-
-        torch.cuda.synchronize()
-        self.watch.begin(batch, q)
-        with _profile() as profile:
-            while self.watch.steps < count:
-                if not self.engine.has_unfinished_requests():
-                    raise NotMeasured("the requests ended before their last steps were profiled")
-                self.engine.step()
-            torch.cuda.synchronize()
-        if self.watch.pure < self.watch.steps:
-            return None
-        events = profile.profiler.kineto_results.events()
-        return kernels_of(events, self.spec, self.watch.steps) | {"kv_tokens": statistics.mean(self.watch.kv_tokens)}
-
-    def _end(self, ids: Sequence[str]) -> None:
-        self.engine.abort_request(list(ids))
+    def _end(self) -> None:
+        self.engine.abort_request(self._ids)
         while self.engine.has_unfinished_requests():
             self.engine.step()
-        self.engine.step()  # what was scheduled ahead
+        for _ in range(3):  # what was scheduled ahead
+            self.engine.step()
         self.engine.reset_prefix_cache()
 
 
 @contextmanager
 def _profile() -> Iterator[Any]:
+    """Kernels of the steps in it alone: the GPU has done those before, and does all of these."""
+    import torch
     from torch.profiler import ProfilerActivity, profile
 
+    torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as found:
         yield found
+        torch.cuda.synchronize()
 
 
 class Watch:
