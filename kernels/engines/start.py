@@ -73,7 +73,7 @@ class EngineStart:
     def _model(self) -> dict[str, Any]:
         """A config.json: DeepSeek-V3's class for a latent, gpt-oss's for sinks, else Llama's. All layers are of the problem's kind.
 
-        An MLP of experts becomes one as wide as those of a token together, but for gpt-oss.
+        An MLP of experts becomes one as wide as those of a token together; gpt-oss has 8 of its experts.
         """
         p, layer = self.problems[0], self.layer
         wide = layer.intermediate_size * (layer.experts_per_token or 1) + (layer.shared_intermediate_size or 0)
@@ -90,7 +90,7 @@ class EngineStart:
             found |= {"layer_types": [kind] * self.layers, "sliding_window": p.window or 128}
         if not p.sinks:
             return {**found, "architectures": ["LlamaForCausalLM"], "model_type": "llama"}
-        found |= {"num_local_experts": layer.num_experts or 8, "num_experts_per_tok": layer.experts_per_token or 1}
+        found |= {"num_local_experts": 8, "num_experts_per_tok": layer.experts_per_token or 1}
         found |= {"intermediate_size": layer.of_mlp(layer.intermediate_size, p.tp)}
         return {**found, "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss"}
 
