@@ -13,8 +13,8 @@ OrchestratorError
 ├── CannotMeasure        a release gives no times: mode=bisect skips it and names it
 └── WroteInputs          a backend changed small inputs in its turn, while it was timed: its row is a mismatch
 
-Beside the tree stand NotPlain (a name is a link, a FIFO or a folder where a plain file is needed) and NotTaken (a line of a file of
-others has no counterpart here).
+Beside the tree stand NotPlain (a name is a link, a FIFO or a folder where a plain file is needed), NotTaken (a line of a file of
+others has no counterpart here) and BadManifest (an archive of modules is none of this project's).
 """
 
 from __future__ import annotations
@@ -22,52 +22,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
+from importlib.resources import files
 from typing import Literal
 
+import yaml
 from pydantic import ValidationError
 
 MAX_LINES, MAX_SHOWN = 20, 200
-# What is allowed, by pydantic's name of what was wrong, for those that it says in Python's words.
-ALLOWED = {
-    "string_type": "a word or a text",
-    "string_too_short": "at least one character",
-    "string_pattern_mismatch": "letters, digits, _ . and - in a name; .tar, .tar.gz or .tar.xz at the end of an archive",
-    "model_type": "a mapping of keys to values",
-    "model_attributes_type": "a mapping of keys to values",
-    "dict_type": "a mapping of keys to values",
-    "tuple_type": "a list",
-    "list_type": "a list",
-    "too_short": "a list that is not empty",
-    "int_parsing_size": "a smaller whole number",
-    "float_parsing": "a number",
-    "float_type": "a number",
-    "finite_number": "a number that is not infinite",
-    "bool_parsing": "true or false",
-    "bool_type": "true or false",
-}
-
-# What people type for a name of this project that is spelled otherwise.
-SHORT_NAMES = {
-    "bidirectional": "full",
-    "non_causal": "full",
-    "batch": "batch_size",
-    "bs": "batch_size",
-    "context": "s_kv",
-    "context_len": "s_kv",
-    "ctx": "s_kv",
-    "kv_len": "s_kv",
-    "seq_len": "s_kv",
-    "seqlen": "s_kv",
-    "draft": "s_qo",
-    "draft_len": "s_qo",
-    "q_len": "s_qo",
-    "heads": "num_qo_heads",
-    "device": "device_name",
-    "gpu": "device_name",
-    "latency": "median_us",
-    "time": "median_us",
-}
-
+_WORDS: dict[str, dict[str, str]] = yaml.safe_load(files(__package__).joinpath("errors.yaml").read_text(encoding="utf-8"))
+ALLOWED, SHORT_NAMES = _WORDS["allowed"], _WORDS["short_names"]
 DeathCause = Literal["point", "memory", "machine"]
 
 
@@ -89,6 +52,10 @@ class NoRows(UserError):
 
 class NotTaken(ValueError):
     """What many lines have in common that are not taken, and the word of this one: NotTaken(message, name)."""
+
+
+class BadManifest(ValueError):
+    """An archive of compiled modules that no version of this project has written; the message says what is wrong with it."""
 
 
 class NotPlain(OSError):

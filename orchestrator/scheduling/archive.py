@@ -22,10 +22,10 @@ from pathlib import Path
 from filelock import FileLock
 
 from kernels.compile.module_cache import Library, cache_folder, other_cuda
-from orchestrator.errors import UserError
+from orchestrator.errors import BadManifest, UserError
 from orchestrator.libraries import LibraryVersions
 from orchestrator.planning.plan import ModuleKey
-from orchestrator.scheduling.manifest import MAX_BYTES, BadManifest, Entry, Manifest, parsed
+from orchestrator.scheduling.manifest import MAX_BYTES, Entry, Manifest, parsed
 from orchestrator.untrusted.files import is_same, open_to_read, open_to_write
 
 MANIFEST = "manifest.json"

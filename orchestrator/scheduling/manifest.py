@@ -14,17 +14,13 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, Strict
 from kernels.adapter import Module
 from kernels.compile import module_cache
 from kernels.contract.toolchain import Toolchain
-from orchestrator.errors import explain
+from orchestrator.errors import BadManifest, explain
 from orchestrator.planning.plan import ModuleKey
 from orchestrator.untrusted.door import from_json
 
 LAYOUT = 3
 MAX_BYTES = 16 * 10**6  # of a manifest
 Name = Annotated[str, Field(pattern=f"^{module_cache.NAME.pattern}$")]
-
-
-class BadManifest(ValueError):
-    """An archive that no version of this project has written; the message says what is wrong with it."""
 
 
 class Entry(BaseModel):
