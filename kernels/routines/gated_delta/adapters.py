@@ -21,14 +21,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Literal
 
 from kernels.adapter import Adapter, Need, QueryLengths, Runner
 from kernels.problem.dtypes import HALF
-from kernels.routines.gated_delta.problem import kept_states, num_slots, state_bytes
+from kernels.routines.gated_delta.problem import kept_states, num_slots
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from kernels.device import Device
@@ -48,10 +48,11 @@ class Delta(Adapter):
     query_lengths: QueryLengths = "uniform"
 
     def workspace_bytes(self, problem: Problem) -> int:
-        """States that the call writes, and what the check keeps to compare launches."""
-        kept = problem.batch_size * kept_states(problem) if kept_states(problem) > 1 else num_slots(problem)
-        elements = kept * problem.num_kv_heads * problem.head_dim_vo * problem.head_dim_qk
-        return 2 * kept * state_bytes(problem) + 6 * 4 * elements
+        """What the call and the check keep of states, 8 of each in fp32; of a prompt, states and rows of its chunks."""
+        p = problem
+        kept, state = max(num_slots(p), p.batch_size * kept_states(p)) * p.num_kv_heads, p.head_dim_qk * p.head_dim_vo
+        chunks = p.batch_size * p.num_kv_heads * -(-p.s_qo // CHUNK) if p.s_qo > 1 else 0
+        return 4 * (8 * kept * state + chunks * (state + 8 * CHUNK * (p.head_dim_qk + p.head_dim_vo + CHUNK)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +64,6 @@ class TorchDelta(Delta):
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         return ()
-
-    def workspace_bytes(self, problem: Problem) -> int:
-        tokens = problem.batch_size * problem.num_kv_heads * (problem.head_dim_qk + problem.head_dim_vo + CHUNK)
-        return super().workspace_bytes(problem) + 4 * 8 * tokens * problem.s_qo
 
     def prepare(self, inputs: DeltaInputs, device: Device) -> Runner:  # type: ignore[override]
         out, states, slots = inputs.empty_output(), inputs.empty_states(), inputs.slots.long()
@@ -99,30 +96,20 @@ def in_chunks(
         wide = rows.float()
         return rounded(wide * (wide.square().sum(-1, keepdim=True) + 1e-6).rsqrt()).repeat_interleave(group, 1)
 
-    q, k, v, beta, decay = (
-        unit(heads(inputs.q)),
-        unit(heads(inputs.k)),
-        heads(inputs.v.float()),
-        heads(inputs.beta),
-        heads(inputs.decay),
-    )
+    rows = unit(heads(inputs.q)), unit(heads(inputs.k)), *map(heads, (inputs.v.float(), inputs.beta, inputs.decay))
     outs, states = [], []
-    for start in range(0, q.shape[2], size):
-        qs, ks, vs, bs, gs = (t[:, :, start : start + size] for t in (q, k, v, beta, decay))
-        d = gs.cumsum(-1)[..., None]
+    for start in range(0, inputs.problem.s_qo, size):
+        q, k, v, beta, decay = (t[:, :, start : start + size] for t in rows)
+        d, beta, one = decay.cumsum(-1)[..., None], beta[..., None], torch.eye(q.shape[2], device=q.device)
         between = (d - d.transpose(-1, -2)).tril().exp().tril()  # [B, HV, C, C]
-        a = (bs[..., None] * between * (ks @ ks.transpose(-1, -2))).tril(-1)
-        inverse = rounded(
-            torch.linalg.solve_triangular(
-                a + torch.eye(a.shape[-1], device=a.device), torch.eye(a.shape[-1], device=a.device).expand_as(a), upper=False
-            )
-        )
-        u, w = inverse @ rounded(bs[..., None] * vs), inverse @ rounded(bs[..., None] * d.exp() * ks)
+        a = (beta * between * (k @ k.transpose(-1, -2))).tril(-1)
+        inverse = rounded(torch.linalg.solve_triangular(a + one, one.expand_as(a), upper=False))
+        u, w = inverse @ rounded(beta * v), inverse @ rounded(beta * d.exp() * k)
         missing = rounded(u) - rounded(w) @ rounded(state).transpose(-1, -2)
-        inside = rounded(between * (qs @ ks.transpose(-1, -2))) @ rounded(missing)
-        outs.append((d.exp() * (qs @ rounded(state).transpose(-1, -2)) + inside) * inputs.scale)
-        left = (d[:, :, -1:] - d).exp()
-        state = d[:, :, -1:].exp() * state + rounded(left * missing).transpose(-1, -2) @ ks
+        inside = rounded(between * (q @ k.transpose(-1, -2))) @ rounded(missing)
+        outs.append((d.exp() * (q @ rounded(state).transpose(-1, -2)) + inside) * inputs.scale)
+        left, last = (d[:, :, -1:] - d).exp(), d[:, :, -1:].exp()
+        state = last * state + rounded(left * missing).transpose(-1, -2) @ k
         states.append(state)
     return torch.cat(outs, 2).transpose(1, 2), torch.stack(states, 1)
 
@@ -136,10 +123,10 @@ class FlashInferDelta(Delta):
     rules_hold_for: tuple[str, ...] = ("flashinfer-python>=0.7.2,<0.7.3",)
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
-        p = problem
+        dims = (problem.head_dim_qk, problem.head_dim_vo)
         return (
             Need("SM90, SM100 or SM120", device.major in (9, 10, 12)),
-            Need("head_dim 128 of keys and values", (p.head_dim_qk, p.head_dim_vo) == (128, 128)),
+            Need("head_dim 128 of keys and values", dims == (128, 128)),
         )
 
 
@@ -160,26 +147,25 @@ class GdnDecode(FlashInferDelta):
     def prepare(self, inputs: DeltaInputs, device: Device) -> Runner:  # type: ignore[override]
         from flashinfer.gdn_decode import gated_delta_rule_decode_pretranspose
 
-        out, each = inputs.empty_output(), kept_states(inputs.problem) > 1
-        pool, beside = (inputs.pool, inputs.empty_states()) if each else (inputs.pool.clone(), None)
+        p, out = inputs.problem, inputs.empty_output()
         rows = {name: inputs.by_request(getattr(inputs, name)) for name in ("q", "k", "v", "a", "b")}
-        more: dict[str, Any] = {"intermediate_states_buffer": beside, "disable_state_update": True} if each else {}
-
-        def launch() -> None:
-            gated_delta_rule_decode_pretranspose(
-                **rows, state=None, A_log=inputs.a_log, dt_bias=inputs.dt_bias, output=inputs.by_request(out),
-                initial_state=pool, initial_state_indices=inputs.slots, backend="flashinfer", **more,
-            )  # fmt: skip
-
-        name = (
-            "gdn_decode_bf16_state"
-            if inputs.problem.kv_dtype == "bf16"
-            else "gdn_decode_mtp"
-            if inputs.problem.s_qo > 1
-            else "gdn_decode_pretranspose"
-        )
-        restore = None if each else lambda: pool.copy_(inputs.pool)
-        return Runner(launch, out, name, "fp32", lse=pool if beside is None else beside, restore=restore)
+        given: dict[str, object] = {
+            **rows,
+            "state": None,
+            "A_log": inputs.a_log,
+            "dt_bias": inputs.dt_bias,
+            "output": inputs.by_request(out),
+        }
+        given |= {"initial_state_indices": inputs.slots, "backend": "flashinfer"}
+        if kept_states(p) > 1:
+            states = inputs.empty_states()
+            given |= {"initial_state": inputs.pool, "intermediate_states_buffer": states, "disable_state_update": True}
+        else:
+            states = given["initial_state"] = inputs.pool.clone()
+        kernel = "bf16_state" if p.kv_dtype == "bf16" else "mtp" if p.s_qo > 1 else "pretranspose"
+        restore = None if kept_states(p) > 1 else lambda: states.copy_(inputs.pool)
+        launch = partial(gated_delta_rule_decode_pretranspose, **given)
+        return Runner(launch, out, f"gdn_decode_{kernel}", "fp32", lse=states, restore=restore)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,20 +176,7 @@ class GdnChunk(FlashInferDelta):
     use_cp: Literal["auto", False] = "auto"
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
-        return (
-            *super().needs(problem, device),
-            Need("queries in fp16 or bf16", problem.q_dtype in HALF),
-            Need("the last state alone (states=last)", kept_states(problem) == 1),
-        )
-
-    def workspace_bytes(self, problem: Problem) -> int:
-        p = problem
-        chunks = -(-p.s_qo // CHUNK) * p.batch_size * p.num_kv_heads
-        return (
-            super().workspace_bytes(p)
-            + 4 * chunks * p.head_dim_vo * p.head_dim_qk
-            + 16 * p.num_q_tokens * p.num_kv_heads * p.head_dim_qk
-        )
+        return (*super().needs(problem, device), *_of_prompts(problem))
 
     def prepare(self, inputs: DeltaInputs, device: Device) -> Runner:  # type: ignore[override]
         import torch
@@ -211,22 +184,26 @@ class GdnChunk(FlashInferDelta):
 
         p, out, pool = inputs.problem, inputs.empty_output(), inputs.pool.clone()
         starts = torch.arange(p.batch_size + 1, dtype=torch.int64, device=inputs.device) * p.s_qo
-        alpha, beta = torch.empty_like(inputs.decay), torch.empty_like(inputs.beta)
+        alpha, beta = inputs.decay.exp(), inputs.beta
 
         def restore() -> None:
             pool.copy_(inputs.pool)
             alpha.copy_(inputs.decay.exp())
             beta.copy_(inputs.beta)
 
-        def launch() -> None:
-            chunk_gated_delta_rule(
-                inputs.q, inputs.k, inputs.v, alpha, beta, initial_state=pool, output_final_state=True, cu_seqlens=starts,
-                use_qk_l2norm_in_kernel=True, output=out, output_state=pool, state_indices=inputs.slots, use_cp=self.use_cp,
-                backend="flashinfer", max_seqlen=p.s_qo,
-            )  # fmt: skip
-
-        restore()
+        launch = partial(
+            chunk_gated_delta_rule, inputs.q, inputs.k, inputs.v, alpha, beta, initial_state=pool, output_final_state=True,
+            cu_seqlens=starts, use_qk_l2norm_in_kernel=True, output=out, output_state=pool, state_indices=inputs.slots,
+            use_cp=self.use_cp, backend="flashinfer", max_seqlen=p.s_qo,
+        )  # fmt: skip
         return Runner(launch, out, self.name, p.q_dtype, lse=pool, restore=restore)
+
+
+def _of_prompts(problem: Problem) -> tuple[Need, ...]:
+    return (
+        Need("queries in fp16 or bf16", problem.q_dtype in HALF),
+        Need("the last state alone (states=last)", kept_states(problem) == 1),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,11 +216,7 @@ class FlaDelta(Delta):
     rules_hold_for: tuple[str, ...] = ("fla-core>=0.6,<0.7",)
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
-        return (
-            Need("SM80 or later", device.major >= 8),
-            Need("the last state alone (states=last)", kept_states(problem) == 1),
-            Need("head_dim up to 256 of keys", problem.head_dim_qk <= 256),
-        )
+        return (Need("SM80 or later", device.major >= 8), Need("head_dim up to 256 of keys", problem.head_dim_qk <= 256))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,26 +225,23 @@ class FlaRecurrent(FlaDelta):
 
     name: str = "fla_recurrent"
 
+    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        return (*super().needs(problem, device), _of_prompts(problem)[1])
+
     def prepare(self, inputs: DeltaInputs, device: Device) -> Runner:  # type: ignore[override]
         import torch
         from fla.ops.gated_delta_rule.fused_recurrent import fused_recurrent_gated_delta_rule_fwd_kernel as kernel
 
         p, out, slots = inputs.problem, inputs.empty_output(), inputs.slots.long()
-        states = inputs.pool[slots]
-        blocks = -(-p.head_dim_vo // BV)
-
-        def launch() -> None:
-            kernel[(blocks * p.batch_size * p.num_kv_heads,)](
-                q=inputs.q, k=inputs.k, v=inputs.v, g=inputs.a, gk=None, gv=None, beta=inputs.b, A_log=inputs.a_log,
-                dt_bias=inputs.dt_bias, o=out, h0=states, ht=states, cu_seqlens=None, scale=inputs.scale, T=p.s_qo,
-                H=p.num_qo_heads, HV=p.num_kv_heads, K=p.head_dim_qk, V=p.head_dim_vo, BK=_power_of_2(p.head_dim_qk), BV=BV,
-                IS_BETA_HEADWISE=True, USE_QK_L2NORM_IN_KERNEL=True, APPLY_BETA_SIGMOID=True, ALLOW_NEG_EIGVAL=False,
-                STATE_V_FIRST=True, num_warps=1, num_stages=3,
-            )  # fmt: skip
-
-        def restore() -> None:
-            torch.index_select(inputs.pool, 0, slots, out=states)
-
+        states, programs = inputs.pool[slots], -(-p.head_dim_vo // BV) * p.batch_size * p.num_kv_heads
+        launch = partial(
+            kernel[(programs,)], q=inputs.q, k=inputs.k, v=inputs.v, g=inputs.a, gk=None, gv=None, beta=inputs.b,
+            A_log=inputs.a_log, dt_bias=inputs.dt_bias, o=out, h0=states, ht=states, cu_seqlens=None, scale=inputs.scale, T=p.s_qo,
+            H=p.num_qo_heads, HV=p.num_kv_heads, K=p.head_dim_qk, V=p.head_dim_vo, BK=1 << (p.head_dim_qk - 1).bit_length(), BV=BV,
+            IS_BETA_HEADWISE=True, USE_QK_L2NORM_IN_KERNEL=True, APPLY_BETA_SIGMOID=True, ALLOW_NEG_EIGVAL=False,
+            STATE_V_FIRST=True, num_warps=1, num_stages=3,
+        )  # fmt: skip
+        restore = partial(torch.index_select, inputs.pool, 0, slots, out=states)
         return Runner(launch, out, "fused_recurrent_gated_delta_rule_fwd_kernel", "fp32", lse=states, restore=restore)
 
 
@@ -282,25 +252,14 @@ class FlaChunk(FlaDelta):
     name: str = "fla_chunk"
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
-        return (*super().needs(problem, device), Need("queries in fp16 or bf16", problem.q_dtype in HALF))
-
-    def workspace_bytes(self, problem: Problem) -> int:
-        p = problem
-        chunks = -(-p.s_qo // CHUNK) * p.batch_size * p.num_kv_heads
-        rows = p.num_q_tokens * p.num_kv_heads
-        return (
-            super().workspace_bytes(p)
-            + 2 * chunks * p.head_dim_vo * p.head_dim_qk
-            + 12 * rows * (p.head_dim_qk + p.head_dim_vo + CHUNK)
-        )
+        return (*super().needs(problem, device), *_of_prompts(problem))
 
     def prepare(self, inputs: DeltaInputs, device: Device) -> Runner:  # type: ignore[override]
-        import torch
         from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 
-        out, slots, states = inputs.empty_output(), inputs.slots.long(), inputs.pool[inputs.slots.long()].float()
-        q, k, v = (inputs.by_request(rows) for rows in (inputs.q, inputs.k, inputs.v))
-        decay, beta = (inputs.by_request(torch.empty_like(gate)) for gate in (inputs.decay, inputs.beta))
+        out, slots = inputs.empty_output(), inputs.slots.long()
+        states, decay, beta = inputs.pool[slots].float(), inputs.by_request(inputs.decay), inputs.by_request(inputs.beta)
+        rows = [inputs.by_request(rows) for rows in (inputs.q, inputs.k, inputs.v)]
 
         def restore() -> None:
             states.copy_(inputs.pool[slots])
@@ -309,26 +268,13 @@ class FlaChunk(FlaDelta):
 
         def launch() -> Tensor:
             found, last = chunk_gated_delta_rule(
-                q,
-                k,
-                v,
-                decay,
-                beta,
-                initial_state=states,
-                output_final_state=True,
-                use_qk_l2norm_in_kernel=True,
-                state_v_first=True,
+                *rows, decay, beta, initial_state=states, output_final_state=True, use_qk_l2norm_in_kernel=True, state_v_first=True
             )
             inputs.by_request(out).copy_(found)
-            kept: torch.Tensor = last
+            kept: Tensor = last
             return kept
 
-        restore()
         return Runner(launch, out, "chunk_gated_delta_rule", inputs.problem.q_dtype, lse="returned", restore=restore)
-
-
-def _power_of_2(count: int) -> int:
-    return 1 << (count - 1).bit_length()
 
 
 ADAPTERS = (GdnDecode(), GdnChunk(), GdnChunk(name="gdn_chunk_whole", use_cp=False), FlaRecurrent(), FlaChunk(), TorchDelta())

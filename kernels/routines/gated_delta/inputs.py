@@ -136,12 +136,11 @@ def _fill(inputs: DeltaInputs, generator: torch.Generator) -> None:
 @contextmanager
 def other_queries(inputs: DeltaInputs) -> Iterator[None]:
     """Queries with their elements in reverse order while it lasts."""
-    true = inputs.q.clone()
-    inputs.q.copy_(true.flip(-1))
+    inputs.q.copy_(inputs.q.flip(-1))
     try:
         yield
     finally:
-        inputs.q.copy_(true)
+        inputs.q.copy_(inputs.q.flip(-1))
 
 
 @contextmanager

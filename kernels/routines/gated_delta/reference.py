@@ -22,7 +22,7 @@ What rounding may do to a row, an output [V] or a row [K] of a state, relative t
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -44,12 +44,11 @@ APPROXIMATE = 2.0**-15
 class DeltaAnswer(Answer):
     """The right output, `out` [T, HV, V], and states fp32 [B, S, HV, V, K]."""
 
-    states: Tensor | None = None
+    states: Tensor = field(kw_only=True)
 
     def checksum(self) -> Tensor:
         from kernels.inputs.checksums import place_weights
 
-        assert self.states is not None
         words = torch.cat([t.view(torch.int32).sum(-1, dtype=torch.int64).flatten() for t in (self.out, self.states)])
         return (words * place_weights(0, len(words), words.device)).sum()
 

@@ -103,10 +103,10 @@ def test_every_wrong_kernel_shows_where_it_is_wrong(mode: str, dtype: str) -> No
 @pytest.mark.parametrize("mode", MODES)
 def test_every_drawn_fault_shows_and_a_right_output_passes(mode: str) -> None:
     problem = make(**MODES[mode])
-    faults = [one for one in mutants.DRAWN[:24] if one.draw(problem)[0] != "kept"]
-    passed = [one.fault(problem) for one in faults if checks.answer(one, CPU, problem).verdict == "passed"]
+    faults = [one for one in mutants.DRAWN[:24] if one.drawn(problem)[0] != "kept"]
+    passed = [one.drawn(problem) for one in faults if checks.answer(one, CPU, problem).verdict == "passed"]
 
-    assert {one.draw(problem)[0] for one in faults} == set(mutants.KINDS) - {"kept"}
+    assert {one.drawn(problem)[0] for one in faults} == set(mutants.KINDS) - {"kept"}
     assert passed == []
     assert checks.answer(mutants.DRAWN[-1], CPU, problem).verdict == "passed"
 
