@@ -2,7 +2,7 @@
 
 Reads `compile_s` of the committed datasets, which is the sum over the modules that a point waited for. A module's own time is that
 of a point that waited for it alone, or what is left of a sum if the others are known. Times below a second are of modules that
-were compiled before. `--write` writes orchestrator/planning/compile_seconds.py; for the number of sources it needs FlashInfer.
+were compiled before. `--write` writes conf/compile_seconds.yaml; for the number of sources it needs FlashInfer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from orchestrator.machines import known_devices
 from orchestrator.planning.compiling import HOST_CORES, kind_of
 from orchestrator.storage import parquet
 
-TABLE = ROOT / "orchestrator" / "planning" / "compile_seconds.py"
+TABLE = ROOT / "conf" / "compile_seconds.yaml"
 COMPILED_BEFORE_S = 1.0
 CROWDED = ("20261125T03", "20261126T05", "20261128T06", "20261128T07")  # runs beside other compilations, the first on 32 cores
 Sums = dict[frozenset[Module], float]
@@ -50,18 +50,15 @@ def measured() -> dict[str, dict[Module, list[float]]]:
 
 
 def table(times: dict[str, dict[Module, list[float]]], sources: dict[str, int]) -> str:
-    lines = []
+    lines = [
+        f"# How long kernel modules compiled: the median of seconds on hosts with {HOST_CORES} cores, and the number of sources.\n",
+        "# Do not edit: `python -m tools.compile_seconds --write` writes it, from `compile_s` of the committed datasets.\n",
+    ]
     for kind, of_kind in times.items():
         seconds = [s for several in of_kind.values() for s in several]
         about = f"# {len(seconds)} modules, {min(seconds):.1f} to {max(seconds):.1f} s"
-        lines.append(f'    "{kind}": ({median(seconds):.1f}, {sources[kind]}),  {about}\n')
-    return (
-        '"""How long kernel modules compiled, from `compile_s` of the committed datasets. Do not edit: it is written by\n'
-        "`python -m tools.compile_seconds --write`.\n\n"
-        f"The median of seconds of wall time on hosts with {HOST_CORES} cores, and the number of source files, by kind of module.\n"
-        '"""\n\nfrom __future__ import annotations\n\n'
-        f"COMPILE_SECONDS = {{\n{''.join(lines)}}}\n"
-    )
+        lines.append(f"{kind}: [{median(seconds):.1f}, {sources[kind]}] {about}\n")
+    return "".join(lines)
 
 
 def _sums(path: Path, device: Device) -> Sums:
