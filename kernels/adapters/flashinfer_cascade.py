@@ -107,8 +107,7 @@ class TwoCalls(InTwoCalls):
         import torch
 
         both = levels(inputs)
-        p, out, lse = inputs.problem, inputs.empty_output(), inputs.empty_lse()
-        lse = torch.empty(out.shape[:2], device=out.device) if lse is None else lse
+        p, (out, lse) = inputs.problem, common.output_with_lse(inputs)
         of_prefix = torch.empty_like(out), torch.empty_like(lse)
         call_prefix = _call_on(over_prefix, inputs, both[0], causal=False)
         of_rest: dict[str, Any] = {"q_len_per_req": p.s_qo} if self.rest == "fa2_tc" else {"causal": p.mask == "causal"}

@@ -91,8 +91,7 @@ class Chunks(common.FlashInferAdapter):
         import torch
         from flashinfer import BatchPrefillWithRaggedKVCacheWrapper
 
-        p, out, given = inputs.problem, inputs.empty_output(), inputs.empty_lse()
-        lse = torch.empty(out.shape[:2], device=out.device) if given is None else given
+        p, (out, lse) = inputs.problem, common.output_with_lse(inputs)
         one, one_lse = torch.empty_like(out), torch.empty_like(lse)
         merge, parts = common.in_place_merge(out, lse, one, one_lse), parts_of(p, self.workspace_tokens)
         wrappers += [BatchPrefillWithRaggedKVCacheWrapper(scratch, "NHD", backend=self.kernel) for _ in parts[len(wrappers) :]]
@@ -106,7 +105,8 @@ class Chunks(common.FlashInferAdapter):
                 merge()
 
         more: dict[str, Any] = {"kernel_config": self._config(p, wrappers[: len(calls)]), "rounded_merges": max(0, len(calls) - 2)}
-        return Runner(launch, out, f"{self.kernel} over {len(calls)} parts", p.q_dtype, lse=given, lse_base="2", **more)
+        more |= {"lse": lse if p.return_lse else None, "lse_base": "2"}
+        return Runner(launch, out, f"{self.kernel} over {len(calls)} parts", p.q_dtype, **more)
 
     def _config(self, problem: Problem, wrappers: list[Any]) -> str:
         """The size of a chunk, and what the plans of the new tokens and of the first chunk chose."""

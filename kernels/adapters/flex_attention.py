@@ -89,7 +89,8 @@ class FlexAttention(Adapter):
         mask = _block_mask(inputs, step, keys.shape[2])
         load, store = _batch(inputs, out)
 
-        how: dict[str, Any] = {"score_mod": _soft_cap(p), "block_mask": mask, "scale": inputs.sm_scale}
+        capped = None if (cap := p.soft_cap) is None else lambda score, *_place: cap * (score / cap).tanh()
+        how: dict[str, Any] = {"score_mod": capped, "block_mask": mask, "scale": inputs.sm_scale}
         how |= {"enable_gqa": True, "kernel_options": options}
 
         def launch() -> None:
@@ -123,17 +124,6 @@ def _uncompiled() -> Callable[..., Tensor]:
         return attended
 
     return attend
-
-
-def _soft_cap(p: Problem) -> Callable[..., Tensor] | None:
-    """What FlexAttention applies to each scaled logit."""
-    if (cap := p.soft_cap) is None:
-        return None
-
-    def capped(score: Tensor, *_place: Tensor) -> Tensor:
-        return cap * (score / cap).tanh()
-
-    return capped
 
 
 def _decodes(p: Problem) -> bool:
@@ -224,7 +214,8 @@ def _mask_mod(inputs: Inputs, step: int) -> Callable[[Tensor, Tensor, Tensor, Te
     p, lens, visible = inputs.problem, inputs.kv_lens, inputs.visible if inputs.problem.tree is not None else None
     context, window, causal = lens - inputs.q_lens, p.window, p.tree is None and p.mask != "full"
     both_ways = p.mask_prefix or 0
-    position = _pages(inputs, step) if p.paged else _ragged(inputs)
+    starts = inputs.kv_indptr
+    position = _pages(inputs, step) if p.paged else lambda b, row: row - starts[b]
 
     def mask(b: Tensor, h: Tensor, j: Tensor, row: Tensor) -> Tensor:
         key = position(b, row)
@@ -256,16 +247,6 @@ def _pages(inputs: Inputs, step: int) -> Callable[[Tensor, Tensor], Tensor]:
     def position(b: Tensor, row: Tensor) -> Tensor:
         page, slot = logical[b, row // step], row % step
         return torch.where(slot < n, page * n + slot, -1)  # a page of another request is -1, so its slots are negative
-
-    return position
-
-
-def _ragged(inputs: Inputs) -> Callable[[Tensor, Tensor], Tensor]:
-    """From a token of all requests to the position in request `b`."""
-    starts = inputs.kv_indptr
-
-    def position(b: Tensor, row: Tensor) -> Tensor:
-        return row - starts[b]
 
     return position
 

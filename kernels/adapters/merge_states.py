@@ -25,8 +25,6 @@ from kernels.problem.dtypes import size_bytes
 from kernels.problem.features import FEATURES, Feature
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from kernels.device import Device
     from kernels.inputs import Inputs
     from kernels.problem import Problem
@@ -119,14 +117,6 @@ def _in_one_block(problem: Problem) -> bool:
     return common.merge_threads(problem) <= common.MAX_THREADS
 
 
-def _with_lse(inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """An output and a log-sum-exp, which the kernels write also if the problem asks for none."""
-    import torch
-
-    out, lse = inputs.empty_output(), inputs.empty_lse()
-    return out, torch.empty(out.shape[:2], device=out.device) if lse is None else lse
-
-
 @dataclass(frozen=True, kw_only=True)
 class MergeStates(FlashInferMerge):
     """`merge_states`: one call. It has a second kernel for as many states as tokens or more, with a block for each head."""
@@ -143,7 +133,7 @@ class MergeStates(FlashInferMerge):
 
         from kernels.inputs.copies import States
 
-        p, (out, lse), module = inputs.problem, _with_lse(inputs), get_cascade_module()
+        p, (out, lse), module = inputs.problem, common.output_with_lse(inputs), get_cascade_module()
         memory = States(inputs, token_first=True, base="2")
 
         def launch() -> None:
@@ -179,7 +169,7 @@ class MergeStateChain(FlashInferMerge):
 
         from kernels.inputs.copies import States
 
-        p, (out, lse), module = inputs.problem, _with_lse(inputs), get_cascade_module()
+        p, (out, lse), module = inputs.problem, common.output_with_lse(inputs), get_cascade_module()
         memory = States(inputs, token_first=False, base="2")
         first, second, *others = memory.states
 

@@ -47,10 +47,7 @@ class SglangTriton(Adapter):
     distributions: tuple[str, ...] = ("sglang",)
     rules_hold_for: tuple[str, ...] = ("sglang>=0.5.23,<0.6",)
     imports: str = "sglang"
-    passes: frozenset[Feature] | None = (USUAL - {"a full mask", "query lengths that differ"}) | {
-        "attention sinks",
-        "a soft cap of logits",
-    }
+    passes: frozenset[Feature] | None = PASSES
 
     def takes_pdl_in(self, problem: Problem, device: Device) -> bool:
         """Its kernel for grouped heads takes `use_pdl`; the one for as many KV heads as query heads does not."""

@@ -226,6 +226,14 @@ def head_scales(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
+def output_with_lse(inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """An output and a log-sum-exp, for kernels that write one also if the problem asks for none."""
+    import torch
+
+    out, lse = inputs.empty_output(), inputs.empty_lse()
+    return out, torch.empty(out.shape[:2], device=out.device) if lse is None else lse
+
+
 def lse_arguments(inputs: Inputs) -> dict[str, Any]:
     """What a wrapper's `run` needs to write the log-sum-exp, if the problem asks for it: base 2, [query tokens, H]."""
     lse = inputs.empty_lse()
