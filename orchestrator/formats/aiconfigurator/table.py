@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from orchestrator.errors import NotPlain, UserError
 from orchestrator.untrusted.files import read_bytes
 
@@ -31,9 +34,6 @@ MANY_ROWS = 1_000_000  # the largest published table has about 100,000
 
 def read_records(path: str) -> list[dict[str, Any]]:
     """The rows of a table. Raises UserError if it is no Parquet file, or none of aiconfigurator's attention tables."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     try:
         file = pq.ParquetFile(pa.BufferReader(read_bytes(path, MAX_BYTES)))
         if file.metadata.num_rows > MANY_ROWS:

@@ -13,6 +13,10 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import yaml
 
 from orchestrator.analysis.connection import Record
@@ -56,8 +60,6 @@ def to_tables(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, list[dict[st
 
 def _ranked_first(rows: Sequence[Mapping[str, Any]]) -> list[Record]:
     """The row of the fastest backend of each workload that its tables tell apart."""
-    import pandas as pd
-
     if not rows:
         return []
     query = f"SELECT current.* FROM ({ranked_by(KEYS)}) AS best JOIN current USING (row) ORDER BY row"
@@ -70,9 +72,6 @@ def save(tables: Mapping[str, list[dict[str, Any]]], folder: str, notes: Sequenc
 
     Raises UserError as `save_files` does, and for no tables.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     if not tables:
         words = "no row of the dataset fits its tables; leave where out, or type another results.path"
         raise UserError(f"export=aiconfigurator: {words}")
@@ -106,9 +105,6 @@ def _require_one(rows: Sequence[Mapping[str, Any]]) -> None:
 
 def _inexpressible(row: Mapping[str, Any]) -> str:
     """Why its tables cannot hold a row; empty if they can. A tree has a mask of its own."""
-    import numpy as np
-    import pandas as pd
-
     if row["status"] != "ok":
         return f"{row['status']}: its tables have only times"
     if row["twin"] == 1 or re.search(of_references(), text_of(row["backend"])):
@@ -134,8 +130,6 @@ def _table(row: Mapping[str, Any]) -> str:
 
 
 def _line(row: Mapping[str, Any]) -> dict[str, Any]:
-    import pandas as pd
-
     table, latent = _table(row), row["routine"] == "mla"
     phase, dtype = table.split("_")[0], "mla_dtype" if latent else "attn_dtype"
     us = row["in_step_us"] if row["context"] == "step" else row["median_us"]

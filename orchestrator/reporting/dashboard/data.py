@@ -9,7 +9,9 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from orchestrator.analysis import how_timed
 from orchestrator.analysis.dataset import Dataset, open_dataset
@@ -26,9 +28,6 @@ from orchestrator.storage import checksum
 from orchestrator.storage.columns import COLUMNS
 from orchestrator.storage.row import schema
 from orchestrator.tables import Grid
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 OWN_COLUMNS = {  # that only the page has
     "dtype": "Dtypes of the queries and of the KV cache.",
@@ -143,8 +142,6 @@ def _ranking(data: Dataset, view: str, rows: pd.Series) -> pd.DataFrame:
 
     `row` is the winner's position among `rows`, the numbers of the page's rows in order.
     """
-    import pandas as pd
-
     position = {row: number for number, row in enumerate(rows)}
     lines = [
         {

@@ -12,16 +12,15 @@ import gzip
 import json
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import pandas as pd
 
 from kernels.problem import Problem
 from orchestrator.analysis.keys import PROBLEM_KEYS, TIMING_KEYS
 from orchestrator.reporting.dashboard.data import LEFT_IN_PARQUET, LEVELS, OWN_COLUMNS, OWN_NUMBERS
 from orchestrator.storage.columns import COLUMNS, ColumnType
-
-if TYPE_CHECKING:
-    import numpy as np
-    import pandas as pd
 
 EXACT = frozenset({"median_us", "in_step_us", "ranked_us", "own_us"})  # kept to the last bit; the others have seven digits
 # Axes in the order in which a person chooses among them; whatever other keys of a problem vary follow.
@@ -85,9 +84,6 @@ class _Arrays:
 
 def _pack_answer(answer: pd.DataFrame, arrays: _Arrays) -> dict[str, Any]:
     """The table of an answer: words as words, everything else to the last bit."""
-    import numpy as np
-    import pandas as pd
-
     columns = {}
     for name in answer:
         if pd.api.types.is_numeric_dtype(answer[name]):
@@ -122,9 +118,6 @@ def _is_words(table: pd.DataFrame, name: str) -> bool:
 
 
 def _words(table: pd.DataFrame, name: str) -> tuple[dict[str, Any], np.ndarray[Any, Any]]:
-    import numpy as np
-    import pandas as pd
-
     series = table[name]
     if name == "command":  # differs by its point alone
         series = pd.Series(
@@ -149,9 +142,6 @@ def _plain(value: Any, kind: ColumnType) -> object:
 
 
 def _numbers(table: pd.DataFrame, name: str) -> tuple[dict[str, Any], np.ndarray[Any, Any]]:
-    import numpy as np
-    import pandas as pd
-
     if name in LEVELS:  # from 1; 0 is none
         numbers = table[name].to_numpy(dtype=np.uint32)
         return {"kind": "codes", "count": int(numbers.max()) + 1}, numbers

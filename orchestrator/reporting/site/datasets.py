@@ -7,7 +7,9 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from kernels.problem import Problem
 from orchestrator.analysis.dataset import Dataset
@@ -24,9 +26,6 @@ from orchestrator.storage import access
 from orchestrator.storage.parquet import DATA, JOURNAL
 from orchestrator.untrusted.files import open_to_read
 from orchestrator.untrusted.text import for_markdown_cell
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Facts = dict[str, Any]  # of a page: what the index says of it, as JSON
 Make = Callable[[], tuple[str, Facts]]  # makes a page of Markdown: empty if it cannot be made

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import pandas as pd
 
 from orchestrator.analysis.names import shown
 from orchestrator.analysis.rough import mark
 from orchestrator.reporting.site.datasets import POINT_KEYS, VERSIONS, Facts, Listed, Names, Page, joined, link, row
 from orchestrator.untrusted.text import for_markdown, for_markdown_cell
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 MAX_POINTS = 300  # on a page
 MAX_MEASUREMENTS = 100  # of a point
@@ -40,8 +40,6 @@ class HistoryPage:
 
 def gather(datasets: Sequence[Listed]) -> pd.DataFrame:
     """The measurements of all datasets, the oldest first; a row that several datasets hold counts once. `dataset` is a number."""
-    import pandas as pd
-
     frames = [one.measured.assign(dataset=number) for number, one in enumerate(datasets) if len(one.measured)]
     if not frames:
         return pd.DataFrame(columns=[*POINT_KEYS, "device_name", "dataset", "us"])
@@ -68,8 +66,6 @@ def pages(measured: pd.DataFrame, datasets: Sequence[Listed], page: Page) -> Ite
 
 def _page(part: pd.DataFrame, datasets: Sequence[Listed]) -> tuple[str, Facts]:
     """The points of a page, those first whose last time differs most from the first one."""
-    import numpy as np
-
     varying = [key for key in POINT_KEYS if key not in (*ALWAYS, "backend") and part[key].nunique(dropna=False) > 1]
     named = [*(key for key in ALWAYS if key in ("batch_size", "s_kv", "s_qo") or part[key].nunique() > 1), *varying]
     several = [column for column in OF_EACH if part[column].nunique(dropna=False) > 1]

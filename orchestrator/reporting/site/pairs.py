@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import combinations, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import pandas as pd
 from packaging.version import InvalidVersion, Version
 
 from orchestrator.analysis.compare import best_of, selection, tables
@@ -21,9 +22,6 @@ from orchestrator.reporting.site.datasets import POINT_KEYS, Facts, Listed, Name
 from orchestrator.storage import parquet
 from orchestrator.tables import markdown
 from orchestrator.untrusted.text import for_markdown
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 MAX_PAIRS = 30  # those with the most common points
 MAX_ROWS = 100_000  # of a side, since a comparison reads all samples
@@ -139,8 +137,6 @@ def _page(address: str, a: ComparedRows, b: ComparedRows, datasets: Sequence[Lis
 
 def _selection(side: ComparedRows, name: str, datasets: Sequence[Listed], where: Where) -> Selection:
     """The rows of a side with their samples. Raises UserError for more than are compared at once."""
-    import pandas as pd
-
     frames = []
     for number in side.datasets:
         rows = selection.chosen(_rows(datasets[number].path), where)
