@@ -133,6 +133,7 @@ def _with_enough(timed: pd.DataFrame) -> pd.DataFrame:
 
 def _offsets(timed: pd.DataFrame) -> dict[str, Card]:
     import numpy as np
+    import pandas as pd
 
     if timed.empty:
         return {}
@@ -141,7 +142,7 @@ def _offsets(timed: pd.DataFrame) -> dict[str, Card]:
     of_card = [np.flatnonzero(card == c) for c in range(len(names))]
     log_us, offset = timed["log_us"].to_numpy(), np.zeros(len(names))
     for _ in range(ROUNDS):
-        level = _medians(log_us - offset[card], point)
+        level = pd.Series(log_us - offset[card]).groupby(point).median().to_numpy()
         offset = np.array([np.median((log_us - level[point])[rows]) for rows in of_card])
     left = log_us - level[point] - offset[card]
     family = _families(card, point, len(names))
@@ -151,14 +152,6 @@ def _offsets(timed: pd.DataFrame) -> dict[str, Card]:
         name: Card(name, str(kinds[rows[0]]), len(rows), float(offset[c]), _error(left[rows]), int(family[c]))
         for c, (name, rows) in enumerate(zip(names, of_card, strict=True))
     }
-
-
-def _medians(values: Floats, of: Codes) -> Floats:
-    """The median of the values of each number in `of`, which are 0, 1, ..."""
-    import pandas as pd
-
-    found: Floats = pd.Series(values).groupby(of).median().to_numpy()
-    return found
 
 
 def _error(left: Floats) -> float:

@@ -5,6 +5,7 @@ A credited row has the samples of another backend, which makes the same call (`m
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -27,20 +28,13 @@ def legend(*rough: bool | None) -> str:
 
 def how_known(row: Mapping[str, Any]) -> str:
     """How a row of a dataset came to its time, if not by measuring it in full: rough, credited, or both; else empty."""
-    return "; ".join(filter(None, (_rough_words(row), _credited_words(row))))
-
-
-def _rough_words(row: Mapping[str, Any]) -> str:
-    if row.get("stop_reason") != DECIDED:
-        return ""
-    us, rel = row["median_us"], row.get("ci95_rel")
-    between = f"within {ROUGH:.0%}" if rel is None or rel != rel else f"{us * (1 - rel):,.1f} to {us * (1 + rel):,.1f} µs"  # noqa: PLR0124  # NaN
-    return f"rough: {between}, stopped early since certainly not the best"
-
-
-def _credited_words(row: Mapping[str, Any]) -> str:
-    source = row.get("measured_as")
-    return f"measured as {source}, which makes the same call" if isinstance(source, str) else ""
+    words, us, rel, source = [], row["median_us"], row.get("ci95_rel"), row.get("measured_as")
+    if row.get("stop_reason") == DECIDED:
+        known = f"within {ROUGH:.0%}" if rel is None or math.isnan(rel) else f"{us * (1 - rel):,.1f} to {us * (1 + rel):,.1f} µs"
+        words.append(f"rough: {known}, stopped early since certainly not the best")
+    if isinstance(source, str):
+        words.append(f"measured as {source}, which makes the same call")
+    return "; ".join(words)
 
 
 def counted(rows: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -183,14 +183,9 @@ def values_there(sources: Sequence[str | pa.Table], where: Iterable[str]) -> str
 
     with duckdb.connect() as con:
         rows = union_sql(con, sources)
-        return listed(
-            {key: [v for (v,) in con.execute(f"SELECT DISTINCT {_readable(key)} FROM ({rows})").fetchall()] for key in where}
-        )
-
-
-def _readable(column: str) -> str:
-    """A column for Python. Of a time with its zone DuckDB would make an object of another package."""
-    return f"CAST({quoted(column)} AS VARCHAR)" if COLUMNS[column].type == "timestamp" else quoted(column)
+        # Of a time with its zone DuckDB would make an object of another package.
+        read = {key: f"{quoted(key)}::VARCHAR" if COLUMNS[key].type == "timestamp" else quoted(key) for key in where}
+        return listed({key: [v for (v,) in con.execute(f"SELECT DISTINCT {read[key]} FROM ({rows})").fetchall()] for key in read})
 
 
 def listed(values: Mapping[str, Iterable[object]]) -> str:
@@ -229,9 +224,9 @@ def _require_ours(con: duckdb.DuckDBPyConnection, relation: str, file: str, colu
     import duckdb
 
     try:
-        named = [name for (name,) in con.execute(f"SELECT name FROM parquet_schema({file_literal(file)})").fetchall()]
-        own = {name.casefold() for name in COLUMNS}
-        parquet.require_columns([*columns.keys(), *_twice(name for name in named if name.casefold() in own)], file)
+        named = Counter(n.casefold() for (n,) in con.execute(f"SELECT name FROM parquet_schema({file_literal(file)})").fetchall())
+        twice = [name for name in {name.casefold() for name in COLUMNS} if named[name] > 1]
+        parquet.require_columns([*columns.keys(), *twice], file)
         select = todays_columns(columns)
         con.execute(f"SELECT {select} FROM {relation} LIMIT 0")  # a type that cannot become today's is an error already here
         if other := [name for name in columns.keys() & COLUMNS.keys() if columns[name] != sql_type(name)]:
@@ -253,12 +248,6 @@ def _require_ours(con: duckdb.DuckDBPyConnection, relation: str, file: str, colu
         raise DamagedDataset(f"results.path: {file} is damaged (its values cannot be read); move it away") from None
     spans = {name: parquet.Span(*found[3 * at : 3 * at + 3]) for at, name in enumerate(journal.CHECKED)}
     parquet.require_values(spans, counts.get("ok", 0), file)
-
-
-def _twice(names: Iterable[str]) -> list[str]:
-    """Names that come more than once, whatever their case."""
-    seen = Counter(name.casefold() for name in names)
-    return [name for name, times in seen.items() if times > 1]
 
 
 def unverified(files: Sequence[str]) -> list[str]:

@@ -37,16 +37,16 @@ def todays_columns(known: Mapping[str, str]) -> str:
     """
     selected = []
     for name, column in COLUMNS.items():
-        value, kind = _todays_value(column) if name in known else _default(column, known), sql_type(name)
+        value, kind = _case(name, column.renamed, quoted(name)) if name in known else _default(column, known), sql_type(name)
         as_it_is = known.get(name) == kind and not column.renamed
         selected.append(quoted(name) if as_it_is else f"{value}::{kind} AS {quoted(name)}")
     return ", ".join(selected)
 
 
-def _todays_value(column: Column) -> str:
-    """A column of a file, whose values may have the names of an older version. `storage/parquet.py` does the same for pyarrow."""
-    whens = " ".join(f"WHEN {literal(former)} THEN {literal(today)}" for former, today in column.renamed.items())
-    return f"(CASE {quoted(column.name)} {whens} ELSE {quoted(column.name)} END)" if whens else quoted(column.name)
+def _case(column: str, values: Mapping[str, object], otherwise: str) -> str:
+    """A column of an older file, with some values in the place of others. `storage/parquet.py` does the same for pyarrow."""
+    whens = " ".join(f"WHEN {literal(value)} THEN {literal(other)}" for value, other in values.items())
+    return f"(CASE {quoted(column)} {whens} ELSE {otherwise} END)" if whens else f"({otherwise})"
 
 
 def _default(column: Column, known: Mapping[str, str]) -> str:
@@ -56,9 +56,7 @@ def _default(column: Column, known: Mapping[str, str]) -> str:
         return literal(default)
     if default.column not in known:
         return "NULL"
-    older = f"{literal(default.prefix)} || {quoted(default.column)}"
-    whens = " ".join(f"WHEN {literal(value)} THEN {literal(other)}" for value, other in default.values.items())
-    return f"(CASE {quoted(default.column)} {whens} ELSE {older} END)" if whens else f"({older})"
+    return _case(default.column, default.values, f"{literal(default.prefix)} || {quoted(default.column)}")
 
 
 def condition(where: Where) -> str:

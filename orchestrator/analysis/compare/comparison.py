@@ -11,7 +11,7 @@ import pandas as pd
 from orchestrator.analysis.cards import COLUMNS, Cards, learn, learn_from
 from orchestrator.analysis.compare.gate import decide_gate, evidence, is_of_two_kinds, is_red, red_points
 from orchestrator.analysis.compare.pairs import POINT_COLUMNS, pair
-from orchestrator.analysis.compare.selection import Selection, choices_in, select
+from orchestrator.analysis.compare.selection import Selection, choices, read, select
 from orchestrator.analysis.compare.verdicts import judge, judge_groups
 from orchestrator.analysis.noise import MIN_PAIRS_TO_FIT, SAME, NoiseFloors, fitted_floors
 from orchestrator.analysis.sql import Where
@@ -86,7 +86,7 @@ def compare(
     """
     sides = select("baseline", baseline, path, where), select("candidate", candidate, path, where)
     if sides[0].path == sides[1].path and sides[0].rows.index.equals(sides[1].rows.index):
-        others = choices_in("candidate", sides[1].path)
+        others = choices("candidate", read(sides[1].path))
         raise UserError(f"candidate={sides[1].name}: it selects the same rows as baseline={sides[0].name}; {others}")
     return compare_rows(*sides, noise=noise, same=same, missing=missing, cards=cards)
 

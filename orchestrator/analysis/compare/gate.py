@@ -265,7 +265,8 @@ def _devices(pairs: pd.DataFrame, cards: Cards, time: Floats, separate: Flags, o
     """What is known of the GPUs for each pair, and the columns of E for GPUs and runs."""
     offset, columns = np.zeros(len(pairs)), [np.where(separate, clock_uncertainty(pairs), 0.0)]
     bound = pairs["bound_a"].where(pairs["bound_a"] == pairs["bound_b"]).to_numpy()
-    for of in _card_pairs(pairs, separate):
+    codes = pairs.groupby(["device_uuid_a", "device_uuid_b"], dropna=False, sort=True).ngroup().to_numpy()
+    for of in (separate & (codes == code) for code in np.unique(codes[separate])):
         first = pairs.iloc[int(np.flatnonzero(of)[0])]
         run = OTHER_RUN if other[of][0] else SAME_RUN
         columns += [np.where(of, run.rel, 0.0), np.where(of, run.us / time, 0.0)]
@@ -277,13 +278,6 @@ def _devices(pairs: pd.DataFrame, cards: Cards, time: Floats, separate: Flags, o
                 columns.append(np.where(binds, spread, 0.0))
     kept = [column for column in columns if np.any(column)]
     return offset, np.column_stack(kept) if kept else np.zeros((len(pairs), 0))
-
-
-def _card_pairs(pairs: pd.DataFrame, separate: Flags) -> list[Flags]:
-    """The separate pairs of each two cards."""
-    codes = pairs.groupby(["device_uuid_a", "device_uuid_b"], dropna=False, sort=True).ngroup().to_numpy()
-    found = [separate & (codes == code) for code in range(int(codes.max(initial=-1)) + 1)]
-    return [of for of in found if of.any()]
 
 
 def known_difference(pair: pd.Series, cards: Cards, bound: str) -> tuple[float, float, str]:

@@ -65,7 +65,7 @@ def select(side: str, conditions: Sequence[str], path: str, where: Where | None 
         there = listed({key: every[key].dropna().unique() for key in where or {}})
         raise UserError(f"where={as_typed(where or {})}: no row of {path} has these values; {there}")
     if not conditions:
-        raise UserError(f"{side}: mode=compare needs one; {_choices(side, rows)}")
+        raise UserError(f"{side}: mode=compare needs one; {choices(side, rows)}")
     for condition in (_one_spelling(condition, rows) for condition in rest):
         if library := _library(side, condition, rows):
             rows = rows[[library in _parts(of) for of in rows["libraries"]]]
@@ -131,14 +131,14 @@ def _resolve(side: str, condition: str, rows: pd.DataFrame) -> tuple[str, str]:
     kinds = [named[1]] if named else list(CONDITION_COLUMNS)
     value = named[2].strip() if named else condition
     known = {kind: sorted(_values(rows, kind).dropna().unique()) for kind in kinds}
-    for is_meant in (str.__eq__, _contains):
+    for is_meant in (str.__eq__, lambda whole, part: part.casefold() in whole.casefold()):
         meant = [(kind, v) for kind, values in known.items() for v in values if is_meant(v, value)]
         if len(meant) == 1:
             return meant[0]
         if meant:
             options = ", ".join(f"{side}={kind}:{v!r}" if " " in v else f"{side}={kind}:{v}" for kind, v in meant[:MAX_CHOICES])
             raise UserError(f"{side}={condition}: it may mean {len(meant)} things; type one of: {options}")
-    raise UserError(f"{side}={condition}: no row has it; {_choices(side, rows)}")
+    raise UserError(f"{side}={condition}: no row has it; {choices(side, rows)}")
 
 
 def _values(rows: pd.DataFrame, kind: str) -> pd.Series:
@@ -149,16 +149,8 @@ def _values(rows: pd.DataFrame, kind: str) -> pd.Series:
     return values.where(values.isna(), values.astype(str))
 
 
-def _contains(whole: str, part: str) -> bool:
-    return part.casefold() in whole.casefold()
-
-
-def choices_in(side: str, path: str) -> str:
-    """What to type to select rows of the dataset under `path`."""
-    return _choices(side, read(path))
-
-
-def _choices(side: str, rows: pd.DataFrame) -> str:
+def choices(side: str, rows: pd.DataFrame) -> str:
+    """What to type to select some of these rows."""
     lines = [f"type {side}=KIND:VALUE with one of these, {side}=[KIND:VALUE,KIND:VALUE], or {side}=DIR for another dataset"]
     for kind in CONDITION_COLUMNS:
         values = sorted(_values(rows, kind).dropna().unique())

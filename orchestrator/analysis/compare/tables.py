@@ -115,7 +115,10 @@ def notes(found: Comparison) -> list[str]:
             f"{shared} {pairs} the samples of another backend, whose call is the same: each has a verdict, and "
             f"groups {'and the gate ' if found.has_gate else ''}count the samples once"
         )
-    sentences += [*_of_backends(found), *_of_launch(points), *_of_gate(found), *_of_cards(found)]
+    sentences += _of_backends(found)
+    if (points["timer_a"] == GRAPH_REPLAY).any():
+        sentences.append("changes are of times with the launch of the graph, and best against best without it (docs/timing.md)")
+    sentences += [*_of_gate(found), *_of_cards(found)]
     if throttled := int((points["throttled_a"] | points["throttled_b"]).sum()):
         sentences.append(
             f"{throttled} pairs were throttled on a side; between runs, what their clocks may explain counts as noise. "
@@ -136,12 +139,6 @@ def _of_backends(found: Comparison) -> list[str]:
         for name, names in only.items()
         if names
     ]
-
-
-def _of_launch(points: pd.DataFrame) -> list[str]:
-    if not (points["timer_a"] == GRAPH_REPLAY).any():
-        return []
-    return ["changes are of times with the launch of the graph, and best against best without it (docs/timing.md)"]
 
 
 def _of_gate(found: Comparison) -> list[str]:
@@ -218,8 +215,11 @@ def _groups(found: Comparison) -> Grid:
 def _timed(what: str, rows: pd.DataFrame, limit: int) -> Grid:
     names = _names(rows)
     header = ("backend", *names, "baseline µs", "candidate µs", "change", "95% interval", "note")
-    cells = [(*_point(row, names), *_times(row), *_change(row), str(row["note"])) for row in rows.head(limit).to_dict("records")]
-    return Grid(_title(what, rows, limit), header, tuple(cells))
+    cells = tuple(
+        (*_point(row, names), *(f"{math.exp(row[f'log_us_{side}']):,.2f}" for side in "ab"), *_change(row), str(row["note"]))
+        for row in rows.head(limit).to_dict("records")
+    )
+    return Grid(_title(what, rows, limit), header, cells)
 
 
 def _untimed(what: str, rows: pd.DataFrame, limit: int) -> Grid:
@@ -239,10 +239,6 @@ def _names(rows: pd.DataFrame) -> list[str]:
 def _point(row: dict[str, Any], names: Sequence[str]) -> list[str]:
     kernels = [row.get(f"resolved_backend_{side}") for side in "ba"]
     return [shown(str(row["backend"]), next((k for k in kernels if isinstance(k, str)), None)), *(str(row[name]) for name in names)]
-
-
-def _times(row: dict[str, Any]) -> list[str]:
-    return [f"{math.exp(row[f'log_us_{side}']):,.2f}" for side in "ab"]
 
 
 def _change(row: dict[str, Any]) -> list[str]:

@@ -37,26 +37,19 @@ def references(data: Dataset) -> list[Grid]:
 def fastest_grids(data: Dataset) -> list[Grid]:
     """The winner of each problem; one table for each combination of the other axes."""
     return [
-        across_contexts(f"fastest backend, {_time(part[0])} {_legend(data, part)} · {name}", part, _cell)
+        across_contexts(f"{_title(data, part)} · {name}", part, _cell)
         for name, part in split_by_title(fetch(data, "best"), ("s_qo", "batch_size", "s_kv"))
     ]
 
 
-def _legend(data: Dataset, part: Sequence[Record]) -> str:
-    """What the signs in a table mean. All records of it are of one device and one state of the L2."""
+def _title(data: Dataset, part: Sequence[Record]) -> str:
+    """What a table shows and what its signs mean. All records of it are of one device and one state of the L2."""
+    time = "µs in a step" if part[0]["context"] == "step" else "median µs"
     over = _other_states(data, part[0]["device_name"], part[0]["l2"])
     noise = f"noise, measured over {over}" if over else "noise"
-    return f"(ahead of the next by; ≈ no more than {noise}{legend(*_rough_ones(part))}), err: relative error of its worst row"
-
-
-def _rough_ones(records: Sequence[Record]) -> list[bool]:
-    """Whether winner and runner-up are rough, one after the other."""
-    return [bool(r[which]) for r in records for which in ("rough", "runner_up_rough")]
-
-
-def _time(record: Record) -> str:
-    """What the backends of a table are ranked by."""
-    return "µs in a step" if record["context"] == "step" else "median µs"
+    rough = legend(*(r[which] for r in part for which in ("rough", "runner_up_rough")))
+    signs = f"(ahead of the next by; ≈ no more than {noise}{rough}), err: relative error of its worst row"
+    return f"fastest backend, {time} {signs}"
 
 
 def _cell(record: Record) -> str:

@@ -21,31 +21,33 @@ MAX_ODD_POINTS = 10  # in each list
 POINT_KEYS = "routine, model, q_dtype, kv_dtype"  # that a list shows beside the workload
 
 
+# By the view of each kind: what it is, and in few words.
+KINDS = {
+    "bad": ("mismatch, failed, timeout or oom", "bad"),
+    "holes": ("never run: no row at a point of the grid of batch, s_qo and s_kv of its family and backend", "never run"),
+    "over_limit": ("rate above this device's measured ceiling or its datasheet", "above the physical limit"),
+    "spikes": (f"more than {SPIKE - 1:.0%} off the line between its neighbours on every axis", "spikes"),
+    "pad_up": ("more query tokens cost less, beyond noise: pad the draft", "cheaper with more query tokens"),
+}
+
+
 def grids(data: Dataset) -> list[Grid]:
     """The number of points of each kind, then lists: bad points, points that never ran, impossible rates, spikes."""
     # The slowest query of all; its answer is counted and listed.
     data.execute("CREATE OR REPLACE TEMP TABLE found_spikes AS FROM spikes")
-    points = data.points
+    names = {view: words for view, (words, _) in KINDS.items()}
+    if data.points is not None:
+        names["holes"] = "never run: points of the sweep without a row"
     counts = count_by_kind(data, spikes="found_spikes")
-    names = {
-        "bad": "mismatch, failed, timeout or oom",
-        "never": "never run: points of the sweep without a row"
-        if points is not None
-        else "never run: no row at a point of the grid of batch, s_qo and s_kv of its family and backend",
-        "over_limit": "rate above this device's measured ceiling or its datasheet",
-        "spikes": f"more than {SPIKE - 1:.0%} off the line between its neighbours on every axis",
-        "pad_up": "more query tokens cost less, beyond noise: pad the draft",
-    }
-    summary = Grid("missing or odd", ("what", "points"), tuple((words, f"{counts[k]:,}") for k, words in names.items()))
-    lists = [_bad(data), _never(data, points), _over_limit(data), _spikes(data)]
+    summary = Grid("missing or odd", ("what", "points"), tuple((words, f"{counts[view]:,}") for view, words in names.items()))
+    lists = [_bad(data), _never(data, data.points), _over_limit(data), _spikes(data)]
     return [summary, *(grid for grid in lists if grid.cells)]
 
 
 def count_by_kind(data: Dataset, spikes: str = "spikes") -> dict[str, int]:
-    """The number of points of each kind."""
-    found = {"bad": "bad", "never": "holes", "over_limit": "over_limit", "spikes": spikes, "pad_up": "pad_up"}
-    counts = {kind: int(data.scalar(f"SELECT count(*) FROM {view}")) for kind, view in found.items()}
-    return counts if data.points is None else {**counts, "never": len(never_run(data, data.points))}
+    """The number of points of each kind, by its view. `spikes` is a table of those if they were found already."""
+    counts = {view: int(data.scalar(f"SELECT count(*) FROM {spikes if view == 'spikes' else view}")) for view in KINDS}
+    return counts if data.points is None else {**counts, "holes": len(never_run(data, data.points))}
 
 
 def never_run(data: Dataset, points: Sequence[Point]) -> list[Point]:
@@ -58,6 +60,15 @@ def _bad(data: Dataset) -> Grid:
     records = data.records(f"FROM bad ORDER BY status, row LIMIT {MAX_ODD_POINTS}")
     cells = [(r["status"], shown(r["backend"], r["kernel"]), describe_point(r), r["reason"] or "", again(data, r)) for r in records]
     return Grid("wrong, failed, hung, out of memory", ("status", "backend", "point", "reason", "again"), tuple(cells))
+
+
+def _timed(data: Dataset, title: str, what: str, column: str, records: Sequence[Record]) -> Grid:
+    """Points with their times, and how odd they are by a column."""
+    cells = [
+        (f"{r[column]:.2f}", shown(r["backend"], r["kernel"]), f"{r['median_us']:,.1f}", describe_point(r), again(data, r))
+        for r in records
+    ]
+    return Grid(title, (what, "backend", "µs", "point", "again"), tuple(cells))
 
 
 def _never(data: Dataset, points: Sequence[Point] | None) -> Grid:
@@ -77,11 +88,7 @@ def _never(data: Dataset, points: Sequence[Point] | None) -> Grid:
 
 def _over_limit(data: Dataset) -> Grid:
     records = data.records(f"FROM over_limit ORDER BY frac DESC, row LIMIT {MAX_ODD_POINTS}")
-    cells = [
-        (f"{r['frac']:.2f}", shown(r["backend"], r["kernel"]), f"{r['median_us']:,.1f}", describe_point(r), again(data, r))
-        for r in records
-    ]
-    return Grid("above the physical limit", ("of the limit", "backend", "µs", "point", "again"), tuple(cells))
+    return _timed(data, "above the physical limit", "of the limit", "frac", records)
 
 
 def _spikes(data: Dataset) -> Grid:
@@ -89,27 +96,10 @@ def _spikes(data: Dataset) -> Grid:
         SELECT spikes.*, {POINT_KEYS}, command, point_id
         FROM (FROM found_spikes ORDER BY abs(ln(times)) DESC, row LIMIT {MAX_ODD_POINTS}) AS spikes
         JOIN (SELECT row, {POINT_KEYS}, command, point_id FROM rows) USING (row) ORDER BY abs(ln(times)) DESC, row""")
-    return Grid("spikes", ("times the line", "backend", "µs", "point", "again"), tuple(_spike(data, r) for r in records))
-
-
-def _spike(data: Dataset, r: Record) -> tuple[str, ...]:
-    return (
-        f"{r['times']:.2f}",
-        shown(r["backend"], r["kernel"]),
-        f"{r['median_us']:,.1f}",
-        describe_point(r),
-        again(data, r),
-    )
+    return _timed(data, "spikes", "times the line", "times", records)
 
 
 def summary(data: Dataset) -> str | None:
     """The number of points of each kind that has any."""
-    found = count_by_kind(data)
-    words = {
-        "bad": "bad",
-        "never": "never run",
-        "over_limit": "above the physical limit",
-        "spikes": "spikes",
-        "pad_up": "cheaper with more query tokens",
-    }
-    return ", ".join(f"{found[k]:,} {word}" for k, word in words.items() if found[k]) or None
+    counts = count_by_kind(data)
+    return ", ".join(f"{counts[view]:,} {words}" for view, (_, words) in KINDS.items() if counts[view]) or None

@@ -146,19 +146,14 @@ def _length(record: Record) -> str:
 
 def _listed(part: list[Record]) -> str:
     """`8 × 8,192: 75%`, for each workload with traffic; all together are the part that these workloads have of it."""
-    told = [f"{_batch(r)} × {r['s_kv']:,}: {percent(r['weight'])}{_too_big(r)}" for r in part if r["weight"] > 0]
+    told = [_share(r) for r in part if r["weight"] > 0]
     more = f", and {len(told) - MAX_LISTED} more" if len(told) > MAX_LISTED else ""
     return ", ".join(told[:MAX_LISTED]) + more
 
 
-def _too_big(record: Record) -> str:
-    return " (does not fit)" if record["too_big"] else ""
-
-
-def _batch(record: Record) -> str:
-    if record["graph_batch"] is None:
-        return str(record["batch_size"])
-    return f"{record['batch_size']} in a graph of {record['graph_batch']} with fill {record['graph_fill']}"
+def _share(r: Record) -> str:
+    graph = "" if r["graph_batch"] is None else f" in a graph of {r['graph_batch']} with fill {r['graph_fill']}"
+    return f"{r['batch_size']}{graph} × {r['s_kv']:,}: {percent(r['weight'])}{' (does not fit)' if r['too_big'] else ''}"
 
 
 def shares(data: Dataset, mix: Mix) -> list[Grid]:
