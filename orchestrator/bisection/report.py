@@ -60,7 +60,8 @@ def _details(found: Found, of: Range) -> str:
     of_good, of_bad = str(found.last_good), str(found.first_bad)
     is_undone = Version(of_good) > Version(of_bad)
     newer = of_good if is_undone else of_bad
-    hidden = [release for release, _ in of.left_out if _is_between(release, of_good, of_bad)]
+    low, high = sorted((Version(of_good), Version(of_bad)))
+    hidden = [release for release, _ in of.left_out if low < Version(release) < high]
     maybe = sorted({newer, *hidden, *(step.release for step in found.between)}, key=Version)
     sentences = [f"{of_bad}: {_said_of(of_bad, found)}."]
     sentences.append(f"The change {'was undone' if is_undone else 'came'} in {' or '.join(maybe)}.")
@@ -71,11 +72,6 @@ def _details(found: Found, of: Range) -> str:
     if hidden:
         sentences.append(f"{', '.join(hidden)} {'was' if len(hidden) == 1 else 'were'} left out.")
     return " ".join(sentences)
-
-
-def _is_between(release: str, one: str, other: str) -> bool:
-    low, high = sorted((Version(one), Version(other)))
-    return low < Version(release) < high
 
 
 def _said_of(release: str, found: Found) -> str:

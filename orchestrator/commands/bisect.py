@@ -164,7 +164,8 @@ class ReleaseRuns:
             raise CannotMeasure(last_words(done.stderr or done.stdout))
         if by_env[good].empty:
             raise UserError(f"good={self.distribution}:{good}: its points have no rows; {last_words(done.stderr)}")
-        self._note_place(rows)
+        known = {name: rows[name].dropna().unique() for name in PLACE if name in rows}
+        self.place = {PLACE[name]: ", ".join(map(str, values)) for name, values in known.items() if len(values)}
         floors = find_noise_floors([owner(path) or path], None)
         return pairs_of(by_env[good], by_env[other], floors, SAME)
 
@@ -179,13 +180,6 @@ class ReleaseRuns:
 
     def _run_ids(self) -> set[str]:
         return set(self._rows(self.invocation.settings.results.path, set())["run_id"])
-
-    def _note_place(self, rows: pd.DataFrame) -> None:
-        self.place = {
-            words: ", ".join(map(str, rows[name].dropna().unique()))
-            for name, words in PLACE.items()
-            if name in rows and rows[name].notna().any()
-        }
 
     def name_of(self, release: str) -> str:
         """The environment of a release, as `sweep.env` and the column `env` have it."""

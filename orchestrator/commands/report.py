@@ -14,6 +14,7 @@ from orchestrator.untrusted.text import for_terminal
 
 def execute(invocation: Invocation[AskSettings]) -> int:
     """Prints the answer to `question`, or the summary. Raises UserError if no row answers the question."""
+    from orchestrator.analysis.questions import VIEWS
     from orchestrator.reporting import records
     from orchestrator.reporting.opened import located
     from orchestrator.reporting.report import NEEDS, dataset_grids
@@ -21,7 +22,7 @@ def execute(invocation: Invocation[AskSettings]) -> int:
     if invocation.settings.question == "columns":
         return _columns(invocation)
     settings = located(invocation.settings, invocation.overrides)
-    if settings.format in ("csv", "json") and records.has_rows_of_its_own(settings.question):
+    if settings.format in ("csv", "json") and settings.question in VIEWS:  # others are several tables, and are written as such
         records.write(settings, sys.stdout)
         return OK
     if settings.columns:

@@ -28,7 +28,8 @@ def execute(invocation: Running) -> int:
     """0 if every supported point is `ok`, 1 if one is not or the run had to stop, 130 if it was interrupted."""
     from orchestrator import libraries
     from orchestrator.pools import starting
-    from orchestrator.reporting import before_after
+    from orchestrator.reporting import before_after, statement
+    from orchestrator.reporting.opened import opened
     from orchestrator.run import Run, exit_code
     from orchestrator.scheduling.progress import Progress
     from orchestrator.storage import access
@@ -62,21 +63,13 @@ def execute(invocation: Running) -> int:
     if isinstance(settings, ReplaySettings):
         return _show_replay(invocation, settings, before)
     code = exit_code(counts, settings.mode, settings.check.draws)
-    broken = _broken_clauses(settings) if settings.mode == "check_power" else []
+    broken = statement.broken(opened(settings, None).current()) if settings.mode == "check_power" else []
     code = code or (BAD_POINTS if broken else OK)
     effort = f"{job.written} rows in {time.monotonic() - begun:.1f} s"
     _summarize(invocation, settings, job.common["run_id"], effort, any_failed=code != OK)
     for clause in broken:
         invocation.say(f"the statement does not hold here: {clause}")
     return code
-
-
-def _broken_clauses(settings: RunSettings) -> list[str]:
-    """The clauses of the check's statement that do not hold at the points of a sweep."""
-    from orchestrator.reporting import statement
-    from orchestrator.reporting.opened import opened
-
-    return statement.broken(opened(settings, None).current())
 
 
 def _asked(invocation: Running) -> tuple[Running, list[Point]]:
@@ -179,17 +172,12 @@ def narrowed(invocation: Invocation[Any], points: Sequence[Point]) -> tuple[Invo
         )
     if not found:
         invocation.say("no suspects: the comparison calls no point slower, so nothing was measured again")
-    return replace(invocation, settings=_on_one_card(settings)), found
-
-
-def _on_one_card(settings: SuspectSettings) -> SuspectSettings:
-    return settings.model_copy(
-        update={
-            "rerun": "all",
-            "cluster": settings.cluster.model_copy(update={"workers": 1}),
-            "results": Results(path=companion(settings.results.path, SUSPECTS)),
-        }
-    )
+    on_one_card = {
+        "rerun": "all",
+        "cluster": settings.cluster.model_copy(update={"workers": 1}),
+        "results": Results(path=companion(settings.results.path, SUSPECTS)),
+    }
+    return replace(invocation, settings=settings.model_copy(update=on_one_card)), found
 
 
 def _columns(point: Point) -> dict[str, object]:

@@ -16,9 +16,9 @@ from orchestrator.config.settings import NO_SWEEP_PATH, PARQUET, TRACES
 from orchestrator.errors import UserError
 from orchestrator.formats import operatorx, testlist, vllm_config
 from orchestrator.formats.flashinfer_trace import reader as flashinfer_trace
-from orchestrator.formats.flashinfer_trace import results
 from orchestrator.formats.traffic_axes import with_traffic
 from orchestrator.notes import note_once
+from orchestrator.remainder import Remainder
 from orchestrator.untrusted.door import reading
 from orchestrator.untrusted.files import expanded, require_plain
 
@@ -90,7 +90,7 @@ def _is_of_results(config: Mapping[str, Any], path: Path) -> bool:
     """Whether the traces of a file become rows: if one was evaluated, and nothing says how to measure their workloads again."""
     if config.get("mode") == "run" and not config.get("sweep"):
         with reading(f"import={path}", GIVE):
-            return results.has_evaluations(str(path))
+            return any(trace.get("evaluation") for _, trace in flashinfer_trace.traces_of(str(path), Remainder(str(path))))
     return config.get("mode") == "import"
 
 

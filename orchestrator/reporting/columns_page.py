@@ -104,20 +104,15 @@ def _grids() -> dict[str, Grid]:
         section: Grid(
             " ".join((getdoc(part) or "").split()),
             header,
-            tuple(
-                (column.name, column.type, column.unit, _has_value(column), column.meaning)
-                for column in COLUMNS.values()
-                if column.section == section
-            ),
+            tuple(_line(column) for column in COLUMNS.values() if column.section == section),
         )
         for section, part in SECTIONS.items()
     }
 
 
-def _has_value(column: Column) -> str:
-    if column.only_if_ok:
-        return "ok rows only"
-    return "may be null" if column.nullable else "always"
+def _line(column: Column) -> tuple[str, ...]:
+    has_value = "ok rows only" if column.only_if_ok else "may be null" if column.nullable else "always"
+    return (column.name, column.type, column.unit, has_value, column.meaning)
 
 
 LACKS = "not in this dataset"
@@ -134,14 +129,12 @@ def columns_there(path: str | Path) -> dict[str, str]:
     names = list(COLUMNS)
     rows, *counts = data.single_row(f"SELECT count(*), {', '.join(f'count({quoted(name)})' for name in names)} FROM rows")
     empty = {name for name, count in zip(names, counts, strict=True) if not count}
-    return {name: _words(name, held, f"null in all {rows:,} rows" if name in empty else "") for name in names}
-
-
-def _words(name: str, held: list[set[str]], empty: str) -> str:
-    having = sum(name in columns for columns in held)
-    if not having:
-        return LACKS
-    return "; ".join(filter(None, (empty, f"in {having} of {len(held)} files" if having < len(held) else "")))
+    found = {}
+    for name in names:
+        having = sum(name in columns for columns in held)
+        some = (f"null in all {rows:,} rows" * (name in empty), f"in {having} of {len(held)} files" * (having < len(held)))
+        found[name] = "; ".join(filter(None, some)) if having else LACKS
+    return found
 
 
 def _names(data: Dataset, source: str | pa.Table) -> set[str]:

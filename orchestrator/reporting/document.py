@@ -49,6 +49,7 @@ INLINE = re.compile(r"\{\{(.+?)\}\}", re.DOTALL)
 SPEC = re.compile(r"\s\|\s*([^|'\"]+?)\s*$")
 FORM = re.compile(r"[-+,.\d]*[fdeg%]")  # a format of Python
 SUBQUERY = re.compile(r"\(\s*(?:SELECT|FROM|WITH)\b", re.IGNORECASE)
+VIEWS = "SELECT view_name FROM duckdb_views() WHERE NOT internal UNION SELECT table_name FROM duckdb_tables()"
 # Every timed point that an engine could run, with all columns of its row but the lists of samples.
 MEASURED = """SELECT current.* EXCLUDE ({}), points.* EXCLUDE (row, backend, status, median_us, rel_err), workload
     FROM points JOIN current USING (row) JOIN all_workloads USING (problem)
@@ -209,7 +210,7 @@ class AllViews(Connection):
     def __init__(self, datasets: Mapping[str, Dataset], tables: Mapping[str, str]) -> None:
         super().__init__([], threads=1)
         self.datasets = dict(datasets)
-        self.known = {name: {"measured", *_views(data)} for name, data in self.datasets.items()}
+        self.known = {name: {"measured", *(view for (view,) in data.execute(VIEWS))} for name, data in self.datasets.items()}
         self._there: set[tuple[str, str]] = set()
         self._own: set[str] = set(tables)
         self.con.execute("SET enable_external_access = false")
@@ -273,11 +274,6 @@ class AllViews(Connection):
         self.con.register("copied", table)
         self.execute(f"CREATE TABLE {name} AS FROM copied")
         self.con.unregister("copied")
-
-
-def _views(data: Dataset) -> set[str]:
-    names = data.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal UNION SELECT table_name FROM duckdb_tables()")
-    return {name for (name,) in names}
 
 
 def _parquet(path: str) -> Any:
@@ -409,7 +405,10 @@ class _Writer:
         _, rows = self._ask(query if starts else f"SELECT {query}", line)
         if not rows or len(rows) > MAX_ROWS:
             raise self._wrong(line, f"{query.strip()}: {len(rows):,} rows; allowed: 1 to {MAX_ROWS}")
-        return for_markdown(_tally(rows) if form == "tally" else ", ".join(_span(row, form) for row in rows))
+        if form != "tally":
+            return for_markdown(", ".join(_span(row, form) for row in rows))
+        most_first = sorted(rows, key=lambda row: (-row[1], str(row[0])))
+        return for_markdown(", ".join(f"{_text(name, '')} at {count:,}" for name, count in most_first))
 
     def _ask(self, query: str, line: int) -> tuple[list[str], list[tuple[Any, ...]]]:
         with at(f"{self.document.path}:{line}"):
@@ -451,8 +450,3 @@ def _text(value: Any, form: str) -> str:
 def _span(row: Sequence[Any], form: str) -> str:
     """`1.30 to 3.80`; one of them if both ends read alike."""
     return " to ".join(dict.fromkeys(_text(value, form) for value in row))
-
-
-def _tally(rows: Sequence[tuple[Any, ...]]) -> str:
-    """`flash_attn_3 at 12, fa2_tc at 4`, most first."""
-    return ", ".join(f"{_text(name, '')} at {count:,}" for name, count in sorted(rows, key=lambda row: (-row[1], str(row[0]))))

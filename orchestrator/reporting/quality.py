@@ -140,7 +140,8 @@ def curve_grids(current: pd.DataFrame) -> list[Grid]:
     for device, rows in drawn_faults(current).groupby("device_name", sort=True):
         ranges = rows["size"].map(lambda size: 4 ** math.ceil(math.log(size, 4)))
         groups = rows.groupby(["judged_as", "kind", "kv_dtype", ranges], sort=True)
-        cells = tuple((*map(str, names[:3]), _up_to(int(names[3])), *_rate(part)) for names, part in groups)
+        sizes = {size: "1" if size == 1 else f"{size // 4 + 1} to {size}" for size in ranges.unique()}
+        cells = tuple((*map(str, names[:3]), sizes[names[3]], *_rate(part)) for names, part in groups)
         missed = int((~rows["caught"] & _promised(rows)).sum())
         title = f"{int(rows['caught'].sum())} of {len(rows)} drawn faults caught, {missed} missed that their rows promise to catch"
         found.append(Grid(f"{title} · {device}", header, cells))
@@ -228,10 +229,6 @@ def _promised(rows: pd.DataFrame) -> pd.Series:
     """
     is_lost_or_doubled = rows["kind"].isin(["lost", "doubled"]) & (rows["size"] >= rows["check_min_tokens"].fillna(math.inf))
     return is_lost_or_doubled | ((rows["kind"] == "pair") & (rows["check_pairs_covered"] == 1) & (rows["batch_size"] == 1))
-
-
-def _up_to(size: int) -> str:
-    return "1" if size == 1 else f"{size // 4 + 1} to {size}"
 
 
 def _rate(rows: pd.DataFrame) -> tuple[str, str, str]:

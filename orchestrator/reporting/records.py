@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 from orchestrator.analysis.dataset import Dataset, replay
 from orchestrator.analysis.keys import PROBLEM_KEYS
-from orchestrator.analysis.questions import VIEWS, traffic_weights
+from orchestrator.analysis.questions import traffic_weights
 from orchestrator.analysis.sql import quoted
 from orchestrator.config.ranges import several
 from orchestrator.config.settings import AskSettings
@@ -34,11 +34,6 @@ EXPLAINED = {
     }
 }
 INTERNAL = ("problem", "family", "row", "workload")  # numbers that only hold within one opened dataset
-
-
-def has_rows_of_its_own(question: str | None) -> bool:
-    """Whether the answer is one view. `odd`, the summary and `columns` are several tables, and are written as such."""
-    return question in VIEWS
 
 
 def write(settings: AskSettings, file: TextIO) -> None:

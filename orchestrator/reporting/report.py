@@ -74,13 +74,9 @@ def grids(data: Dataset, question: str | None = None) -> list[Grid]:
         how = [*how_timed.grids(data), *gpu_grids(data)] if answer else []
         return [*answer, *_left_out(data, question), *exactness.left_out(data), *how]
     main = [thinned(grid) for grid in best.fastest_grids(data)[:MAIN_TABLES]]
-    short, how = in_short(data, sum(map(_problems_in, main))), [*how_timed.grids(data), *gpu_grids(data)]
+    answers = sum(cell != "–" for grid in main for line in grid.cells for cell in line[2:])  # behind draft length and batch size
+    short, how = in_short(data, answers), [*how_timed.grids(data), *gpu_grids(data)]
     return [*main, *best.references(data), short, *exactness.left_out(data), *how, status_grid(data)]
-
-
-def _problems_in(grid: Grid) -> int:
-    """The number of cells with an answer in a main table; its first two columns are draft length and batch size."""
-    return sum(cell != "–" for line in grid.cells for cell in line[2:])
 
 
 def _left_out(data: Dataset, question: str) -> list[Grid]:

@@ -27,11 +27,6 @@ STATUSES: dict[str, Status] = {
 }
 
 
-def has_evaluations(path: str) -> bool:
-    """Whether a trace of the file was evaluated; lines that cannot be read do not count."""
-    return any(trace.get("evaluation") for _, trace in traces_of(path, Remainder(path)))
-
-
 def read(path: str, device: Device | None, sweep: str) -> list[Row]:
     """A row for each evaluation, of two of one solution at one workload the last. The GPU is the one that the trace names.
 

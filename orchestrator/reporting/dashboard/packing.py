@@ -38,15 +38,10 @@ def axes(table: pd.DataFrame) -> list[str]:
     varying = [key for key in (*AXES, *rest) if key in ALWAYS or table[key].nunique(dropna=key in TIMING_KEYS) > 1]
     found: list[str] = []
     for key in varying:
-        if key in AXES or not any(_tells(table, other, key) for other in found):
+        pairs = {other: table[[other, key]].drop_duplicates() for other in found if key not in AXES}
+        if not any(len(of) == of[other].nunique(dropna=False) for other, of in pairs.items()):
             found.append(key)
     return found
-
-
-def _tells(table: pd.DataFrame, key: str, other: str) -> bool:
-    """Whether a value of `key` leaves `other` but one value."""
-    pairs = table[[key, other]].drop_duplicates()
-    return bool(len(pairs) == pairs[key].nunique(dropna=False))
 
 
 def pack(table: pd.DataFrame, about: Mapping[str, Any]) -> bytes:

@@ -40,7 +40,8 @@ def make(path: str | Path, where: Where, *, served: bool) -> str:
     Raises UserError as `data.load` does.
     """
     table, header = data.load(path, where)
-    parquet = None if served else _parquet(path)
+    whole = b"" if served else data.parquet(path)
+    parquet = whole if 0 < len(whole) <= EMBEDDED_PARQUET else None
     # A page that is passed on names no folder of this machine.
     places = str(path) if served else ",".join(Path(one).name if one.startswith("/") else one for one in str(path).split(","))
     about = {
@@ -68,12 +69,6 @@ def export(path: str | Path, where: Where, target: str) -> int:
     text = make(path, where, served=False).encode()
     save_file(target, text)
     return len(text)
-
-
-def _parquet(path: str | Path) -> bytes | None:
-    """The dataset as one Parquet file, where it is small enough to be carried along."""
-    whole = data.parquet(path)
-    return whole if len(whole) <= EMBEDDED_PARQUET else None
 
 
 def fill(packed: bytes, parquet: bytes | None, title: str) -> str:
