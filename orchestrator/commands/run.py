@@ -28,8 +28,7 @@ def execute(invocation: Running) -> int:
     """0 if every supported point is `ok`, 1 if one is not or the run had to stop, 130 if it was interrupted."""
     from orchestrator import libraries
     from orchestrator.pools import starting
-    from orchestrator.reporting import before_after, statement
-    from orchestrator.reporting.opened import opened
+    from orchestrator.reporting import before_after
     from orchestrator.run import Run, exit_code
     from orchestrator.scheduling.progress import Progress
     from orchestrator.storage import access
@@ -63,7 +62,12 @@ def execute(invocation: Running) -> int:
     if isinstance(settings, ReplaySettings):
         return _show_replay(invocation, settings, before)
     code = exit_code(counts, settings.mode, settings.check.draws)
-    broken = statement.broken(opened(settings, None).current()) if settings.mode == "check_power" else []
+    broken = []
+    if settings.mode == "check_power":
+        from orchestrator.reporting import statement
+        from orchestrator.reporting.opened import opened
+
+        broken = statement.broken(opened(settings, None).current())
     code = code or (BAD_POINTS if broken else OK)
     effort = f"{job.written} rows in {time.monotonic() - begun:.1f} s"
     _summarize(invocation, settings, job.common["run_id"], effort, any_failed=code != OK)
