@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.analysis.sources import require_whole, unverified
+from orchestrator.analysis.sql import literal
 from orchestrator.errors import DamagedDataset
 
 if TYPE_CHECKING:
@@ -39,6 +40,12 @@ class Connection:
         """Runs a statement, with values for its `?`. Returns its rows, none for one that only makes something."""
         with self._reading():
             return self.con.execute(statement, list(parameters)).fetchall()
+
+    def create_table(self, columns: str, rows: Iterable[Sequence[object]] = ()) -> None:
+        """A temporary table with these columns, such as `cards(device_uuid VARCHAR, factor DOUBLE)`, and rows."""
+        self.execute(f"CREATE TEMP TABLE {columns}")
+        if values := ", ".join(f"({', '.join(map(literal, row))})" for row in rows):
+            self.execute(f"INSERT INTO {columns.partition('(')[0]} VALUES {values}")
 
     def records(self, query: str) -> list[Record]:
         """The rows that a query returns, each as a dict."""

@@ -127,6 +127,8 @@ def file_literal(path: str) -> str:
 def literal(value: object) -> str:
     if value is None:
         return "NULL"
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(literal, value))}]"
     return str(value) if isinstance(value, bool | int | float) else "'" + str(value).replace("'", "''") + "'"
 
 

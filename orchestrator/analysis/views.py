@@ -108,9 +108,8 @@ def _table_cards(data: Connection, known: Cards | None, rows: int) -> Cards:
     if several and known is None and rows <= MANY_ROWS:
         columns = ", ".join(map(quoted, CARD_COLUMNS))
         found = learn(data.to_arrow(f"SELECT {columns} FROM rows WHERE status = 'ok'").to_pandas(), "these rows")
-    data.execute("CREATE TEMP TABLE cards(device_uuid VARCHAR, factor DOUBLE)")
-    for uuid, offset in found.certain().items() if several else ():
-        data.execute("INSERT INTO cards VALUES (?, ?)", [uuid, math.exp(offset)])
+    factors = ((uuid, math.exp(offset)) for uuid, offset in found.certain().items() if several)
+    data.create_table("cards(device_uuid VARCHAR, factor DOUBLE)", factors)
     return found
 
 

@@ -32,23 +32,16 @@ def create(data: Dataset, layers: int | None) -> None:
 
     `layers` is how many of the model's layers one GPU has; None for all of them. Call it before the view `workloads` is made.
     """
-    data.execute("CREATE TEMP TABLE gpu_memory(device_name VARCHAR, memory_bytes DOUBLE)")
-    names = {name: device.memory_bytes for device in known_devices().values() for name in (device.name, *device.match)}
-    data.execute("CREATE TEMP TABLE cache_layers(model VARCHAR, layers BIGINT)")
-    for device_name, model in data.execute("SELECT DISTINCT device_name, model FROM problems"):
-        if device_name in names and not data.scalar(_is_there("gpu_memory", "device_name", device_name)):
-            data.execute("INSERT INTO gpu_memory VALUES (?, ?)", [device_name, names[device_name]])
-        if model is not None and not data.scalar(_is_there("cache_layers", "model", model)):
-            data.execute("INSERT INTO cache_layers VALUES (?, ?)", [model, layers or layers_that_keep_all(model) or 1])
+    memory = {name: device.memory_bytes for device in known_devices().values() for name in (device.name, *device.match)}
+    data.create_table("gpu_memory(device_name VARCHAR, memory_bytes DOUBLE)", memory.items())
+    models = [model for (model,) in data.execute("SELECT DISTINCT model FROM problems WHERE model IS NOT NULL")]
+    of_models = ((model, layers or layers_that_keep_all(model) or 1) for model in models)
+    data.create_table("cache_layers(model VARCHAR, layers BIGINT)", of_models)
     data.execute(f"""
         CREATE TEMP VIEW cache_sizes AS
         SELECT problem, layers, memory_bytes, layers * ({LAYER_BYTES}) AS cache_bytes
         FROM problems JOIN gpu_memory USING (device_name) JOIN cache_layers USING (model)
         WHERE cache_bytes IS NOT NULL""")
-
-
-def _is_there(table: str, key: str, value: Any) -> str:
-    return f"SELECT count(*) > 0 FROM {table} WHERE {key} = {literal(value)}"
 
 
 def left_out(data: Dataset, place: Sequence[str]) -> dict[tuple[Any, ...], str]:

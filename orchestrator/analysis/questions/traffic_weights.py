@@ -38,11 +38,13 @@ def create(data: Dataset, mix: Mix | None, longest_draft: int) -> None:
     that traffic about which they say little (`Weights`), `measure` the axes that would. Without traffic the table is empty.
     Workloads that no backend has served take no traffic.
     """
-    data.execute("""
-        CREATE TEMP TABLE traffic_weights(
-            workload UBIGINT, weight DOUBLE, far_batch DOUBLE, far_s_kv DOUBLE, far DOUBLE, measure VARCHAR)""")
-    if mix is None:
-        return
+    found = [] if mix is None else _found(data, mix, longest_draft)
+    columns = "workload UBIGINT, weight DOUBLE, far_batch DOUBLE, far_s_kv DOUBLE, far DOUBLE, measure VARCHAR"
+    data.create_table(f"traffic_weights({columns})", found)
+
+
+def _found(data: Dataset, mix: Mix, longest_draft: int) -> Iterator[list[Any]]:
+    """The lines of the table."""
     served = data.records(f"""
         SELECT DISTINCT workload, way, {", ".join(PLACE)}, s_qo, batch_size, s_kv, s_qo = s_kv AS is_prompt
         FROM all_workloads JOIN problems USING (problem) JOIN points USING (problem)
@@ -55,8 +57,7 @@ def create(data: Dataset, mix: Mix | None, longest_draft: int) -> None:
     for (*_, s_qo), workloads in groups.items():
         if s_qo is None and not mix.prompts:
             continue
-        for values in _weighted(mix, workloads, prompts=s_qo is None):
-            data.execute("INSERT INTO traffic_weights VALUES (?, ?, ?, ?, ?, ?)", values)
+        yield from _weighted(mix, workloads, prompts=s_qo is None)
 
 
 def _weighted(mix: Mix, workloads: list[Record], *, prompts: bool) -> Iterator[list[Any]]:
