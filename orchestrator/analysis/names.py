@@ -6,6 +6,7 @@ Rows and answers keep the plain name. Only what a person reads on a page or a te
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 # Backends that read a copy of the cache, which no engine has: their adapters declare `copies_cache`. It stands here as data, so
 # that rows are read without an adapter; tests/orchestrator/analysis/test_no_adapter.py compares both.
@@ -37,6 +38,11 @@ def mark(name: str) -> str:
 def all_shown(names: str) -> str:
     """As `shown`, of names that stand one after another: `fa2, fa3`."""
     return ", ".join(map(shown, names.split(", ")))
+
+
+def libraries_of(values: Iterable[object]) -> list[str]:
+    """The libraries in some values of the column `libraries`, each with its version, sorted."""
+    return sorted({part for of in values if isinstance(of, str) for part in of.split(", ") if part})
 
 
 def of_references() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 from orchestrator.commands.invocation import OK, Invocation, command_line
 from orchestrator.config import exports
@@ -42,19 +43,25 @@ def execute(invocation: Invocation[ExportSettings]) -> int:
 
 def _text(settings: ExportSettings, name: str) -> tuple[str, LeftOut, list[str]]:
     """A format as text, the rows that it cannot hold, and notes on its times."""
-    path = settings.results.path
     if name == exports.CSV:
-        from orchestrator.analysis.dataset import open_dataset
         from orchestrator.formats import results_csv_writer
 
-        data = open_dataset(path, where=settings.where)
-        return *results_csv_writer.to_csv(data.every_row()), results_csv_writer.notes_on(data.current().to_dict("records"))
+        rows = _rows(settings)
+        return *results_csv_writer.to_csv(rows), results_csv_writer.notes_on(rows)
     from orchestrator.analysis.questions import open_views
     from orchestrator.formats.engine_config import config_text
 
-    (engine,) = settings.engines
+    (engine,), path = settings.engines, settings.results.path
     data = open_views(path, settings.draft, where=settings.where, engines=[engine], drafts=settings.drafts)
     return config_text(data, engine, settings.draft, path), Counter(), []
+
+
+def _rows(settings: ExportSettings) -> list[dict[str, Any]]:
+    """The newest row of each point that is written."""
+    from orchestrator.analysis.dataset import open_dataset
+
+    found: list[dict[str, Any]] = open_dataset(settings.results.path, where=settings.where).current().to_dict("records")
+    return found
 
 
 def _page(invocation: Invocation[ExportSettings], file: str) -> tuple[LeftOut, list[str]]:
@@ -84,11 +91,9 @@ def _site(invocation: Invocation[ExportSettings], folder: str) -> tuple[LeftOut,
 
 def _aiconfigurator(invocation: Invocation[ExportSettings], folder: str) -> tuple[LeftOut, list[str]]:
     """Tables of aiconfigurator, which are named as they are written."""
-    from orchestrator.analysis.dataset import open_dataset
     from orchestrator.formats.aiconfigurator import writer
 
-    rows = open_dataset(invocation.settings.results.path, where=invocation.settings.where).current().to_dict("records")
-    of_tables, left_out, notes = writer.to_tables(rows)
+    of_tables, left_out, notes = writer.to_tables(_rows(invocation.settings))
     for file in writer.save(of_tables, folder, notes):
         count = of_tables.get(file.removesuffix(".parquet"))
         invocation.say(f"{folder}/{file}" + (f": {len(count)} rows" if count else ""))
@@ -97,10 +102,9 @@ def _aiconfigurator(invocation: Invocation[ExportSettings], folder: str) -> tupl
 
 def _traces(invocation: Invocation[ExportSettings], folder: str) -> tuple[LeftOut, list[str]]:
     """Workloads and traces of flashinfer-trace, which are named as they are written."""
-    from orchestrator.analysis.dataset import open_dataset
     from orchestrator.formats.flashinfer_trace import writer
 
-    rows = open_dataset(invocation.settings.results.path, where=invocation.settings.where).current().to_dict("records")
+    rows = _rows(invocation.settings)
     of_definitions, left_out = writer.to_traces(rows)
     for file, lines in writer.save(of_definitions, folder).items():
         invocation.say(f"{folder}/{file}: {lines} traces")

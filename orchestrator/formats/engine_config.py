@@ -16,6 +16,7 @@ from typing import Any
 
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.keys import PROBLEM_KEYS
+from orchestrator.analysis.names import libraries_of
 from orchestrator.analysis.questions import expected_tokens
 from orchestrator.analysis.questions.cache_size import left_out
 from orchestrator.analysis.questions.deployments import PLACE, Choice, Part, parts
@@ -78,7 +79,7 @@ def _libraries(data: Dataset, part: Part) -> str:
     """The packages that were measured on the GPU of a part."""
     where = f"device_name = {literal(part.place[0])} AND libraries IS NOT NULL"
     found = data.execute(f"SELECT DISTINCT libraries FROM current WHERE {where}")
-    return ", ".join(sorted({one for (several,) in found for one in several.split(", ") if one})) or "unknown libraries"
+    return ", ".join(libraries_of(several for (several,) in found)) or "unknown libraries"
 
 
 def _part(engine: Engine, part: Part) -> Iterator[str]:

@@ -8,20 +8,17 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
 from kernels.problem import Problem
-from orchestrator.analysis.dataset import from_table
 from orchestrator.analysis.rough import counted, how_known
 from orchestrator.analysis.sql import text_of
 from orchestrator.errors import UserError, explain
 from orchestrator.formats.flashinfer import COLUMNS, MLA_NOPE, MLA_VALUES, ROUTINES, TORCH_DTYPES, their_backend, uncounted_flops
 from orchestrator.untrusted.text import for_csv
 
-if TYPE_CHECKING:
-    import pandas as pd
 # Keys of a problem that its files have no column for, and on which times depend: on a softmax scale they do not.
 NO_COLUMN = (
     *("window", "sinks", "tree", "kv_layout", "page_order", "min_s_qo", "batch_spec", "max_seq_len"),
@@ -29,15 +26,15 @@ NO_COLUMN = (
 )
 
 
-def to_csv(table: pd.DataFrame) -> tuple[str, Counter[str]]:
-    """The newest row of each point as FlashInfer's CSV, and the number of rows that it cannot hold, by reason.
+def to_csv(rows: Iterable[Mapping[str, Any]]) -> tuple[str, Counter[str]]:
+    """Rows as FlashInfer's CSV, and the number of rows that it cannot hold, by reason.
 
-    A time that was not measured in full says so in `case_tag`.
+    `rows` has each point once. A time that was not measured in full says so in `case_tag`.
     """
     out, left_out = io.StringIO(newline=""), Counter[str]()
     writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
     writer.writeheader()
-    for row in from_table(table).current().to_dict("records"):
+    for row in rows:
         if reason := _inexpressible(row):
             left_out[reason] += 1
         else:

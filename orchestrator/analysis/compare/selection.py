@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from orchestrator.analysis.names import libraries_of
 from orchestrator.analysis.sources import SIGNS, listed, local_datasets, nearest_dataset
 from orchestrator.analysis.sql import Where, require_column, text_of
 from orchestrator.config import library_version
@@ -68,7 +69,7 @@ def select(side: str, conditions: Sequence[str], path: str, where: Where | None 
         raise UserError(f"{side}: mode=compare needs one; {choices(side, rows)}")
     for condition in (_one_spelling(condition, rows) for condition in rest):
         if library := _library(side, condition, rows):
-            rows = rows[[library in _parts(of) for of in rows["libraries"]]]
+            rows = rows[[library in libraries_of([of]) for of in rows["libraries"]]]
             continue
         kind, value = _resolve(side, condition, rows)
         rows = rows[_values(rows, kind) == value]
@@ -96,7 +97,7 @@ def _library(side: str, condition: str, rows: pd.DataFrame) -> str | None:
     name, _, version = condition.partition(":")
     if name not in _names_of_libraries(rows):
         return None
-    known = sorted({part for of in rows["libraries"].unique() for part in _parts(of) if part.split(" ")[0] == name})
+    known = [part for part in libraries_of(rows["libraries"].unique()) if part.split(" ")[0] == name]
     version = version.strip()
     meant = [part for part in known if part == f"{name} {version}"] or [part for part in known if version in part.split(" ")[1]]
     if len(meant) != 1:
@@ -105,13 +106,8 @@ def _library(side: str, condition: str, rows: pd.DataFrame) -> str | None:
     return meant[0]
 
 
-def _parts(libraries: object) -> list[str]:
-    """The libraries in a row's column, each with its version; none for null."""
-    return libraries.split(", ") if isinstance(libraries, str) else []
-
-
 def _names_of_libraries(rows: pd.DataFrame) -> list[str]:
-    return sorted({part.split(" ")[0] for of in rows["libraries"].unique() for part in _parts(of)})
+    return list(dict.fromkeys(part.split(" ")[0] for part in libraries_of(rows["libraries"].unique())))
 
 
 def _no_dataset(side: str, conditions: Sequence[str], path: str) -> None:

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from orchestrator.analysis.connection import Record
-from orchestrator.analysis.names import of_references
+from orchestrator.analysis.names import libraries_of, of_references
 from orchestrator.analysis.questions import ranked_by, ranking_of
 from orchestrator.analysis.rough import counted
 from orchestrator.analysis.sql import text_of
@@ -85,11 +85,11 @@ def save(tables: Mapping[str, list[dict[str, Any]]], folder: str, notes: Sequenc
 
 
 def _meta(tables: Mapping[str, list[dict[str, Any]]], notes: Sequence[str]) -> str:
-    versions = {part for lines in tables.values() for line in lines for part in text_of(line["version"]).split(", ")}
+    versions = libraries_of(line["version"] for lines in tables.values() for line in lines)
     found = {
         "schema_version": 1,
         "provenance": FRAMEWORK,
-        "runtime": {"framework": FRAMEWORK, "version": ", ".join(sorted(versions))},
+        "runtime": {"framework": FRAMEWORK, "version": ", ".join(versions)},
         "tables": {name: {"status": "complete"} for name in tables},
     }
     return "".join(f"# {note}\n" for note in notes) + str(yaml.safe_dump(found, sort_keys=False))

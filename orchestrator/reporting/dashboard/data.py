@@ -7,7 +7,6 @@ functions as the reports.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import pandas as pd
 from orchestrator.analysis import how_timed
 from orchestrator.analysis.dataset import Dataset, open_dataset
 from orchestrator.analysis.keys import OWN_US, RANKED_US, TIMING_KEYS
-from orchestrator.analysis.names import shown
+from orchestrator.analysis.names import libraries_of, shown
 from orchestrator.analysis.questions import best, engine_default, one_backend, open_views
 from orchestrator.analysis.questions.deployments import HERE, PLACE, Part, parts
 from orchestrator.analysis.questions.exactness import error, named
@@ -172,11 +171,6 @@ def facts(data: Dataset) -> dict[str, list[str]]:
         "measured": [" to ".join(dict.fromkeys(filter(None, days)))] if any(days) else [],
         "code": code,
     }
-
-
-def libraries_of(values: Iterable[str]) -> list[str]:
-    """The libraries in a column's values, each with its version, sorted."""
-    return sorted({part for of in values for part in (of or "").split(", ") if part})
 
 
 def deployments(data: Dataset) -> list[dict[str, Any]]:

@@ -15,9 +15,9 @@ from packaging.version import InvalidVersion, Version
 from orchestrator.analysis.compare import best_of, selection, tables
 from orchestrator.analysis.compare.comparison import compare_rows
 from orchestrator.analysis.compare.selection import Selection
+from orchestrator.analysis.names import libraries_of
 from orchestrator.analysis.sql import Where
 from orchestrator.errors import UserError
-from orchestrator.reporting.dashboard.data import libraries_of
 from orchestrator.reporting.site.datasets import POINT_KEYS, Facts, Listed, Names, Page, joined
 from orchestrator.storage import parquet
 from orchestrator.tables import markdown

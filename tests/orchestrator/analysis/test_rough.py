@@ -112,9 +112,8 @@ def test_a_row_says_its_interval_and_its_source():
 
 
 def test_every_export_says_which_times_are_rough_or_credited(data: Dataset, tmp_path: Path):
-    frame = data.every_row()
-    rows = frame.to_dict("records")
-    text, _ = results_csv_writer.to_csv(frame)
+    rows = data.current().to_dict("records")
+    text, _ = results_csv_writer.to_csv(rows)
     of_trace = [trace["evaluation"]["log"] for lines in traces.to_traces(rows)[0].values() for trace in lines]
     slow = [row for row in rows if row["stop_reason"] == "decided"]
     found, _, notes = tables.to_tables(slow)

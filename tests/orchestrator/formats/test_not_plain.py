@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.analysis.traffic import files as traffic
+from orchestrator.analysis import traffic
 from orchestrator.errors import UserError
 from orchestrator.formats.aiconfigurator import table
 from orchestrator.formats.flashinfer_trace import definitions, reader, safetensors
