@@ -23,7 +23,7 @@ MUTANT = "mutant of "  # how `resolved_backend` of a mutant begins
 
 def grids(current: pd.DataFrame) -> list[Grid]:
     """The tables of noise and of mutants, from the newest row of each point; none of either if there are no such rows."""
-    return [*noise_grids(current), *power_grids(current)]
+    return [*noise_grids(current), *curve_grids(current), *size_grids(current), *alarm_grids(current), *power_grids(current)]
 
 
 def is_about_quality(data: Dataset) -> bool:
@@ -85,7 +85,7 @@ def power_grids(current: pd.DataFrame) -> list[Grid]:
 
     listed = {mutant.name for mutant in ADAPTERS}
     ran = current[_is_mutant(current) & (current["backend"].str.partition("@")[0].isin(listed))]
-    found = [*curve_grids(current), *size_grids(current), *alarm_grids(current)]
+    found = []
     for (device, model), part in ran.groupby(["device_name", "model"], sort=True):
         columns = [(kv, s_kv) for kv, s_kv in sorted(set(zip(part["kv_dtype"], part["s_kv"], strict=True)))]
         cells = []

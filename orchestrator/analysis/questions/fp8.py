@@ -121,23 +121,13 @@ class Fp8Workload:
         return self.gain > 1 + SAME
 
 
-@dataclass(frozen=True)
-class BatchAnswer:
-    """What a batch is told: `yes`, `no` or `it depends on ...`; the workloads where it is no, if it depends; the queries."""
-
-    verdict: str
-    but_at: str
-    queries: str
-
-
 def sentences(records: Sequence[Record]) -> list[str]:
     """The answers of one deployment, from rows of the view `fp8`. Neighbouring batches that are told the same share one."""
     batches = [(batch, _workloads(part)) for (batch,), part in group_by(records, ("batch_size",)).items()]
     found, unknown = [], _not_measured(records)
     for answer, same in groupby(batches, key=lambda batch: _answer(batch[1])):
-        named = list(same)
-        words = _sentence(answer, [batch for batch, _ in named], [workload for _, workloads in named for workload in workloads])
-        found.append(words + unknown)
+        told, parts = zip(*same, strict=True)
+        found.append(_sentence(*answer, told, [workload for part in parts for workload in part]) + unknown)
     return found
 
 
@@ -153,30 +143,22 @@ def _workloads(records: Sequence[Record]) -> list[Fp8Workload]:
     for part in group_by(records, ("s_qo",)).values():
         gains = {kind: [r[f"{kind}_gain"] for r in part if r[f"{kind}_gain"] is not None] for kind in QUERIES}
         kind = max(QUERIES, key=lambda kind: (len(gains[kind]), sum(map(math.log, gains[kind]))))
+        of_kind = (f"{kind}_gain", f"{kind}_rel_err", "half_rel_err", f"{kind}_rough")
         found += [
-            Fp8Workload(
-                r["s_kv"],
-                r["s_qo"],
-                QUERIES[kind],
-                r[f"{kind}_gain"],
-                r[f"{kind}_rel_err"],
-                r["half_rel_err"],
-                r[f"{kind}_rough"],
-            )
+            Fp8Workload(r["s_kv"], r["s_qo"], QUERIES[kind], *(r[key] for key in of_kind))
             for r in part
             if r[f"{kind}_gain"] is not None
         ]
     return found
 
 
-def _answer(workloads: Sequence[Fp8Workload]) -> BatchAnswer:
-    faster = [workload for workload in workloads if workload.faster]
-    if len(faster) == len(workloads):
-        return BatchAnswer("yes", "", _queries(workloads))
-    if not faster:
-        return BatchAnswer("no", "", _queries(workloads))
-    axes, place = _place([workload for workload in workloads if not workload.faster], workloads)
-    return BatchAnswer(f"it depends on {' and '.join(axes)}", place, _queries(workloads))
+def _answer(workloads: Sequence[Fp8Workload]) -> tuple[str, str, str]:
+    """What a batch is told: `yes`, `no` or `it depends on ...`; the workloads where it is no, if it depends; the queries."""
+    others = [workload for workload in workloads if not workload.faster]
+    if len(others) in (0, len(workloads)):
+        return "no" if others else "yes", "", _queries(workloads)
+    axes, place = _place(others, workloads)
+    return f"it depends on {' and '.join(axes)}", place, _queries(workloads)
 
 
 def _place(some: Sequence[Fp8Workload], workloads: Sequence[Fp8Workload]) -> tuple[list[str], str]:
@@ -200,13 +182,12 @@ def _queries(workloads: Sequence[Fp8Workload]) -> str:
     return ", ".join(f"{words} at s_qo {_listed(at, lengths)}" for words, at in taken.items())
 
 
-def _sentence(answer: BatchAnswer, batches: list[int], workloads: Sequence[Fp8Workload]) -> str:
+def _sentence(verdict: str, but_at: str, queries: str, batches: Sequence[int], workloads: Sequence[Fp8Workload]) -> str:
     faster = [workload for workload in workloads if workload.faster]
     others = [workload for workload in workloads if not workload.faster]
-    parts = [f"{answer.verdict} at batch {_listed(batches, batches)}: {_by(faster or others)}"]
-    if faster and others:
-        parts.append(f"but at {answer.but_at} {_by(others)}")
-    return f"{', '.join([*parts, f'with {answer.queries}'])}, {_errors(faster or others)}"
+    but = f"but at {but_at} {_by(others)}, " if faster and others else ""
+    words = f"{verdict} at batch {_listed(batches, batches)}: {_by(faster or others)}, {but}with {queries}"
+    return f"{words}, {_errors(faster or others)}"
 
 
 def _by(workloads: Sequence[Fp8Workload]) -> str:
@@ -221,10 +202,8 @@ def _by(workloads: Sequence[Fp8Workload]) -> str:
 
 
 def _errors(workloads: Sequence[Fp8Workload]) -> str:
-    fp8, half = (
-        [error for error in errors if error is not None]
-        for errors in ((workload.rel_err for workload in workloads), (workload.half_rel_err for workload in workloads))
-    )
+    fp8 = [workload.rel_err for workload in workloads if workload.rel_err is not None]
+    half = [workload.half_rel_err for workload in workloads if workload.half_rel_err is not None]
     if len(fp8) < len(workloads):
         return "and answers were not checked" if not fp8 else f"at an error of {_shares(fp8)} where answers were checked"
     return f"at an error of {_shares(fp8)}{f' (over 16 bits {_shares(half)})' if half else ''}"
@@ -246,12 +225,6 @@ def _listed(values: Sequence[int], measured: Sequence[int]) -> str:
 
 def _runs(values: Sequence[int], measured: Sequence[int]) -> Iterator[list[int]]:
     """The values in pieces, each without a gap on the axis."""
-    run: list[int] = []
-    for value in measured:
-        if value in values:
-            run.append(value)
-        elif run:
-            yield run
-            run = []
-    if run:
-        yield run
+    for is_there, run in groupby(measured, key=lambda value: value in values):
+        if is_there:
+            yield list(run)
