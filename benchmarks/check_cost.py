@@ -120,8 +120,6 @@ class Phases:
         return np.array([time.perf_counter(), self.operations.ops, self.operations.waits])
 
     def timed(self, call: Callable[..., Any], name: str) -> Callable[..., Any]:
-        """The function, with its seconds counted."""
-
         @functools.wraps(call)
         def wrapped(*args: Any, **keys: Any) -> Any:
             phase = self._named(name)

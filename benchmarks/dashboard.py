@@ -25,7 +25,6 @@ VIEWS = ("answer", "best", "lines", "roofline", "crossover", "compare", "table")
 
 
 def drawn_ms(browser: Browser, url: str) -> float:
-    """One opening in a window that has cached nothing."""
     context = browser.new_context(viewport={"width": 1400, "height": 900})
     page = context.new_page()
     page.goto(url)

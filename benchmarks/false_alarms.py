@@ -50,7 +50,6 @@ Counts = dict[tuple[str, str], Count]  # by shape and arithmetic
 
 
 def points(seeds: Sequence[int]) -> Iterator[EmulatedPoint]:
-    """All points of these seeds, seed by seed."""
     return (EmulatedPoint(shape, how, seed) for seed in seeds for shape in SHAPES for how in ARITHMETICS if fits(shape, how))
 
 

@@ -64,7 +64,6 @@ class PairPool:
 
 
 def rows_of(name: str, twin: int = 0) -> pd.DataFrame:
-    """The timed rows of a committed dataset; of A/A pairs those of one twin."""
     (file,) = (ROOT / "results").glob(f"h200_*/{name}.parquet")
     rows = parquet.read(file).to_pandas()
     return rows[(rows["status"] == "ok") & (rows["twin"].fillna(0) == twin)]
@@ -258,7 +257,6 @@ def found_groups(one: Scenario, column: str, by: float, count: int, seed: int = 
 
 
 def found_points(one: Scenario, by: float, count: int, seed: int = 2) -> float:
-    """How often a run is red if one point, drawn for each run, is slower."""
     found = []
     for log_ratio, draw in one.runs(count, seed):
         log_ratio[draw.integers(len(log_ratio))] += np.log1p(by)
@@ -270,7 +268,6 @@ Case = tuple[str, Sequence[Scenario]]  # a line of the table: its name, and scen
 
 
 def few(rows: pd.DataFrame, size: int, pools: Sequence[PairPool]) -> list[Scenario]:
-    """Runs of a few points, drawn from a dataset."""
     draw = np.random.default_rng(size)
     parts = (rows.iloc[np.sort(draw.choice(len(rows), size, replace=False))] for _ in range(SUBSETS))
     return [Scenario(target(part), pools) for part in parts]
@@ -357,7 +354,6 @@ def show_targets(lines: Sequence[Rates]) -> None:
 
 
 def main(count: int) -> None:
-    """Prints the table line by line, and what its worst lines are beside the targets."""
     lines: list[Rates] = []
     print(f"| {' | '.join(HEADER)} |\n|{'---|' * len(HEADER)}")
     for case in cases(rows_of(TARGET), pools()):

@@ -39,7 +39,6 @@ def overrides(folder: str, path: str, *more: str) -> list[str]:
 
 
 def fill(folder: str, path: str) -> None:
-    """Rows for every point but the first."""
     from orchestrator import machines
     from orchestrator.code_version import own_version
     from orchestrator.planning.decide import make_plan

@@ -162,7 +162,6 @@ class EmulatedPoint:
 
 
 def _swapped(kernel: RightKernel, inputs: Inputs, answer: Answer) -> tuple[Any, ...]:
-    """What `judge_whole` takes."""
     out, lse = kernel(inputs)
     return out, inputs, answer, kernel.arithmetic(inputs.problem), lse if inputs.problem.return_lse else None
 

@@ -101,7 +101,6 @@ def beside_engines() -> int:
 
 
 def verdict(alone: dict[str, str], engine: str, extra: str) -> str:
-    """What this project changes in the environment of an engine."""
     pins = [f"{name}=={version}" for name, version in alone.items()]
     try:
         both = resolved([engine, *pins], "pyproject.toml", "--extra", extra)

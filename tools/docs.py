@@ -48,7 +48,6 @@ def headline(name: str, read: Document, found: Rendered) -> str:
 
 
 def in_readme(name: str, read: Document, found: Rendered) -> str:
-    """The same as a line of README's table."""
     return f"| [{read.head.title}]({PAGES}/{name}.md) | {found.verdict} |"
 
 

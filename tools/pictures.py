@@ -30,7 +30,6 @@ def main(folder: str = str(ROOT / "docs")) -> int:
 
 
 def draw(browser: Browser, folder: Path) -> None:
-    """Writes the picture into the folder, as a PNG."""
     with tempfile.TemporaryDirectory() as place:
         report = Path(place) / "report.html"
         dashboard.export(DATASET, {}, str(report))

@@ -82,7 +82,6 @@ def _calls(engines: Sequence[Engine]) -> tuple[str, str]:
 
 
 def _nothing(con: duckdb.DuckDBPyConnection, wanted: Wanted, drafts: int | None) -> str:
-    """What was asked for and is not there, and what is."""
     words = [f"{NAMED.get(name, name)} {' or '.join(map(str, values))}" for name, values in wanted.items()]
     words += [] if drafts is None else [f"drafts={drafts}"]
     listed = con.execute("""

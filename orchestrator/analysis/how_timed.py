@@ -35,7 +35,6 @@ def _share(record: Record) -> str:
 
 
 def sentences(data: Dataset) -> list[str]:
-    """The same in words, for a page."""
     return [
         f"{r['points']:,} points on {r['device_name']}: timer {r['timer'] or 'unknown'}, L2 {r['l2'] or 'unknown'}, "
         f"instruction caches {r['icache'] or 'unknown'}"

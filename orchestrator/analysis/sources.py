@@ -189,7 +189,6 @@ def values_there(sources: Sequence[str | pa.Table], where: Iterable[str]) -> str
 
 
 def listed(values: Mapping[str, Iterable[object]]) -> str:
-    """Values by column, in words."""
     words = []
     for key, of in values.items():
         found = sorted({value for value in of if value is not None}, key=lambda v: (isinstance(v, str), v))

@@ -38,7 +38,6 @@ class Context:
 
 
 def headline(found: Found, distribution: str, predicate: Predicate) -> str:
-    """The result in a line."""
     good, bad = found.releases[0], found.releases[-1]
     verb, not_verb, infinitive = predicate.words
     if found.outcome == "no change":
@@ -105,7 +104,6 @@ def report(found: Found, of: Range, predicate: Predicate, context: Context) -> s
 
 
 def _common(pairs: Sequence[PointPair]) -> list[tuple[str, str]]:
-    """The keys that all points share."""
     values = {name: {str(pair.keys.get(name)) for pair in pairs} for name in COMMON}
     shared = {name: next(iter(of)) for name, of in values.items() if len(of) == 1}
     known = [f"{name}={value}" for name, value in shared.items() if value.lower() not in ("none", "nan", "<na>")]

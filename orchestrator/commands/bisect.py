@@ -72,7 +72,6 @@ def execute(invocation: Invocation[BisectSettings]) -> int:
 
 
 def _show(invocation: Invocation[BisectSettings], text: str) -> None:
-    """Prints the report, and writes it to a file beside the rows if these are on a disk."""
     print(text)
     path = invocation.settings.results.path
     if "://" not in path:
@@ -193,11 +192,9 @@ class ReleaseRuns:
         return [*typed, f"sweep.env={hydra_text([self.name_of(release) for release in pair])}"]
 
     def command_of(self, pair: Sequence[str]) -> str:
-        """What to type to measure two releases again."""
         return command_line(self._overrides(pair), f"results.path={self.invocation.settings.results.path}")
 
     def comparison_of(self, pair: Sequence[str]) -> str:
-        """What to type to compare their rows."""
         baseline, candidate = (f"env:{self.name_of(release)}" for release in pair)
         path = f"results.path={self.invocation.settings.results.path}"
         return command_line(["mode=compare", path, f"baseline={baseline}", f"candidate={candidate}"])

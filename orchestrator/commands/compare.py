@@ -41,7 +41,6 @@ def execute(invocation: Invocation[CompareSettings]) -> int:
 
 
 def compared(settings: Compared) -> Comparison:
-    """The comparison that the settings ask for."""
     from orchestrator.analysis.compare.comparison import compare
 
     return compare(

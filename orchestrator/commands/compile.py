@@ -60,7 +60,6 @@ def execute(invocation: Invocation[CompileSettings]) -> int:
 
 
 def _write(invocation: Invocation[CompileSettings], path: str, parts: Sequence[Compilation]) -> None:
-    """Adds the modules of each environment to the archive, by the versions that they are of."""
     from orchestrator.scheduling import archive
 
     for part in parts:
@@ -132,7 +131,6 @@ class Compiler:
 
 
 def _archived(settings: CompileSettings, versions: LibraryVersions, archs: set[str]) -> dict[ModuleKey, Library]:
-    """What the archive has already of these versions."""
     from orchestrator.scheduling.archive import read_fitting
 
     there = settings.modules is not None and Path(settings.modules).exists()

@@ -55,7 +55,6 @@ def _planned_by(adapter: Adapter) -> list[tuple[str, str]]:
 
 
 def _chosen(plugins: tuple[str, ...], names: tuple[str, ...]) -> dict[tuple[str, str], Registered]:
-    """The backends to check, by routine and name."""
     from kernels import registry
 
     try:

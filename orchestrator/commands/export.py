@@ -42,7 +42,6 @@ def execute(invocation: Invocation[ExportSettings]) -> int:
 
 
 def _text(settings: ExportSettings, name: str) -> tuple[str, LeftOut, list[str]]:
-    """A format as text, the rows that it cannot hold, and notes on its times."""
     if name == exports.CSV:
         from orchestrator.formats import results_csv_writer
 
@@ -65,7 +64,6 @@ def _rows(settings: ExportSettings) -> list[dict[str, Any]]:
 
 
 def _page(invocation: Invocation[ExportSettings], file: str) -> tuple[LeftOut, list[str]]:
-    """The page of mode=dashboard as one file."""
     from orchestrator.reporting.dashboard import page
 
     size = page.export(invocation.settings.results.path, invocation.settings.where, file)
@@ -74,7 +72,6 @@ def _page(invocation: Invocation[ExportSettings], file: str) -> tuple[LeftOut, l
 
 
 def _site(invocation: Invocation[ExportSettings], folder: str) -> tuple[LeftOut, list[str]]:
-    """A folder of static pages from many datasets."""
     from orchestrator.reporting.site.build import build
     from orchestrator.storage import checksum
 
@@ -90,7 +87,6 @@ def _site(invocation: Invocation[ExportSettings], folder: str) -> tuple[LeftOut,
 
 
 def _aiconfigurator(invocation: Invocation[ExportSettings], folder: str) -> tuple[LeftOut, list[str]]:
-    """Tables of aiconfigurator, which are named as they are written."""
     from orchestrator.formats.aiconfigurator import writer
 
     of_tables, left_out, notes = writer.to_tables(_rows(invocation.settings))
@@ -101,7 +97,6 @@ def _aiconfigurator(invocation: Invocation[ExportSettings], folder: str) -> tupl
 
 
 def _traces(invocation: Invocation[ExportSettings], folder: str) -> tuple[LeftOut, list[str]]:
-    """Workloads and traces of flashinfer-trace, which are named as they are written."""
     from orchestrator.formats.flashinfer_trace import writer
 
     rows = _rows(invocation.settings)

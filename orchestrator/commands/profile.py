@@ -56,7 +56,6 @@ def execute(invocation: Invocation[ReplaySettings]) -> int:
 
 
 def _launch(invocation: Invocation[ReplaySettings]) -> int:
-    """Prepares and checks the point here, and launches its call between marks."""
     from orchestrator import machines
     from orchestrator.planning.decide import make_plan
     from orchestrator.planning.replay import points_of

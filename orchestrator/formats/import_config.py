@@ -76,7 +76,6 @@ def resolve_files(config: Mapping[str, Any]) -> Config:
 
 
 def _resolve_export(config: Mapping[str, Any], export: str) -> Config:
-    """mode=export, if the mode can be that."""
     mode = str(config.get("mode"))
     if mode not in ("run", "export", *exports.OF_MODES):
         return {**config}
@@ -95,7 +94,6 @@ def _is_of_results(config: Mapping[str, Any], path: Path) -> bool:
 
 
 def _import_results(config: Mapping[str, Any], name: str) -> Config:
-    """mode=import, with the file's name as the sweep's."""
     if config.get("mode") not in ("run", "import"):
         raise UserError(f"mode={config['mode']}: import={config['import']} holds results, not points to run; leave mode out")
     if config.get("device") is None and not str(config["import"]).endswith((PARQUET, TRACES)):

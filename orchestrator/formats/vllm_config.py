@@ -116,7 +116,6 @@ class _Chosen:
         return found
 
     def _default(self, phase: Phase) -> Calls:
-        """What the engine takes by itself."""
         majors = self.majors if self.major is None else [self.major]
         flags = (self.engine.default(Workload(major, "mla", phase, self.kv_dtype)) for major in majors)
         return {flag.calls[phase][0]: flag for flag in flags if flag is not None and phase in flag.calls}

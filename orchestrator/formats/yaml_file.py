@@ -58,7 +58,6 @@ def load(path: str, kind: str, keys: str) -> YamlFile:
 
 
 def _add_lines(node: yaml.Node, place: str, lines: dict[str, int]) -> None:
-    """Adds the line of every key and item below a node."""
     parts: list[tuple[str, yaml.Node, yaml.Node]] = []
     if isinstance(node, yaml.MappingNode):
         parts = [(f"{place}.{key.value}".lstrip("."), key, value) for key, value in node.value]

@@ -93,7 +93,6 @@ def change(settings: ReplaySettings, before: Record, after: Record) -> str | Non
 
 
 def _only(side: str, path: str, row: Record) -> Selection:
-    """A dataset without its other rows: it may hold the point of other runs, GPUs and clusters too."""
     from orchestrator.analysis.compare.selection import select
 
     return select(side, (path,), path, {name: row[name] for name in ROW_KEYS})

@@ -117,7 +117,6 @@ def _listed(values: Sequence[object]) -> str:
 
 
 def sweeps(data: Dataset) -> list[Grid]:
-    """The number of rows of each sweep, if there are several: each table then is about all of them at once."""
     found = data.execute("SELECT coalesce(sweep, '') AS name, count(*) AS rows FROM current GROUP BY ALL ORDER BY rows DESC, name")
     cells = tuple((sweep or "no name", f"{rows:,}") for sweep, rows in found)
     title = "rows of several sweeps are together in these tables; for one alone, type where={sweep: NAME}"

@@ -122,7 +122,6 @@ def grids(current: pd.DataFrame) -> list[Grid]:
 
 
 def broken(current: pd.DataFrame) -> list[str]:
-    """The clauses that do not hold."""
     return [clause.words for clause in clauses(current) if not clause.holds]
 
 

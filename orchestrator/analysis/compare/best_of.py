@@ -117,7 +117,6 @@ def by_batch(part: pd.DataFrame) -> list[BatchRange]:
 
 
 def _mean(ratios: list[float]) -> float:
-    """The geometric mean."""
     return math.exp(sum(map(math.log, ratios)) / len(ratios))
 
 
@@ -132,7 +131,6 @@ def grids(found: BestOfSides, same: float = SAME) -> list[Grid]:
 
 
 def headline(found: BestOfSides) -> str:
-    """The answer in a line."""
     baseline, candidate = found.names
     parts = [f"{_title(key, found.problems)} {_words(ranges, few=True)}" for key, ranges in _parts(found)]
     return f"{candidate} over {baseline}, best against best: {'; '.join(parts)}"

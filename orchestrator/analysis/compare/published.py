@@ -126,7 +126,6 @@ def _why_no_ratio(others: pd.DataFrame) -> str:
 
 
 def _unlike(joined: pd.DataFrame) -> str:
-    """The settings that differ, each with both sides' values."""
     differing = []
     for name in NAMED_IF_UNLIKE:
         sides = [" and ".join(sorted({str(value) for value in joined[f"{name}_{side}"]})) for side in "ab"]

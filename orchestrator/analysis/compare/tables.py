@@ -77,7 +77,6 @@ def grids(found: Comparison) -> list[Grid]:
 
 
 def headline(found: Comparison) -> str:
-    """The answer in a line."""
     counts = found.points["verdict"].value_counts()
     counted = ", ".join(f"{counts[verdict]} {verdict}" for verdict in MEANING if verdict in counts)
     changes = found.groups.loc[found.groups["red"], "change"] if found.red_groups else ()
@@ -185,7 +184,6 @@ def _summary(found: Comparison) -> Grid:
 
 
 def _differences(found: Comparison) -> Grid:
-    """Versions, devices and settings that are not the same on both sides."""
     sides = [side.rows[side.rows["status"] == "ok"] for side in (found.baseline, found.candidate)]
     cells = []
     for column in SIDE_COLUMNS:

@@ -73,7 +73,6 @@ def judge(pairs: pd.DataFrame, floors: NoiseFloors, same: float) -> pd.DataFrame
 
 
 def _interval(rows: pd.DataFrame) -> dict[str, pd.Series]:
-    """The 95% interval of each change by itself."""
     low, high = (rows["log_ratio"] + z * rows["se"] for z in (-Z95, Z95))
     return {"change_low": np.expm1(low), "change_high": np.expm1(high)}
 

@@ -63,7 +63,6 @@ def _bad(data: Dataset) -> Grid:
 
 
 def _timed(data: Dataset, title: str, what: str, column: str, records: Sequence[Record]) -> Grid:
-    """Points with their times, and how odd they are by a column."""
     cells = [
         (f"{r[column]:.2f}", shown(r["backend"], r["kernel"]), f"{r['median_us']:,.1f}", describe_point(r), again(data, r))
         for r in records

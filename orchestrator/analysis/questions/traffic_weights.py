@@ -44,7 +44,6 @@ def create(data: Dataset, mix: Mix | None, longest_draft: int) -> None:
 
 
 def _found(data: Dataset, mix: Mix, longest_draft: int) -> Iterator[list[Any]]:
-    """The lines of the table."""
     served = data.records(f"""
         SELECT DISTINCT workload, way, {", ".join(PLACE)}, s_qo, batch_size, s_kv, s_qo = s_kv AS is_prompt
         FROM all_workloads JOIN problems USING (problem) JOIN points USING (problem)

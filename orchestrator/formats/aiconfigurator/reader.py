@@ -62,7 +62,6 @@ def read(path: str, device: Device | None, model: Model, sweep: str) -> list[Row
 
 
 def _common(path: str, records: list[dict[str, Any]], device: Device | None, sweep: str) -> Row:
-    """The values that all rows share."""
     name, framework, version = (table.single(path, records, column) for column in ("device", "framework", "version"))
     if device is not None and name not in (device.name, *device.match):
         raise UserError(f"device={device.name!r}: {path} was measured on {name}; leave device out")

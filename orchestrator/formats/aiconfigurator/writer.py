@@ -59,7 +59,6 @@ def to_tables(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, list[dict[st
 
 
 def _ranked_first(rows: Sequence[Mapping[str, Any]]) -> list[Record]:
-    """The row of the fastest backend of each workload that its tables tell apart."""
     if not rows:
         return []
     query = f"SELECT current.* FROM ({ranked_by(KEYS)}) AS best JOIN current USING (row) ORDER BY row"

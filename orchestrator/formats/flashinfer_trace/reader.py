@@ -133,7 +133,6 @@ def _of_table(
 
 
 def _exact(definition: Definition, axes: Mapping[str, Any], tensors: Mapping[str, list[int]]) -> Lengths:
-    """Lengths from the tensors."""
     pages = _differences("kv_indptr", tensors["kv_indptr"])
     queries = [1] * len(pages) if definition.is_decode else _differences("qo_indptr", tensors.get("qo_indptr", []))
     last = tensors.get("kv_last_page_len", [definition.page_size] * len(pages))

@@ -134,7 +134,6 @@ def _trace(row: Mapping[str, Any], problem: Problem, reference_us: float) -> dic
 
 
 def _lengths(problem: Problem) -> tuple[dict[str, int], dict[str, Sequence[int]]]:
-    """The variable axes, and the offsets of requests and their last pages."""
     size, axes = problem.slots_per_page, {"len_indptr": problem.batch_size + 1}
     pages = [-(-length // size) for length in problem.kv_lens]
     vectors: dict[str, Sequence[int]] = {"kv_indptr": [0, *accumulate(pages)]}

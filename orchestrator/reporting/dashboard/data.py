@@ -208,7 +208,6 @@ def _typed(part: Part) -> dict[str, Any]:
 
 
 def _told(grid: Grid) -> dict[str, Any]:
-    """A table for a page that shows one deployment: without the column that names it."""
     return {"title": grid.title, "header": grid.header[1:], "rows": [cells[1:] for cells in grid.cells]}
 
 

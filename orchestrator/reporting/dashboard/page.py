@@ -72,7 +72,6 @@ def export(path: str | Path, where: Where, target: str) -> int:
 
 
 def fill(packed: bytes, parquet: bytes | None, title: str) -> str:
-    """The template with its parts in place."""
     library, app = echarts(), script()
     policy = (
         f"default-src 'none'; script-src {_hash(library)} {_hash(app)}; style-src 'unsafe-inline'; "
@@ -100,7 +99,6 @@ def _hash(script: str) -> str:
 
 
 def static(name: str) -> str:
-    """A file of the page as it is."""
     return files(__package__).joinpath("static", name).read_text(encoding="utf-8")
 
 

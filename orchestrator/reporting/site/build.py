@@ -127,7 +127,6 @@ def _require_outside(folder: str, places: Sequence[str]) -> None:
 
 
 def _with_assets(target: Target) -> Site:
-    """Writes the shared files."""
     shared, style = (
         linked.assets(),
         linked.named("site", "css", files(__package__).joinpath("static", "site.css").read_text("utf-8")),
@@ -168,7 +167,6 @@ def _datasets(site: Site, slugs: Mapping[str, str], keys: Mapping[str, str], whe
 def _index(
     listed: Sequence[Listed], compared: Sequence[pairs.ComparisonPage], left_out: int, histories: Sequence[history.HistoryPage]
 ) -> str:
-    """The index as Markdown."""
     gpus = sorted({gpu for one in listed for gpu in one.facts["GPU"]})
     rows, newest = sum(one.rows for one in listed), max(map(_last, listed), default="")
     words = (

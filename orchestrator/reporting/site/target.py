@@ -88,7 +88,6 @@ class Target:
         return facts
 
     def _is_as_before(self, name: str) -> bool:
-        """Whether a file has the bytes that an earlier run has written."""
         try:
             with open_to_read(self._folder_of(name) / Path(name).name, follow=False) as file:
                 found = hashlib.sha256(file.read()).hexdigest()
