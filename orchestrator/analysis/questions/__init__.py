@@ -173,21 +173,16 @@ def define_views(data: Dataset, draft: Draft, **assumed: Unpack[Assumed]) -> Dat
     data.draft = draft = _with_own_steps(data, draft)
     data.execute(f"SET VARIABLE same = {SAME}; SET VARIABLE spike = {SPIKE}; SET VARIABLE max_draft = {MAX_DRAFT}")
     data.execute(f"SET VARIABLE drafts = {literal(assumed.get('drafts'))}")
-    data.execute(
-        "CREATE TEMP TABLE draft_costs(layers DOUBLE, rest_us DOUBLE, start_us DOUBLE, cost_us DOUBLE, rest_measured BOOLEAN)"
-    )
-    costs = [draft.layers, draft.rest_us, draft.start_us, draft.cost_us, draft.rest is not None]
-    data.execute("INSERT INTO draft_costs VALUES (?, ?, ?, ?, ?)", costs)
+    costs = (draft.layers, draft.rest_us, draft.start_us, draft.cost_us, draft.rest is not None)
+    data.create_table("draft_costs(layers DOUBLE, rest_us DOUBLE, start_us DOUBLE, cost_us DOUBLE, rest_measured BOOLEAN)", [costs])
     steps_of = None if draft.rest in (None, PRESET) else open_views(str(draft.rest), Draft(layers=1))
     create_measured_rest(data, steps_of, draft)
-    data.execute("CREATE TEMP TABLE model_layers(model VARCHAR, layers BIGINT)")
-    for (model,) in data.execute("SELECT DISTINCT model FROM rows WHERE plan_host_us IS NOT NULL"):
-        data.execute("INSERT INTO model_layers VALUES (?, ?)", [model, draft.layers or layers_of(model) or 1])
-    data.execute("CREATE TEMP TABLE expected(s_qo BIGINT, tokens DOUBLE)")
+    models = [model for (model,) in data.execute("SELECT DISTINCT model FROM rows WHERE plan_host_us IS NOT NULL")]
+    of_models = ((model, draft.layers or layers_of(model) or 1) for model in models)
+    data.create_table("model_layers(model VARCHAR, layers BIGINT)", of_models)
     lengths = [length for (length,) in data.execute("SELECT DISTINCT s_qo FROM problems WHERE s_qo IS NOT NULL")]
-    for s_qo in lengths:
-        if (tokens := expected_tokens(draft.acceptance, s_qo)) is not None:
-            data.execute("INSERT INTO expected VALUES (?, ?)", [s_qo, tokens])
+    tokens = ((s_qo, expected) for s_qo in lengths if (expected := expected_tokens(draft.acceptance, s_qo)) is not None)
+    data.create_table("expected(s_qo BIGINT, tokens DOUBLE)", tokens)
     cache_size.create(data, draft.layers)
     weights, engines = assumed.get("weights", ()), assumed.get("engines")
     _create_workloads(data, weights, assumed.get("traffic"))
@@ -248,39 +243,34 @@ def _note_unused(data: Dataset, weights: WeightRules) -> None:
 def _create_own_builds(data: Dataset) -> None:
     """`own_builds(backend, build)`: of each backend that is an engine's own build of a kernel, or a way to call it, that build."""
     builds = sorted({flag.own_build for one in releases().values() for flag in one.flags if flag.own_build}, key=len)
-    data.execute("CREATE TEMP TABLE own_builds(backend VARCHAR, build VARCHAR)")
-    for (backend,) in data.execute("SELECT DISTINCT backend FROM points"):
-        if of := [build for build in builds if backend.startswith(build)]:
-            data.execute("INSERT INTO own_builds VALUES (?, ?)", [backend, of[-1]])
+    backends = [backend for (backend,) in data.execute("SELECT DISTINCT backend FROM points")]
+    found = ((backend, of[-1]) for backend in backends if (of := [build for build in builds if backend.startswith(build)]))
+    data.create_table("own_builds(backend VARCHAR, build VARCHAR)", found)
 
 
 def _create_engine_tables(data: Dataset, engines: Sequence[Engine]) -> None:
     """What each flag of the engines is for the workloads that were measured (`engine_flags`), and which calls it makes."""
-    known = ", ".join(f"{name} VARCHAR" for name in Known._fields)
-    data.execute(f"""
+    data.execute("""
         CREATE TEMP TABLE majors AS
         SELECT device_name, any_value(split_part(compute_capability, '.', 1))::INT AS major
-        FROM rows WHERE compute_capability IS NOT NULL GROUP BY device_name;
-        CREATE TEMP TABLE engine_flags(engine VARCHAR, major INT, of_layers VARCHAR, phase VARCHAR, kv_dtype VARCHAR, tree BOOLEAN,
-            sinks BOOLEAN, flag_number INT, name VARCHAR, typed VARCHAR, typed_per_layers VARCHAR, pages BIGINT[], own_page BIGINT,
-            serves BOOLEAN, is_default BOOLEAN, {known});
-        CREATE TEMP TABLE engine_calls(engine VARCHAR, flag_number INT, phase VARCHAR, turn INT, routine VARCHAR,
-            backend VARCHAR, stand_in BOOLEAN, rounds_q BOOLEAN)""")
+        FROM rows WHERE compute_capability IS NOT NULL GROUP BY device_name""")
     asked = data.execute("""
         SELECT DISTINCT major, of_layers, call_phase, kv_dtype, coalesce(mask NOT IN ('causal', 'full'), false),
                coalesce(sinks, false)
         FROM problems JOIN all_workloads USING (problem) JOIN majors USING (device_name) WHERE call_phase IS NOT NULL""")
-    flags = [line for one in engines for values in asked for line in _flag_values(one, Workload(*values))]
-    calls = [
+    flags = (line for one in engines for values in asked for line in _flag_values(one, Workload(*values)))
+    calls = (
         (one.title, number, phase, turn, *call, flag.stands_in(call), flag.rounds_q)
         for one in engines
         for number, flag in enumerate(one.flags)
         for phase, turn, call in calls_of(flag)
-    ]
-    for table, lines in (("engine_flags", flags), ("engine_calls", calls)):
-        if lines:
-            values = ", ".join(f"({', '.join(map(_sql_value, line))})" for line in lines)
-            data.execute(f"INSERT INTO {table} VALUES {values}")
+    )
+    known = ", ".join(f"{name} VARCHAR" for name in Known._fields)
+    data.create_table(f"""engine_flags(engine VARCHAR, major INT, of_layers VARCHAR, phase VARCHAR, kv_dtype VARCHAR, tree BOOLEAN,
+        sinks BOOLEAN, flag_number INT, name VARCHAR, typed VARCHAR, typed_per_layers VARCHAR, pages BIGINT[], own_page BIGINT,
+        serves BOOLEAN, is_default BOOLEAN, {known})""", flags)  # fmt: skip
+    data.create_table("""engine_calls(engine VARCHAR, flag_number INT, phase VARCHAR, turn INT, routine VARCHAR, backend VARCHAR,
+        stand_in BOOLEAN, rounds_q BOOLEAN)""", calls)  # fmt: skip
 
 
 def _flag_values(engine: Engine, workload: Workload) -> Iterator[tuple[Any, ...]]:
@@ -294,10 +284,6 @@ def _flag_values(engine: Engine, workload: Workload) -> Iterator[tuple[Any, ...]
                 *(flag.pages, flag.page, flag.serves(workload), default is not None and default.text(phase) == typed),
                 *engine.known(flag, workload),
             )
-
-
-def _sql_value(value: Any) -> str:
-    return f"[{', '.join(map(literal, value))}]" if isinstance(value, tuple) else literal(value)
 
 
 def expected_tokens(acceptance: float | Sequence[float] | str, s_qo: int) -> float | None:

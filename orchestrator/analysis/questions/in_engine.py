@@ -27,18 +27,14 @@ def create(data: Dataset, points: str) -> None:
     `engine_runs`, the calls here that are what `conf/engine` says of the flags of these rows, and `kernel_names`, how profiles name
     kernels.
     """
-    data.execute(f"""
-        CREATE TEMP TABLE engine_points AS {points};
-        CREATE TEMP TABLE engine_runs(engine VARCHAR, engine_version VARCHAR, flag VARCHAR, major INT, of_layers VARCHAR,
-            phase VARCHAR, kv_dtype VARCHAR, sinks BOOLEAN, note VARCHAR, known VARCHAR, turn INT, routine VARCHAR, backend VARCHAR,
-            stand_in BOOLEAN, rounds_q BOOLEAN);
-        CREATE TEMP TABLE kernel_names(part VARCHAR, routine VARCHAR, kernel VARCHAR)""")
+    data.execute(f"CREATE TEMP TABLE engine_points AS {points}")
     asked = data.execute("""
         SELECT DISTINCT engine, engine_version, flag, major, of_layers, phase, kv_dtype, sinks FROM engine_points""")
     runs = [(*key, *line) for key in asked for line in _runs(key)]
-    for table, lines in (("engine_runs", runs), ("kernel_names", kernel_names() if runs else ())):
-        for line in lines:
-            data.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(line))})", line)
+    data.create_table("""engine_runs(engine VARCHAR, engine_version VARCHAR, flag VARCHAR, major INT, of_layers VARCHAR,
+        phase VARCHAR, kv_dtype VARCHAR, sinks BOOLEAN, note VARCHAR, known VARCHAR, turn INT, routine VARCHAR, backend VARCHAR,
+        stand_in BOOLEAN, rounds_q BOOLEAN)""", runs)  # fmt: skip
+    data.create_table("kernel_names(part VARCHAR, routine VARCHAR, kernel VARCHAR)", kernel_names() if runs else ())
 
 
 def _runs(key: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
