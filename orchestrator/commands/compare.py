@@ -43,16 +43,8 @@ def execute(invocation: Invocation[CompareSettings]) -> int:
 def compared(settings: Compared) -> Comparison:
     from orchestrator.analysis.compare.comparison import compare
 
-    return compare(
-        settings.baseline,
-        settings.candidate,
-        settings.results.path,
-        noise=settings.noise,
-        same=settings.same,
-        missing=settings.missing,
-        cards=settings.cards,
-        where=settings.where,
-    )
+    keys = {name: getattr(settings, name) for name in ("noise", "same", "missing", "cards", "where")}
+    return compare(settings.baseline, settings.candidate, settings.results.path, **keys)
 
 
 def _again(invocation: Invocation[CompareSettings], found: Comparison) -> list[str]:

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from orchestrator.analysis.cards import COLUMNS, Cards, learn, learn_from
-from orchestrator.analysis.compare.gate import decide_gate, evidence, is_of_two_kinds, is_red, red_points
+from orchestrator.analysis.compare.gate import decide_gate, evidence, is_of_two_kinds, red_points
 from orchestrator.analysis.compare.pairs import POINT_COLUMNS, pair
 from orchestrator.analysis.compare.selection import Selection, choices, read, select
 from orchestrator.analysis.compare.verdicts import judge, judge_groups
@@ -48,8 +48,8 @@ class Comparison:
 
     @property
     def regressed(self) -> bool:
-        """Whether the comparison is red: a point or a group by the gate, or a point that has no time any more."""
-        return is_red(self.points, self.groups)
+        """Whether the comparison is red, its exit code 1: a point or a group by the gate, or a point that has no time any more."""
+        return bool(self.points["red"].any() or (len(self.groups) and self.groups["red"].any()))
 
     @property
     def red_groups(self) -> list[str]:

@@ -54,11 +54,6 @@ SAME_GROUP, OTHER_GROUP, INTERLEAVED_GROUP = 0.002, 0.003, 0.0005  # all pairs o
 DISTURBED = ("max_samples", "max_seconds")  # such a median did not settle: other work may have lengthened half of its samples
 
 
-def is_red(points: pd.DataFrame, groups: pd.DataFrame) -> bool:
-    """Whether a comparison is red, which is exit code 1 of `mode=compare`: some point is, or some group."""
-    return bool(points["red"].any() or (len(groups) and groups["red"].any()))
-
-
 def red_points(points: pd.DataFrame, decided: GateDecision, missing: str) -> pd.Series:
     """Which points are red: slower by the gate, without a time any more, or, unless `missing` is "allow", without a row.
 
