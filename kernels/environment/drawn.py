@@ -93,7 +93,7 @@ class DrawnProblem:
             module_cache.look_for(adapter.modules(problem, self.device), arch)
         before = self._memory(reset=True)
         timer = prepare_timer(adapter, self.inputs, self.device, Timing.model_validate(timing))
-        self._timers[call], self._outputs[call] = timer, LocalOutputs(timer, problem.return_lse)
+        self._timers[call], self._outputs[call] = timer, LocalOutputs(timer, problem.has_second_output)
         runner = timer.runner
         of_runner = ("resolved_backend", "compute_dtype", "caller_scale", "accumulator_dtype", "lse_base", "rounded_merges")
         of_timer = ("name", "cuda_graph", "l2", "icache", "host_us")

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +25,6 @@ from kernels.routines.gated_delta.inputs import (
     other_cache,
     other_queries,
     redraw,
-    turned_columns,
 )  # fmt: skip
 from kernels.routines.gated_delta.reference import DeltaAnswer, answer, impossible, tolerance
 
@@ -131,12 +130,6 @@ def _failed(verdict: Verdict, words: str) -> Verdict:
     return replace(verdict, passed=False, reason="; ".join(filter(None, (verdict.reason, words))))
 
 
-class Turned(NamedTuple):
-    """The element of each request's and value head's values and state that turns its sign, int64 [B, HV]."""
-
-    columns: Tensor
-
-
 def change_tokens(inputs: DeltaInputs, answer: DeltaAnswer, how: Arithmetic, coin: random.Random) -> list[ChangedTokens]:
     """One change: an element of all values of each request and head turns its sign, one of the largest in the last output.
 
@@ -151,9 +144,4 @@ def change_tokens(inputs: DeltaInputs, answer: DeltaAnswer, how: Arithmetic, coi
     shown = int((moved > VISIBLE * tolerance(p, p.output_dtype, how)).sum())
     rows = torch.arange(p.num_q_tokens, device=inputs.device)
     other: Any = replace(answer, out=changed)
-    return [ChangedTokens((Turned(columns),), rows, other, shown)]  # type: ignore[arg-type]
-
-
-def copied_tokens(inputs: DeltaInputs, copied: tuple[Turned, ...]) -> Any:
-    """The change lasts as long as the context."""
-    return turned_columns(inputs, copied[0].columns)
+    return [ChangedTokens((columns,), rows, other, shown)]  # type: ignore[arg-type]

@@ -156,11 +156,12 @@ def other_cache(inputs: DeltaInputs) -> Iterator[None]:
 
 
 @contextmanager
-def turned_columns(inputs: DeltaInputs, columns: Tensor) -> Iterator[None]:
-    """Values and states have opposite signs in one element of each request and value head, int64 [B, HV], while it lasts.
+def copied_tokens(inputs: DeltaInputs, copied: tuple[Tensor]) -> Iterator[None]:
+    """Values and states have opposite signs in one element of each request and value head, int64 [B, HV], for a while.
 
     No element of a value meets another one, so the same elements of outputs and states turn their signs, and no others.
     """
+    (columns,) = copied
     signs = torch.ones(*columns.shape, inputs.problem.head_dim_vo, dtype=inputs.v.dtype, device=inputs.device)
     signs.scatter_(-1, columns[..., None], -1.0)
     values, rows = inputs.by_request(inputs.v), inputs.slots.long()
