@@ -20,12 +20,13 @@ from kernels.problem.arithmetic import Arithmetic
 from kernels.problem.dtypes import torch_dtype
 from kernels.routines.gated_delta.inputs import (
     DeltaInputs,
+    copied_tokens,
     draw,
     draw_other_values,
     other_cache,
     other_queries,
     redraw,
-)  # fmt: skip
+)
 from kernels.routines.gated_delta.reference import DeltaAnswer, answer, impossible, tolerance
 
 __all__ = [
