@@ -5,6 +5,9 @@ The program of the engine is the real one (`kernels/engines/vllm_steps.py`), in 
 
 from __future__ import annotations
 
+import os
+import subprocess
+import zipfile
 from pathlib import Path
 
 import pandas as pd
@@ -14,7 +17,7 @@ from kernels.engines import start
 from orchestrator import ROOT
 from orchestrator.cli import main
 from orchestrator.process import start_time
-from tests.helpers.command_line import Invoke
+from tests.helpers.command_line import Invoke, command, environment
 from tests.helpers.forked_environment import ForkedPopen
 from tests.helpers.wheels import write_engine
 
@@ -120,3 +123,45 @@ def test_a_plan_counts_the_starts(invoke: Invoke):
     done = invoke("+sweep=in_engine", "engine=vllm", "mode=plan", "device=h200", "sweep.flag=[default,FLASHINFER,TRITON_ATTN]")
 
     assert "6, of about 33 s (25 to 40 s)" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "wrong"),
+    [
+        (["sweep.flag=null", "sweep.backend=[fa2]"], "flags are of an engine"),
+        (["timing.context=isolated"], "flags are of an engine"),
+        (
+            ["engine=vllm_0_25_1"],
+            "engine='vllm_0_25_1': a sweep of flags starts the release that is installed; allowed: vllm, sglang",
+        ),
+        (["sweep.drafts=[-1]"], "sweep.drafts=-1: allowed: whole numbers from 0"),
+        (["mode=check_power"], "mode=check_power tests the check of answers, and an engine shows none"),
+        (["model=deepseek_v3", "model.layer=null"], "model deepseek_v3 does not say how large its layers are (model.layer)"),
+    ],
+)
+def test_wrong_words_are_answered_in_words(words: list[str], wrong: str, invoke: Invoke):
+    done = invoke("+sweep=in_engine", *([] if words[0].startswith("mode=") else ["mode=plan"]), *words)
+
+    assert done.returncode == 2 and wrong in done.stderr
+
+
+def test_an_engine_needs_a_sweep_of_flags(invoke: Invoke):
+    done = invoke("+sweep=smoke", "engine=vllm", "mode=plan")
+
+    assert done.returncode == 2 and "engine=vllm: sweep smoke starts no engine; type +sweep=in_engine for one" in done.stderr
+
+
+def test_from_the_command_line_through_ray_a_folder_on_the_path_is_enough(tmp_path: Path):
+    """In processes of their own: the driver, a worker of Ray, and the engine, which finds what PYTHONPATH names."""
+    with zipfile.ZipFile(write_engine(tmp_path)) as wheel:
+        wheel.extractall(tmp_path / "site")
+    path = os.pathsep.join([str(tmp_path / "site"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    words = [*SMALL, "cluster=local", "sweep.flag=[TRITON_ATTN]", "sweep.batch_size=[1,2]", "sweep.drafts=[0]"]
+    done = subprocess.run(
+        command(*(word for word in words if word != "cluster=inline"), f"results.path={tmp_path / 'rows'}"),
+        cwd=ROOT, env={**environment(), "PYTHONPATH": path}, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = pd.read_parquet(tmp_path / "rows")
+    assert set(rows["status"]) == {"ok"} and set(rows["engine_start"]) == {1} and set(rows["attention_us"]) == {50}
