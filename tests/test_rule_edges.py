@@ -17,7 +17,7 @@ from orchestrator.point import Point
 from tests.helpers.command_line import composed
 
 H200 = known_devices()["h200"]
-SWEEPS = {"paged_decode": "paged", "paged_prefill": "paged", "ragged_prefill": "ragged", "mla": "mla"}
+SWEEPS = {"paged_decode": "paged", "paged_prefill": "paged", "ragged_prefill": "ragged", "mla": "mla", "sparse_mla": "sparse"}
 SHAPE: dict[str, Any] = {
     "batch_size": 1, "s_qo": 1, "s_kv": 64, "num_qo_heads": 8, "num_kv_heads": 8, "head_dim_qk": 128, "head_dim_vo": 128,
     "head_dim_ckv": 512, "head_dim_kpe": 64,
@@ -29,7 +29,7 @@ OF_THE_DEVICE = (
 # Backends whose conditions those of another one are, and references, which read a copy of the cache.
 NO_RULE_OF_THEIR_OWN = {
     "flash_attn_3_unplanned", "flash_attn_3_32_splits", "flash_attn_3_vllm_32_splits", "fa2_chunks", "fa2_chunks_8k", "fa3_chunks",
-    "torch_sdpa", "torch_chunks",
+    "torch_sdpa", "torch_chunks", "torch_indexed",
 }  # fmt: skip
 ANY = "any"
 TREE = "a tree is not handed over, so a forced run says nothing"
@@ -114,6 +114,8 @@ NEVER_ALONE: dict[tuple[str, str], dict[str, str]] = {
     ("ragged_prefill", "flash_attn_4"): {"a causal or full mask": TREE},
     ("ragged_prefill", "trtllm-fmha-v2"): {"a causal or full mask": TREE},
     ("mla", "flash_mla"): {"output of the query's dtype": CONVERTED},
+    ("sparse_mla", "flash_mla"): {"output of the query's dtype": CONVERTED},
+    ("sparse_mla", "flash_mla_vllm"): {"output of the query's dtype": CONVERTED},
     ("mla", "flash_mla_vllm"): {
         "output of the query's dtype, or bf16 with FP8 queries": CONVERTED,
         "with FP8, fewer than 4,096 requests": "it ends the process",

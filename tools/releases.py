@@ -40,13 +40,15 @@ PAGE = ROOT / "docs" / "versions.md"
 BEGIN, END = "<!-- tables -->\n", "<!-- /tables -->\n"
 DEVICES = ("h200", "b200", "rtx5090")
 SHAPE = {"batch_size": 2, "s_qo": 1, "s_kv": 192, "num_qo_heads": 8, "num_kv_heads": 2, "head_dim_qk": 128, "head_dim_vo": 128}
+LATENT = {"num_qo_heads": 128, "num_kv_heads": 128, "head_dim_qk": 192, "head_dim_ckv": 512, "head_dim_kpe": 64}
 ROUTINES: dict[str, dict[str, Any]] = {
     "paged_decode": {"page_size": 16},
     "paged_prefill": {"page_size": 16, "s_qo": 4},
     "ragged_prefill": {"s_qo": 192},
     "cascade": {"page_size": 16, "shared_prefix": 64},
     "merge_states": {"page_size": 16, "num_states": 2},
-    "mla": {"page_size": 32, "num_qo_heads": 128, "num_kv_heads": 128, "head_dim_qk": 192, "head_dim_ckv": 512, "head_dim_kpe": 64},
+    "mla": {"page_size": 32, **LATENT},
+    "sparse_mla": {"page_size": 32, "top_k": 64, **LATENT},
 }
 # What a call hands over besides, each a change to the plain problem.
 FEATURES: dict[str, dict[str, Any]] = {

@@ -25,6 +25,7 @@ from kernels.problem.dtypes import HALF
 from kernels.problem.features import USUAL, Feature
 
 ROWS = 128  # of a tile of TokenSpeed MLA: query tokens times heads
+FEWEST_BESIDE = 64  # elements of keys beside the latent (`_FA3_QV_HEAD_DIM` of vLLM)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +63,14 @@ class FlashAttn3Mla(Adapter):
         lengths: dict[str, Any] = {"max_seqlen_q": p.s_qo, "max_seqlen_k": p.longest, "cu_seqlens_q": inputs.qo_indptr}
         plan = self._plan(inputs, lengths) if self.is_planned else None
         latent = inputs.latent[:, :, None]  # [P, N, 1, D]
+        q, k = inputs.q[..., width:], latent[..., width:]
+        if not p.head_dim_kpe:  # the kernel has no fewer than 64 elements beside the latent: queries of zeros, as in vLLM
+            q, k = inputs.q.new_zeros(*inputs.q.shape[:-1], FEWEST_BESIDE), latent[..., :FEWEST_BESIDE]
 
         def attend() -> Any:
             return flash_attn_varlen_func(
-                q=inputs.q[..., width:],
-                k=latent[..., width:],
+                q=q,
+                k=k,
                 v=latent[..., :width],
                 q_v=inputs.q[..., :width],
                 seqused_k=inputs.kv_lens,
@@ -91,7 +95,7 @@ class FlashAttn3Mla(Adapter):
             batch_size=p.batch_size,
             num_heads_q=p.num_qo_heads,
             num_heads_kv=1,
-            headdim=p.head_dim_kpe,
+            headdim=p.head_dim_kpe or FEWEST_BESIDE,
             headdim_v=p.head_dim_ckv,
             cache_seqlens=inputs.kv_lens,
             qkv_dtype=inputs.q.dtype,

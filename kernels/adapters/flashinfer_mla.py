@@ -30,7 +30,7 @@ Rule = Callable[["Problem", "Device"], tuple[Need, ...]]
 DEEPSEEK = (512, 64)
 
 
-def _fa_dtype_needs(problem: Problem, device: Device) -> tuple[Need, ...]:
+def fa_dtype_needs(problem: Problem, device: Device) -> tuple[Need, ...]:
     """What fa2 and fa3 both need of dtypes and head_dims (`_fa_common.py`)."""
     p = problem
     ckv, kpe = p.head_dim_ckv or 0, p.head_dim_kpe or 0
@@ -81,7 +81,7 @@ def fa2_needs(problem: Problem, device: Device) -> tuple[Need, ...]:
     tile_kv = 64 if device.is_sm(9, 10) and problem.kv_dtype not in FP8 else 32
     return (
         common.needs_sm80(device),
-        *_fa_dtype_needs(problem, device),
+        *fa_dtype_needs(problem, device),
         common.needs_no_tree(problem),
         _needs_every_key(problem, tile_kv),
     )
@@ -90,7 +90,7 @@ def fa2_needs(problem: Problem, device: Device) -> tuple[Need, ...]:
 def fa3_needs(problem: Problem, device: Device) -> tuple[Need, ...]:
     return (
         Need("SM90 (fa3)", device.is_sm(9)),
-        *_fa_dtype_needs(problem, device),
+        *fa_dtype_needs(problem, device),
         Need("head_dim_ckv 128, 256 or 512", problem.head_dim_ckv in (128, 256, 512)),
         common.needs_no_tree(problem),
         _needs_every_key(problem, tile_kv=64),

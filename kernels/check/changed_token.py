@@ -10,6 +10,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -72,12 +73,15 @@ def change_tokens(inputs: Inputs, answer: Answer, how: Arithmetic, coin: random.
     then all others together: a kernel that looks at some tokens before it answers from memory sees more of many changes. Tokens of
     a shared prefix are every request's, and change last.
     """
-    return [*_of_requests(inputs, answer, how, coin), *_of_prefix(inputs, answer, how, coin)]
+    own = chain.from_iterable(_of_requests(inputs, answer, how, coin, group) for group in inputs.problem.apart)
+    return [*own, *_of_prefix(inputs, answer, how, coin)]
 
 
-def _of_requests(inputs: Inputs, answer: Answer, how: Arithmetic, coin: random.Random) -> Iterator[ChangedTokens]:
-    """Tokens of every request that are no other's, of one request and of the others."""
-    shown, missing = list[_Try](), [request for request, length in enumerate(inputs.problem.kv_lens) if length]
+def _of_requests(
+    inputs: Inputs, answer: Answer, how: Arithmetic, coin: random.Random, requests: Sequence[int]
+) -> Iterator[ChangedTokens]:
+    """Tokens of each of these requests that are no other's of them, of one request and of the others."""
+    shown, missing = list[_Try](), [request for request in requests if inputs.problem.kv_lens[request]]
     for tokens in TOKENS:
         room = AT_ONCE // (len(missing) * _elements_of_rows(inputs.problem)) if missing else 0
         drawn = [_drawn(inputs.problem, request, tokens, coin) for request in missing for _ in range(max(1, min(TRIES, room)))]

@@ -166,6 +166,8 @@ def follows_mask(adapter: Adapter, device: Device, problem: Problem) -> CheckFin
     masks = ({"mask": "causal", "tree": None}, {"mask": "full", "tree": None}, TREE)
     changes = [other for keys in masks if (other := changed(problem, keys)) is not None]
     others = [other for other in changes if other.mask != problem.mask and other.q_lens == problem.q_lens]
+    if not others:
+        return CheckFinding("not run", "no other mask would be answered otherwise")
     for other in others:
         expected = reference(replace(inputs, problem=other))
         if judge_against(adapter, device, inputs, runner, expected).passed:

@@ -45,13 +45,13 @@ def draw(problem: Problem, device: torch.device | str) -> Inputs:
     unused slots of last pages hold `UNUSED_SLOT`, unused entries of the page table `UNUSED_ENTRY`. Raises
     torch.OutOfMemoryError if the device is full.
     """
-    whole = _empty(launched(problem), device)
+    whole = empty_inputs(launched(problem), device)
     inputs = whole if problem.graph_batch is None else without_padding(whole, problem)
     redraw(inputs)
     return inputs
 
 
-def _empty(problem: Problem, device: torch.device | str) -> Inputs:
+def empty_inputs(problem: Problem, device: torch.device | str) -> Inputs:
     """The tensors of a problem, without values."""
     p = problem
     q = torch.empty((p.num_q_tokens, p.num_qo_heads, p.key_dim), dtype=torch_dtype(p.q_dtype), device=device)
@@ -75,18 +75,8 @@ def _empty(problem: Problem, device: torch.device | str) -> Inputs:
 def redraw(inputs: Inputs) -> None:
     """Writes the values of a problem's inputs into their tensors, also if a backend has overwritten these."""
     p, generator = inputs.problem, torch.Generator(device=inputs.device).manual_seed(inputs.problem.seed)
-    _fill_normal(inputs.q, generator, query_size(inputs.problem))
-    inputs.q_lens.copy_(torch.tensor(p.q_lens, dtype=torch.int32))
-    inputs.kv_lens.copy_(torch.tensor(p.kv_lens, dtype=torch.int32))
-    pages_of = (inputs.kv_lens + p.slots_per_page - 1) // p.slots_per_page
-    inputs.last_page_len.copy_(inputs.kv_lens - (pages_of - 1).clamp(min=0) * p.slots_per_page)
-    inputs.qo_indptr.copy_(_indptr(inputs.q_lens))
-    inputs.kv_indptr.copy_(_indptr(pages_of))
-    inputs.kv_indices.copy_(_listed_pages(p, _page_order(p, generator), inputs.kv_indptr, pages_of))
-    inputs.page_table.fill_(UNUSED_ENTRY)  # also what is beyond the longest request, where an engine's table is wider
-    used = _page_table(inputs.kv_indices, inputs.kv_indptr, pages_of)
-    inputs.page_table[:, : used.shape[1]] = used
-    inputs.page_table.masked_fill_((inputs.kv_lens == 0)[:, None], NULL_PAGE)  # as engines leave the row of a request without keys
+    fill_normal(inputs.q, generator, query_size(inputs.problem))
+    draw_tables(inputs, generator)
     _fill_cache(inputs, generator)
     if inputs.sinks is not None:
         inputs.sinks.normal_(sink_logit(p, usual_scale(p) * inputs.k_scale), 1.0, generator=generator)
@@ -100,17 +90,33 @@ def redraw(inputs: Inputs) -> None:
     poison_unused_slots(inputs, UNUSED_SLOT)
 
 
+def draw_tables(inputs: Inputs, generator: torch.Generator) -> None:
+    """Writes lengths and page tables."""
+    p = inputs.problem
+    inputs.q_lens.copy_(torch.tensor(p.q_lens, dtype=torch.int32))
+    inputs.kv_lens.copy_(torch.tensor(p.kv_lens, dtype=torch.int32))
+    pages_of = (inputs.kv_lens + p.slots_per_page - 1) // p.slots_per_page
+    inputs.last_page_len.copy_(inputs.kv_lens - (pages_of - 1).clamp(min=0) * p.slots_per_page)
+    inputs.qo_indptr.copy_(_indptr(inputs.q_lens))
+    inputs.kv_indptr.copy_(_indptr(pages_of))
+    inputs.kv_indices.copy_(_listed_pages(p, _page_order(p, generator), inputs.kv_indptr, pages_of))
+    inputs.page_table.fill_(UNUSED_ENTRY)  # also what is beyond the longest request, where an engine's table is wider
+    used = _page_table(inputs.kv_indices, inputs.kv_indptr, pages_of)
+    inputs.page_table[:, : used.shape[1]] = used
+    inputs.page_table.masked_fill_((inputs.kv_lens == 0)[:, None], NULL_PAGE)  # as engines leave the row of a request without keys
+
+
 @by_routine
 def draw_other_values(inputs: Inputs, number: int) -> None:
     """Writes other queries, keys and values, the same for the same number from 1 on. All else stays, so that plans stay valid."""
     generator = torch.Generator(device=inputs.device).manual_seed(zlib.crc32(f"{inputs.problem.seed} {number}".encode()))
-    _fill_normal(inputs.q, generator, query_size(inputs.problem))
+    fill_normal(inputs.q, generator, query_size(inputs.problem))
     _fill_cache(inputs, generator)
     plant(inputs)
     poison_unused_slots(inputs, UNUSED_SLOT)
 
 
-def _fill_normal(out: Tensor, generator: torch.Generator, size: float = 1.0) -> None:
+def fill_normal(out: Tensor, generator: torch.Generator, size: float = 1.0) -> None:
     """N(0, size^2) into a contiguous tensor; dtypes that cannot be drawn directly are drawn in bf16 and rounded."""
     if out.dtype.itemsize > 1:
         out.normal_(0.0, size, generator=generator)
@@ -170,7 +176,7 @@ def _fill_cache(inputs: Inputs, generator: torch.Generator) -> None:
         return
     whole = inputs.kv[0]._base  # of keys and values that lie in one allocation
     for cache in (whole,) if whole is not None else inputs.kv[:1] if inputs.problem.latent else inputs.kv:
-        _fill_normal(cache, generator)
+        fill_normal(cache, generator)
 
 
 def _fill_nvfp4(cache: Tensor, scales: Tensor, generator: torch.Generator) -> None:

@@ -212,10 +212,10 @@ def _plant_key_of_next_request(inputs: Inputs) -> None:
     request, kv_head, head = torch.tensor(found, device=device).T
     at = (*slots(inputs, request + 1, torch.zeros_like(request)), kv_head)
     row = inputs.qo_indptr[1:].long()[request] - 1
-    _move(inputs, at, queries_at(inputs, row, kv_head * p.group_size + head), target_products(inputs)[request])
+    move(inputs, at, queries_at(inputs, row, kv_head * p.group_size + head), target_products(inputs)[request])
 
 
-def _move(inputs: Inputs, at: tuple[Tensor, ...], q: Tensor, products: Tensor) -> None:
+def move(inputs: Inputs, at: tuple[Tensor, ...], q: Tensor, products: Tensor) -> None:
     """Moves the keys [n, D] at pages, slots and KV heads [n] along queries [n, D], until their products are these [n]."""
     drawn = keys_at(inputs, at)
     short = products - (drawn * q).sum(-1)
@@ -242,7 +242,7 @@ def _plant_context(inputs: Inputs) -> None:
         part = slice(start, start + PLANTS_AT_ONCE)
         at = (*slots(inputs, request[part], position[part]), kv_head[part])
         q = queries_at(inputs, row[part], kv_head[part] * p.group_size + head[part])  # [n, D]
-        _move(inputs, at, q, target[request[part]] * size[part])
+        move(inputs, at, q, target[request[part]] * size[part])
 
 
 def large_row(problem: Problem, request: int) -> tuple[int, int] | None:

@@ -203,6 +203,12 @@ class Inputs:
         return picked.view(*pages.shape, *picked.shape[1:])
 
 
+@by_routine
+def judged(inputs: Inputs) -> Inputs:
+    """The inputs by whose keys an answer is judged, of `Problem.judged`: these, unless their routine has others."""
+    return inputs
+
+
 def _contiguous(t: Tensor, dtype: torch.dtype) -> Tensor:
     """A copy in the order of its dimensions, in another dtype, in one pass over memory."""
     import torch
@@ -222,16 +228,32 @@ def slots(inputs: Inputs, request: Tensor, token: Tensor) -> tuple[Tensor, Tenso
 
 
 def write(inputs: Inputs, which: int, at: tuple[Tensor, ...], values: Tensor) -> None:
-    """Writes fp32 `values` [n, K, D] into keys (0) or values (1) at pages and slots [n]; [n, D] with KV heads [n]. Broadcasts."""
+    """Writes fp32 `values` [n, K, D] into keys (0) or values (1) at pages and slots [n]; [n, D] with KV heads [n]. Broadcasts.
+
+    Where requests share tokens, a slot may be named several times, and gets one of the values.
+    """
     cache = token_major(inputs.problem, inputs.kv[which])
     if not at[0].numel():
         return
+    if inputs.problem.shares_tokens and len(values) == len(at[0]) > 1:
+        once = _once(at[0])
+        at, values = tuple(index[once] for index in at), values[once]
     if inputs.kv_scales is None:
         bits(cache)[at] = bits(rounded(values, cache.dtype))
         return
     packed, scales = quantize(values.expand(*cache[at].shape[:-1], 2 * cache.shape[3]))
     cache[at] = packed
     bits(token_major(inputs.problem, inputs.kv_scales[which]))[at] = bits(scales)
+
+
+def _once(slot: Tensor) -> Tensor:
+    """Places int64 of the slots [n] that name each slot once: of several by a draw that is the same each time."""
+    import torch
+
+    turn = (torch.arange(len(slot), device=slot.device) + slot * 40503) % len(slot)
+    order = (slot * len(slot) + turn).argsort()
+    found = slot[order]
+    return order[torch.cat((found.new_ones(1, dtype=torch.bool), found[1:] != found[:-1]))]
 
 
 def rounded(values: Tensor, dtype: torch.dtype) -> Tensor:

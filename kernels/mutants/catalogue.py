@@ -16,7 +16,7 @@ from kernels.mutants import faults, victims
 from kernels.mutants.mutant import LeavesOutput, Mutant, ReturnsPreparedAnswer, WithoutKeys, Wrong
 from kernels.mutants.reference_case import ReferenceCase
 from kernels.mutants.victims import Applies
-from kernels.problem import ROUTINES
+from kernels.problem.fields import attending
 from kernels.problem.validation import KEYLESS_ROUTINES
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ WITHOUT_KEYS: tuple[tuple[str, str, dict[str, Any], Applies], ...] = (
 ADAPTERS: tuple[Mutant, ...] = (
     *(
         kind(routine=routine, name=name, about=about, wrong=how, applies=applies)
-        for routine in ROUTINES
+        for routine in attending()
         for kind, name, about, how, applies in (
             *((Mutant, *entry) for entry in WRONG),
             (LeavesOutput, "output_left", "the output is left as it was", ReferenceCase.answer, victims.always),

@@ -17,12 +17,12 @@ from kernels.adapter import Adapter, Need, Runner
 from kernels.check.root_mean_square import limit_of
 from kernels.check.tolerance import tolerance
 from kernels.inputs.sentinel_logit import PLANTED
-from kernels.inputs.tensors import rounded
+from kernels.inputs.tensors import judged, rounded
 from kernels.mutants import catalogue, victims
 from kernels.mutants.faults import victim
 from kernels.mutants.mutant import Mutant, of_folders, rows_in
 from kernels.mutants.reference_case import ReferenceCase
-from kernels.problem import ROUTINES
+from kernels.problem.fields import attending
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -108,16 +108,17 @@ class Drawn(Mutant):
     number: int
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
-        fault = draw_fault(problem, self.number)
+        fault = draw_fault(problem.judged, self.number)
         wrapped = Mutant.needs(self, problem, device)
         if fault.kind == "pair":
             return wrapped
-        seen = problem.kv_lens[victim(problem)] - min(problem.q_lens[victim(problem)], PLANTED)
+        judged, request = problem.judged, victim(problem.judged)
+        seen = judged.kv_lens[request] - min(judged.q_lens[request], PLANTED)
         inside = max(fault.start, fault.other) + fault.size <= seen
         return (*wrapped, Need("a fault among the keys that the last queries see", inside))
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
-        fault = draw_fault(inputs.problem, self.number)
+        fault = draw_fault(inputs.problem.judged, self.number)
         drawn = replace(self, wrong=lambda case: answer_with(case, fault))
         runner = Mutant.prepare(drawn, inputs, device)
         return replace(runner, resolved_backend=f"{runner.resolved_backend}: {fault}")
@@ -140,7 +141,7 @@ class KeepsAnswer(Mutant):
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         right, request, _ = self.prepare_right(inputs, device)
         kept: dict[tuple[float, float], Tensor] = {}
-        at = inputs.queries(request)
+        at = judged(inputs).queries(request)
         rows = rows_in(right, at)
 
         def launch() -> None:
@@ -162,9 +163,9 @@ class HeadOff(Mutant):
         import torch
 
         right, request, _ = self.prepare_right(inputs, device)
-        p, how = inputs.problem, self._runner(right.launch, right, inputs.problem).arithmetic
+        p, how = inputs.problem.judged, self._runner(right.launch, right, inputs.problem).arithmetic
         size = FURTHER * tolerance(p, how) * limit_of(p.q_lens[request], p, how)
-        rows, generator = rows_in(right, inputs.queries(request)), torch.Generator().manual_seed(p.seed)
+        rows, generator = rows_in(right, judged(inputs).queries(request)), torch.Generator().manual_seed(p.seed)
         away = torch.randn(p.q_lens[request], p.value_dim, generator=generator).to(inputs.device)
         away *= size / away.norm(dim=-1, keepdim=True)
 
@@ -184,12 +185,12 @@ RIGHT: dict[str, Any] = {"wrong": ReferenceCase.answer, "applies": victims.alway
 ADAPTERS: tuple[Adapter, ...] = (
     *(
         Drawn(routine=routine, name=f"drawn_{number:03d}", about="a fault drawn from its number", number=number, **RIGHT)
-        for routine in ROUTINES
+        for routine in attending()
         for number in range(DRAWS + LATER_DRAWS)
     ),
-    *(NoFault(routine=routine, name="no_fault", about="nothing is wrong", **RIGHT) for routine in ROUTINES),
-    *(KeepsAnswer(routine=routine, name=KEPT, about="a stored answer is returned", **RIGHT) for routine in ROUTINES),
-    *(HeadOff(routine=routine, name=HEAD_OFF, about="a query head is off by a bit too much", **RIGHT) for routine in ROUTINES),
+    *(NoFault(routine=routine, name="no_fault", about="nothing is wrong", **RIGHT) for routine in attending()),
+    *(KeepsAnswer(routine=routine, name=KEPT, about="a stored answer is returned", **RIGHT) for routine in attending()),
+    *(HeadOff(routine=routine, name=HEAD_OFF, about="a query head is off by a bit too much", **RIGHT) for routine in attending()),
     *(mutant for mutant in catalogue.ADAPTERS if mutant.name in OF_LOGITS),
     *of_folders("DRAWN"),
 )

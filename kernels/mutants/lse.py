@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 
 from kernels.adapter import LseBase, Runner
 from kernels.inputs.sentinel_keys import context_positions
+from kernels.inputs.tensors import judged
 from kernels.mutants import victims
 from kernels.mutants.faults import victim
 from kernels.mutants.mutant import Mutant
 from kernels.mutants.reference_case import ReferenceCase, case_of
 from kernels.mutants.victims import Applies, Needs
-from kernels.problem import ROUTINES
 from kernels.problem.arithmetic import NATURAL
 from kernels.problem.dtypes import FP8
+from kernels.problem.fields import attending
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,7 +46,7 @@ class LseMutant(Mutant):
             right()
             lse = right.written_lse()
             assert lse is not None  # the rule asks for a problem that has one
-            for case in case_of(inputs, request).parts():
+            for case in case_of(judged(inputs), request).parts():
                 lse[rows_of(case)] = self.wrong_lse(case, right.lse_base)
 
         return self._runner(launch, right, inputs.problem)
@@ -92,6 +93,6 @@ WRONG: tuple[tuple[str, str, WrongLse, Applies], ...] = (
 )  # fmt: skip
 ADAPTERS = tuple(
     LseMutant(routine=routine, name=name, about=about, wrong=ReferenceCase.answer, applies=_if_lse_is_asked(applies), wrong_lse=how)
-    for routine in ROUTINES
+    for routine in attending()
     for name, about, how, applies in WRONG
 )

@@ -15,7 +15,7 @@ from kernels import registry
 from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner
 from kernels.check import oracle
 from kernels.inputs.sentinel_logit import PLANTED, narrowest
-from kernels.inputs.tensors import bits, rounded
+from kernels.inputs.tensors import bits, judged, rounded
 from kernels.mutants.faults import victim
 from kernels.mutants.reference_case import ReferenceCase, case_of
 from kernels.mutants.victims import Applies
@@ -80,7 +80,7 @@ class Mutant(Adapter):
         return self if self.wraps is None else replace(self, wraps=self.wraps.for_versions(versions))
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
-        own = tuple(Need(*pair) for pair in self.applies(problem).items())
+        own = tuple(Need(*pair) for pair in self.applies(problem.judged).items())
         if self.wraps is None:
             return own
         return (*own, Need(f"what {self.wraps.name} serves", not self.wraps.unmet(problem, device)))
@@ -109,7 +109,7 @@ class Mutant(Adapter):
 
         def launch() -> None:
             right()
-            for case in case_of(inputs, request).parts():
+            for case in case_of(judged(inputs), request).parts():
                 answer = self.wrong(case) / right.caller_scale
                 right.out[rows_of(case)] = rounded(answer, right.out.dtype)
 
@@ -119,8 +119,8 @@ class Mutant(Adapter):
         """The wrapped kernel, the victim, and where the rows of some of its query tokens lie in the outputs."""
         base = self._base(inputs.problem, device)
         right = base.prepared(inputs, device) if base else _of_oracle(inputs)
-        request = victim(inputs.problem)
-        first = inputs.queries(request).start
+        request = victim(inputs.problem.judged)
+        first = judged(inputs).queries(request).start
 
         return right, request, lambda case: rows_in(right, slice(first + case.tokens.start, first + case.tokens.stop))
 

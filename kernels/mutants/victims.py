@@ -111,7 +111,8 @@ def keyless_lse(of_sink: bool, p: Problem) -> Needs:
 
 
 def two_requests(p: Problem) -> Needs:
-    return context(p) | {"another request that is as long as the victim": donor(p) is not None}
+    apart = {"requests that share no token": not p.shares_tokens}
+    return context(p) | apart | {"another request that is as long as the victim": donor(p) is not None}
 
 
 def not_unscaled(p: Problem) -> Needs:

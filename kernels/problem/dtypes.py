@@ -7,17 +7,21 @@ from typing import TYPE_CHECKING, Literal, get_args
 if TYPE_CHECKING:
     import torch
 
-DtypeName = Literal["fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "nvfp4"]
+DtypeName = Literal["fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "nvfp4", "fp8_ds_mla"]
 
 DTYPES: tuple[str, ...] = get_args(DtypeName)
 HALF = frozenset({"fp16", "bf16"})
 FP8 = frozenset({"fp8_e4m3", "fp8_e5m2"})
 
 # nvfp4: 4 bits an element, plus one fp8_e4m3 scale (8 bits) for every 16 elements.
-SIZE_BITS = {"fp32": 32.0, "fp16": 16.0, "bf16": 16.0, "fp8_e4m3": 8.0, "fp8_e5m2": 8.0, "nvfp4": 4.5}
+# fp8_ds_mla: 656 bytes for the 576 elements of a token of DeepSeek's latent, most of them 8 bits (kernels/routines/sparse_mla).
+SIZE_BITS = {
+    "fp32": 32.0, "fp16": 16.0, "bf16": 16.0, "fp8_e4m3": 8.0, "fp8_e5m2": 8.0, "nvfp4": 4.5, "fp8_ds_mla": 8 * 656 / 576
+}  # fmt: skip
 
 # Unit roundoff u = 2**-(p), p the significand bits with the hidden one (IEEE 754; OCP FP8 and FP4 for the small ones).
 UNIT_ROUNDOFF = {"fp32": 2**-24, "fp16": 2**-11, "bf16": 2**-8, "fp8_e4m3": 2**-4, "fp8_e5m2": 2**-3, "nvfp4": 2**-2}
+UNIT_ROUNDOFF["fp8_ds_mla"] = UNIT_ROUNDOFF["bf16"]  # to which it decodes
 
 _TORCH = {
     "int32": "int32",  # the index type of kernel modules; not a dtype of a sweep

@@ -26,6 +26,11 @@ TMA_MEMORY = ANY_MEMORY - {"degenerate"}
 UNREAD_MEMORY: frozenset[KvMemory] = frozenset({"paired", "apart"})  # of a kernel whose source is not open
 
 
+def attending() -> tuple[str, ...]:
+    """The routines whose answers are attention over keys: those of folders among them."""
+    return (*ROUTINES, *(name for name, own in found().items() if own.attends))
+
+
 def _known(routine: str) -> str:
     names = (*ROUTINES, *found())
     if routine in names:

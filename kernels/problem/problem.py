@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -120,6 +121,22 @@ class Problem(ProblemFields):
         for request, lengths in enumerate(zip(self.q_lens, self.kv_lens, strict=True)):
             found[lengths].append(request)
         return {lengths: tuple(requests) for lengths, requests in found.items()}
+
+    @property
+    def judged(self) -> Problem:
+        """The problem by whose keys an answer is judged: this one, unless its routine has another (`Routine.judged`)."""
+        own = routine_of(self.routine)
+        return self if own is None else own.judged(self)
+
+    @property
+    def shares_tokens(self) -> bool:
+        """Whether several requests may read one token of the cache, beside those of a shared prefix."""
+        return False
+
+    @property
+    def apart(self) -> Sequence[Sequence[int]]:
+        """Groups of requests no two of which share a token, beside those of a shared prefix."""
+        return (range(self.batch_size),)
 
     @cached_property
     def num_q_tokens(self) -> int:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 FOLDERS = f"{__name__.removesuffix('.problem.routine')}.routines"  # installed, `kernels` has another name
-Axis = tuple[int | str, ...] | type[int]  # the values of an axis of a routine's own, the default first; int: 1 or more, no default
+# The values of an axis of a routine's own, the default first. int: any from 1, and no default. A number: any, and this by default.
+Axis = tuple[int | str, ...] | type[int] | int
 Given = ParamSpec("Given")
 Returned = TypeVar("Returned")
 
@@ -35,6 +36,7 @@ class Routine:
     axes: ClassVar[Mapping[str, Axis]] = {}
     second_output = False  # beside the output a tensor is judged that the call writes; an adapter gives it as `Runner.lse`
     latent = False  # keys and values are one latent that all heads read, as in `mla`
+    attends = False  # its answers are attention over the keys of `Problem.judged`: weighed, and made wrong, as such
     any_model: ClassVar[Mapping[str, int]] = {}  # heads that all its sweeps can have
     config_keys: ClassVar[Mapping[str, str]] = {}  # sizes in `model.routines[NAME]`, and their names in a public config.json
     promises: ClassVar[Mapping[str, str]] = {}  # of mode=check_power: kinds of its drawn faults, and the clause of each
@@ -45,6 +47,10 @@ class Routine:
 
     def check(self, problem: Any) -> None:
         """Raises ValueError with a message for the user if keys of a problem do not fit together."""
+
+    def judged(self, problem: Any) -> Any:
+        """The problem by whose keys an answer is judged: of `Inputs.judged`."""
+        return problem
 
     def flops(self, problem: Any) -> int:
         """Multiplications and additions."""
@@ -141,7 +147,8 @@ def with_axes(keys: dict[str, Any]) -> dict[str, Any]:
         _require_allowed(own, key, value)
     if missing := [key for key, allowed in own.axes.items() if allowed is int and key not in given]:
         raise ValueError(f"{missing[0]}: routine={own.name} needs it; type +sweep.{missing[0]}=[1]")
-    values = {key: given.get(key, allowed[0] if isinstance(allowed, tuple) else None) for key, allowed in own.axes.items()}
+    usual = {key: allowed[0] if isinstance(allowed, tuple) else allowed for key, allowed in own.axes.items()}
+    values = {**usual, **given}
     spelled = " ".join(f"{key}={values[key]}" for key in sorted(values))
     return own.completed({**kept, "routine_axes": spelled or None})
 
@@ -154,7 +161,7 @@ def axes_in(spelled: object) -> dict[str, int | str]:
 
 def _require_allowed(own: Routine, key: str, value: object) -> None:
     allowed = own.axes.get(key)
-    if allowed is int:
+    if allowed is int or isinstance(allowed, int):
         if isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 2**31:
             return
         raise ValueError(f"{key}={value!r}: allowed: a whole number from 1")

@@ -127,7 +127,15 @@ def _mask(p: ProblemFields) -> None:
 def _latent(p: ProblemFields) -> None:
     given = p.head_dim_ckv is not None and p.head_dim_kpe is not None
     if p.latent and not given:
-        raise ValueError("head_dim_ckv: routine=mla needs head_dim_ckv and head_dim_kpe; type model=deepseek_v3, or give both")
+        raise ValueError(
+            f"head_dim_ckv: routine={p.routine} needs head_dim_ckv and head_dim_kpe; type model=deepseek_v3, or give both"
+        )
+
+
+def require_latent(p: ProblemFields) -> None:
+    """Raises ValueError if lengths, heads or scale of a problem over a latent do not fit together."""
+    for check in (_lengths, _heads, _latent, _scale):
+        check(p)
 
 
 def _shared_prefix(p: ProblemFields) -> None:
@@ -166,6 +174,8 @@ def _states(p: ProblemFields) -> None:
 def _dtypes(p: ProblemFields) -> None:
     if "nvfp4" in (p.q_dtype, p.output_dtype):
         raise ValueError("dtype nvfp4: allowed only for keys and values; type sweep.dtype=[{q: bf16, kv: nvfp4}]")
+    if "fp8_ds_mla" in (p.q_dtype, p.kv_dtype, p.output_dtype):
+        raise ValueError("dtype fp8_ds_mla: allowed for the cache of routine=sparse_mla; type kv: fp8_e4m3, or +sweep=sparse_mla")
     dims = (p.head_dim_qk, p.head_dim_vo)
     if p.kv_dtype == "nvfp4" and (p.latent or any(dim % 16 for dim in dims)):
         raise ValueError(f"kv_dtype=nvfp4 with head_dims {dims}: allowed: multiples of 16 (a block has one scale), and no mla")

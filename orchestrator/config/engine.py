@@ -22,7 +22,7 @@ from orchestrator.errors import UserError, did_you_mean, explain
 from orchestrator.untrusted import yaml as untrusted_yaml
 
 Phase = Literal["decode", "verify", "prefill"]
-Layers = Literal["full", "sliding", "mla"]
+Layers = Literal["full", "sliding", "mla", "sparse_mla"]
 PHASES: tuple[Phase, ...] = ("decode", "verify", "prefill")
 MAX_DRAFT = 64  # query tokens of a request that are a draft; more of them are a part of a prompt
 FOLDER = "engine"

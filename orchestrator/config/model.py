@@ -75,8 +75,8 @@ class Model(Frozen):
             return found if isinstance(found, str) else self._refused_size(tp, s_kv)
         if self.index_topk:
             return (
-                f"model {self.name} attends sparsely, to {self.index_topk:,} keys of each query token (index_topk), and this "
-                f"project has not that routine; type another model, or model.index_topk=null for dense attention with its heads"
+                f"model {self.name} attends sparsely, to {self.index_topk:,} keys of each query token (index_topk); type "
+                f"+sweep=sparse_mla, which is its own, or model.index_topk=null for dense attention with its heads"
             )
         if routine == "mla" and self.head_dim_ckv is None:
             return (

@@ -33,6 +33,7 @@ DEFAULT_LATENT_SHAPE = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_h
 # A point is one layer, and has the lengths of its batch.
 MODEL_KEYS = frozenset({"name", "num_layers", "max_model_len", *DEFAULT_SHAPE, *DEFAULT_LATENT_SHAPE})
 KV_DTYPES = {"auto": "bf16", "fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3"}  # auto is the model's dtype, bf16
+SPARSE, SPARSE_KV_DTYPES = "sparse_mla", {"auto": "bf16", "fp8": "fp8_ds_mla", "fp8_ds_mla": "fp8_ds_mla"}
 # How to measure and where to print: timing=, check= and results.path replace these.
 MEASURING_KEYS = (
     *("device", "repeats", "warmup_iters", "warmup_ms", "profile_memory", "use_cuda_graphs", "cuda_graphs", "benchmark", "output"),
@@ -63,16 +64,23 @@ def read(path: str, known: Known, major: int | None = None) -> tuple[list[Rule],
             config.leave_out(key, f"{str(value)[:100]} has no counterpart here")
     names = _names(config, BACKEND_KEYS)
     latent = any("MLA" in name.upper() for _, name in names) or "kv_lora_rank" in config.mapping("model")
-    shapes, chosen = list(_shapes(config, latent)), _Chosen(config, names, known, latent, major)
-    specs = list(_specs(config))
-    parts = [(where, *part) for where, spec in specs for part in _parts(config, where, spec, latent)]
-    rules = [rule for where, spec, phase in parts for shape in shapes for rule in _rules(chosen, where, spec, phase, shape)]
+    shapes, specs = list(_shapes(config, latent)), list(_specs(config))
+    rules: list[Rule] = []
+    kinds = ([one for one in names if not _is_sparse(one)], [one for one in names if _is_sparse(one)])
+    for some in filter(None, kinds) if names else kinds[:1]:
+        chosen = _Chosen(config, some, known, latent, major)
+        parts = [(where, *part) for where, spec in specs for part in _parts(config, where, spec, latent and not chosen.is_sparse)]
+        rules += [rule for where, spec, phase in parts for shape in shapes for rule in _rules(chosen, where, spec, phase, shape)]
     if not specs:
         config.leave_out("batch_specs", "none that can be read; allowed: a list such as [8q1s1k, 2q2k_8q1s1k]")
     rest = config.rest.close(len(rules), ADVICE)
     given = ", ".join(key for key in MEASURING_KEYS if key in config.data)
     ignored = f"; {given} give way to timing= and check=" if given else ""
     return rules, f"{config.data.get('description') or 'batch specs'} ({path}{ignored}{rest})"
+
+
+def _is_sparse(name: tuple[str, str]) -> bool:
+    return "SPARSE" in name[1].upper()
 
 
 def _names(config: YamlFile, keys: Sequence[str]) -> list[tuple[str, str]]:
@@ -84,26 +92,23 @@ class _Chosen:
 
     def __init__(self, config: YamlFile, names: list[tuple[str, str]], known: Known, latent: bool, major: int | None) -> None:
         self.config, self.names, self.known, self.latent, self.major = config, names, known, latent, major
+        self.is_sparse = is_sparse = bool(names) and all(map(_is_sparse, names))
+        dtypes = SPARSE_KV_DTYPES if is_sparse else KV_DTYPES
         self.engine: Engine = selected("vllm")[0]
         self.majors = sorted({cc for flag in self.engine.flags for cc in flag.cc})
-        self.routines = LATENT_ROUTINES if latent else ROUTINES
+        self.routines = dict.fromkeys(ROUTINES, (SPARSE,)) if is_sparse else LATENT_ROUTINES if latent else ROUTINES
         dtype = str(config.data.get("kv_cache_dtype", "auto"))
-        if dtype not in KV_DTYPES:
-            config.leave_out("kv_cache_dtype", f"{dtype!r}: allowed: {', '.join(KV_DTYPES)}; bf16 is taken")
-        self.kv_dtype = KV_DTYPES.get(dtype, "bf16")
+        if dtype not in dtypes:
+            config.leave_out("kv_cache_dtype", f"{dtype!r}: allowed: {', '.join(dtypes)}; bf16 is taken")
+        self.kv_dtype = dtypes.get(dtype, "bf16")
         self.calls = cache(self._calls)
 
     def _calls(self, phase: Phase) -> Calls:
         """The calls of a phase; an empty name of a backend if the command line names some."""
-        of_prompts, found = self.latent and phase == "prefill", Calls()
-        sparse = [(where, name) for where, name in self.names if "SPARSE" in name.upper()]
-        why = ", for which there is no routine here" if self.known is not None else ", while these points attend to all"
-        for where, name in sparse:
-            self.config.leave_out(where, f"of backends that attend to chosen keys{why}", name)
+        names, found = self.names, Calls()
         if self.known is None:
             return {EngineCall(self.routines[phase][0], ""): None}
-        names = [one for one in self.names if one not in sparse]
-        if of_prompts and (names or not sparse):
+        if self.latent and phase == "prefill" and not self.is_sparse:
             names = _names(self.config, PROMPT_KEYS)
             if not names:
                 return self._default(phase)
@@ -121,11 +126,11 @@ class _Chosen:
         return {flag.calls[phase][0]: flag for flag in flags if flag is not None and phase in flag.calls}
 
     def _of_name(self, name: str, phase: Phase) -> Calls:
-        version = VERSION.fullmatch(name) if self.latent and phase == "prefill" else None
+        version = VERSION.fullmatch(name) if self.latent and phase == "prefill" and not self.is_sparse else None
         own = [routine for routine in self.routines[phase] if name in (self.known or {}).get(routine, ())]
         if own and not version:
             return {EngineCall(own[0], name): None}
-        layers: Layers = "mla" if self.latent else "full"
+        layers: Layers = "sparse_mla" if self.is_sparse else "mla" if self.latent else "full"
         found: dict[int, tuple[EngineCall, Flag]] = {}
         for major in self.majors:
             flag = self.engine.named("FLASH_ATTN" if version else name, Workload(major, layers, phase, self.kv_dtype))
@@ -187,11 +192,11 @@ def _keys(routine: str, flag: Flag | None, shape: Mapping[str, Any], latent: boo
     if latent and routine == "ragged_prefill":
         return {**heads, "q_dtype": "bf16", "kv_dtype": "bf16"}
     rounds, pages, page = (latent, None, 0) if flag is None else (flag.rounds_q, flag.pages, flag.page)
-    if routine == "mla":
+    if routine in ("mla", SPARSE):
         heads |= {"head_dim_ckv": shape["kv_lora_rank"], "head_dim_kpe": shape["qk_rope_head_dim"]}
     return {
         **heads,
-        "q_dtype": kv_dtype if rounds and kv_dtype.startswith("fp8") else "bf16",
+        "q_dtype": kv_dtype if rounds and kv_dtype.startswith("fp8") and routine != SPARSE else "bf16",
         "kv_dtype": kv_dtype,
         "page_size": shape["block_size"] if pages is None or shape["block_size"] in pages else page,
     }

@@ -149,7 +149,7 @@ class OutputCheck:
         inputs, answer, how = self.call.shared.inputs, self.call.answer, self.call.arithmetic
         coin = random.Random(f"changed tokens {inputs.problem.seed}")
         changes = answer.kept(("changes", how), lambda: change_tokens(inputs, answer, how, coin))
-        self.stale_covered = sum(one.requests for one in changes) / inputs.problem.batch_size
+        self.stale_covered = sum(one.requests for one in changes) / inputs.problem.judged.batch_size
         try:
             for changed in changes:
                 verdict = self._judge_changed(verdict, changed) if verdict.passed else verdict
@@ -181,9 +181,11 @@ class OutputCheck:
         draw, a reference and a launch for each input.
         """
         from kernels.check.judgement import MAX_KEYS, Pooled
+        from kernels.inputs.tensors import judged
 
         call, shared, runner = self.call, self.call.shared, self.call.timer.runner
-        problem, needed = shared.inputs.problem, self.first.inputs_needed
+        inputs, needed = judged(shared.inputs), self.first.inputs_needed
+        problem = inputs.problem
         if (needed is None or needed > most) and self.first.shows_no_loss:
             needed = most
         if needed is None or not 1 < needed <= most or problem.num_kv_tokens * problem.stored_kv_heads > MAX_KEYS:
@@ -196,7 +198,7 @@ class OutputCheck:
                 call.launch(poisoned=True)
                 out, lse = call.outputs.now()
                 shared.restore_small()
-                pooled.add(out, shared.inputs, answer, lse)
+                pooled.add(out, inputs, answer, lse)
         finally:
             shared.draw_again()
             runner.refresh()

@@ -52,7 +52,7 @@ TEXTS = {
 }
 # How far the log of a time is off the line between its neighbours at x0 < x < x1; null if it does not have both.
 OFF_THE_LINE = "if(x0 < x AND x < x1, us - (us0 + (us1 - us0) * ln(x / x0) / ln(x1 / x0)), NULL)"
-PAGED = ("paged_decode", "paged_prefill", "mla")
+PAGED = ("paged_decode", "paged_prefill", "mla", "sparse_mla")
 # What the queries of a deployment are for, and which phase of an engine serves them: none serves mixed batches as one call here.
 PHASE = f"""CASE WHEN routine = 'ragged_prefill' THEN 'prefill' WHEN routine NOT IN {PAGED} THEN routine
     WHEN batch_spec IS NOT NULL THEN 'mixed batches' WHEN s_qo >= s_kv THEN 'chunked prefill'
@@ -60,8 +60,8 @@ PHASE = f"""CASE WHEN routine = 'ragged_prefill' THEN 'prefill' WHEN routine NOT
     WHEN s_qo <= {MAX_DRAFT} THEN 'drafts' ELSE 'chunked prefill' END"""
 CALL_PHASE = """CASE phase WHEN 'decode' THEN 'decode' WHEN 'drafts' THEN 'verify' WHEN 'tree drafts' THEN 'verify'
     WHEN 'chunked prefill' THEN 'prefill' WHEN 'prefill' THEN 'prefill' END"""
-LAYERS = """CASE WHEN routine = 'mla' OR head_dim_qk <> head_dim_vo THEN 'mla' WHEN "window" IS NOT NULL THEN 'sliding'
-    ELSE 'full' END"""
+LAYERS = """CASE WHEN routine = 'sparse_mla' THEN routine WHEN routine = 'mla' OR head_dim_qk <> head_dim_vo THEN 'mla'
+    WHEN "window" IS NOT NULL THEN 'sliding' ELSE 'full' END"""
 # A problem whatever its routine and the dtype of its queries, which come with the choice of a backend.
 WORKLOAD = ", ".join(["phase", *(quoted(key) for key in PROBLEM_KEYS if key not in OF_A_CHOICE)])
 # What workloads of one way to serve traffic differ in: lengths, and a padded graph, which is how some batch sizes run.

@@ -19,7 +19,7 @@ from kernels.conformance import checks
 from kernels.device import Device
 from kernels.inputs import Inputs
 from kernels.inputs.generate import draw
-from kernels.problem import Problem
+from kernels.problem import ROUTINES, Problem
 from kernels.problem.features import FEATURES, Feature, features_of
 from orchestrator.config.settings import Settings
 from orchestrator.machines import known_devices
@@ -62,8 +62,9 @@ NO_SUCH_PROBLEM: dict[str, set[Feature]] = {
     "merge_states": {"padded requests"},
     "ragged_prefill": {"padded requests"},
 }
-ON_GPUS = sorted((key, adapter) for key, adapter in registry.adapters().items() if adapter.imports)
-ON_CPU = sorted((key, adapter) for key, adapter in registry.adapters().items() if not adapter.imports)
+OF_KEYS = {key: adapter for key, adapter in registry.adapters().items() if key[0] in ROUTINES}  # a folder has inputs of its own
+ON_GPUS = sorted((key, adapter) for key, adapter in OF_KEYS.items() if adapter.imports)
+ON_CPU = sorted((key, adapter) for key, adapter in OF_KEYS.items() if not adapter.imports)
 
 
 def problem_of(routine: str, **keys: Any) -> Problem:

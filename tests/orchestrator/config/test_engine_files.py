@@ -15,19 +15,20 @@ FLAGS = [
     pytest.param(flag, id=f"{name}-{turn}-{flag.name}") for name, one in RELEASES.items() for turn, flag in enumerate(one.flags)
 ]
 ROUTINES: dict[tuple[bool, Phase], set[str]] = {  # by whether the layers are MLA's, and phase
-    (False, "decode"): {"paged_decode"},
-    (False, "verify"): {"paged_decode", "paged_prefill"},
-    (False, "prefill"): {"paged_prefill", "ragged_prefill"},
-    (True, "decode"): {"mla"},
-    (True, "verify"): {"mla"},
-    (True, "prefill"): {"ragged_prefill"},
+    ("full", "decode"): {"paged_decode"},
+    ("full", "verify"): {"paged_decode", "paged_prefill"},
+    ("full", "prefill"): {"paged_prefill", "ragged_prefill"},
+    ("mla", "decode"): {"mla"},
+    ("mla", "verify"): {"mla"},
+    ("mla", "prefill"): {"ragged_prefill"},
+    **{("sparse_mla", phase): {"sparse_mla"} for phase in PHASES},
 }
 MAJORS, LAYERS = (8, 9, 10, 12), ("full", "sliding", "mla")
-CACHES = ("bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "nvfp4")
+CACHES = ("bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "nvfp4", "fp8_ds_mla")
 
 
 def workloads() -> Iterator[Workload]:
-    return (Workload(*of) for of in product(MAJORS, LAYERS, PHASES, CACHES, (False, True), (False, True)))
+    return (Workload(*of) for of in product(MAJORS, (*LAYERS, "sparse_mla"), PHASES, CACHES, (False, True), (False, True)))
 
 
 @pytest.mark.parametrize("flag", FLAGS)
@@ -36,7 +37,7 @@ def test_every_call_is_one_of_a_backend_that_serves_such_a_phase(flag: Flag):
 
     for phase, _, call in calls_of(flag):
         assert call in known, call
-        assert call.routine in ROUTINES[flag.layers == ("mla",), phase], call
+        assert call.routine in ROUTINES[flag.layers[0], phase], call
 
 
 @pytest.mark.parametrize("flag", FLAGS)

@@ -107,11 +107,6 @@ def test_a_file_gives_its_points_and_names_the_rest(tmp_path: Path, name: str):
     ("name", "content", "words"),
     [
         (
-            "v6.yaml",
-            f'{MLA}batch_specs: ["32q1s32k"]\nbackends: [FLASHMLA_SPARSE]\n',
-            "attend to chosen keys, for which",
-        ),
-        (
             "f4.txt",
             "--routine trtllm_batch_decode_sparse_mla_dsv4 --backends trtllm-gen --page_size 256 --batch_size 2 --s_kv 8192\n",
             "1 line of other routines: trtllm_batch_decode_sparse_mla_dsv4",

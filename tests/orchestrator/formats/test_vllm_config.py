@@ -245,13 +245,25 @@ def test_both_sides_of_a_threshold_are_decoded_whatever_their_queries(tmp_path: 
     assert [(p.problem.routine, p.problem.s_qo) for p in points(tmp_path, text)] == [("mla", 1), ("mla", 512)]
 
 
-def test_a_sparse_config_never_becomes_dense_points_without_a_word(tmp_path: Path):
-    text = f"{LATENT}batch_specs: [32q1s32k]\nbackends: [FLASHMLA_SPARSE]\n"
-    found, said = noted(lambda: points(tmp_path, text, "+sweep.backend=[flash_attn_3]"))
+@pytest.mark.parametrize("more", [[], ["+sweep.backend=[flash_mla_vllm]"]])
+def test_backends_that_attend_to_chosen_keys_give_points_of_that_routine(tmp_path: Path, more: list[str]):
+    text = f"{LATENT}batch_specs: [32q1s32k, q512s4k]\nbackends: [FLASHMLA_SPARSE]\nkv_cache_dtype: fp8\n"
+    found, said = noted(lambda: points(tmp_path, text, *more))
 
-    assert "of backends that attend to chosen keys, for which there is no routine here: FLASHMLA_SPARSE" in refused(tmp_path, text)
-    assert len(found) == 1
-    assert "of backends that attend to chosen keys, while these points attend to all: FLASHMLA_SPARSE" in said
+    assert [(p.problem.routine, p.backend, p.problem.s_qo, p.problem.axis("top_k")) for p in found] == [
+        ("sparse_mla", "flash_mla_vllm", 1, 2048),
+        ("sparse_mla", "flash_mla_vllm", 512, 2048),
+    ]
+    assert {(p.problem.q_dtype, p.problem.kv_dtype) for p in found} == {("bf16", "fp8_ds_mla")} and not said
+
+
+def test_a_config_of_sparse_and_dense_backends_gives_points_of_both(tmp_path: Path):
+    text = f"{LATENT}batch_specs: [32q1s32k]\nbackends: [FLASH_ATTN_MLA, FLASH_ATTN_MLA_SPARSE]\n"
+
+    assert [(p.problem.routine, p.backend) for p in points(tmp_path, text)] == [
+        ("mla", "flash_attn_3"),
+        ("sparse_mla", "flash_attn_3_unplanned"),
+    ]
 
 
 @pytest.mark.parametrize(
