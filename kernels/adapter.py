@@ -269,12 +269,11 @@ class Adapter(ABC):
 
         Raises ValueError if two conditions have the same sentence: a row could not tell which of them failed.
         """
-        needs = self.conditions(problem, device)
-        if len({need.sentence for need in needs}) < len(needs):
-            sentences = [need.sentence for need in needs]
+        sentences, met = zip(*self.conditions(problem, device), strict=True)
+        if len(set(sentences)) < len(sentences):
             twice = next(sentence for i, sentence in enumerate(sentences) if sentence in sentences[:i])
             raise ValueError(f"{self.routine} backend '{self.name}' has two conditions '{twice}'; give each its own sentence")
-        return [need.sentence for need in needs if not need.met]
+        return [] if all(met) else [sentence for sentence, is_met in zip(sentences, met, strict=True) if not is_met]
 
     def conditions(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         """The whole rule: what the fields declare, and `needs`."""
@@ -297,26 +296,22 @@ class Adapter(ABC):
         return tuple(Need(f"{own} {one.release} or later for {one.what}", not one.asked) for one in later)
 
     def _declared_needs(self, problem: Problem) -> tuple[Need, ...]:
-        return (
-            Need("one query token a request", self.query_lengths != "single" or problem.s_qo == 1),
-            Need("the same number of query tokens for every request", self.query_lengths == "varlen" or problem.min_s_qo is None),
-            Need("no sliding window", self.takes_window or problem.window is None),
-            Need(
-                "no sliding window under a full mask",
-                self.takes_two_sided_window or problem.window is None or problem.mask != "full" or problem.s_qo == 1,
-            ),
-            Need("no prefix mask", self.takes_prefix_mask or problem.mask != "prefix"),
-            Need("no more query tokens than keys", self.takes_more_queries or problem.s_qo <= problem.s_kv),
-            Need("a key for every request (no s0 in batch_spec)", self.takes_no_keys or not problem.lacks_keys),
-            Need("strides of a cache that the kernel takes (kv_memory)", problem.kv_memory in self.reads_memory),
-            Need("no attention sinks", self.takes_sinks or not problem.sinks),
-            Need("no soft cap of logits", self.takes_soft_cap or problem.soft_cap is None),
-            Need("no log-sum-exp as a second output", self.gives_lse or not problem.return_lse),
-            Need(
-                "no padded requests without a token (graph_fill=0)",
-                self.takes_empty or problem.graph_batch is None or problem.graph_fill > 0,
-            ),
+        p = problem
+        met = (
+            self.query_lengths != "single" or p.s_qo == 1,
+            self.query_lengths == "varlen" or p.min_s_qo is None,
+            self.takes_window or p.window is None,
+            self.takes_two_sided_window or p.window is None or p.mask != "full" or p.s_qo == 1,
+            self.takes_prefix_mask or p.mask != "prefix",
+            self.takes_more_queries or p.s_qo <= p.s_kv,
+            self.takes_no_keys or not p.lacks_keys,
+            p.kv_memory in self.reads_memory,
+            self.takes_sinks or not p.sinks,
+            self.takes_soft_cap or p.soft_cap is None,
+            self.gives_lse or not p.return_lse,
+            self.takes_empty or p.graph_batch is None or p.graph_fill > 0,
         )
+        return DECLARED_MET if all(met) else tuple(map(Need, DECLARED, met))
 
     def lacks_choice(self, problem: Problem, device: Device) -> bool:
         """Whether the problem sets what this backend's call has no place for.
@@ -327,11 +322,12 @@ class Adapter(ABC):
 
     def _choices(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p = problem
-        return (
-            Need("max_seq_len left to the batch (null)", p.max_seq_len is None or self.max_seq_len != "refused"),
-            Need("num_splits left to the library (null)", self.num_splits is None or self.takes_num_splits),
-            Need("enable_pdl left to the library (null)", p.enable_pdl is None or self.takes_pdl_in(p, device)),
+        met = (
+            p.max_seq_len is None or self.max_seq_len != "refused",
+            self.num_splits is None or self.takes_num_splits,
+            p.enable_pdl is None or self.takes_pdl_in(p, device),
         )
+        return CHOICES_MET if all(met) else tuple(map(Need, CHOICES, met))
 
     def _hardware_of_choices(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         return (Need("SM90 or later for enable_pdl=true", not problem.enable_pdl or device.major >= 9),)
@@ -359,3 +355,14 @@ class Need(NamedTuple):
 def as_needs(found: tuple[Need, ...] | dict[str, bool]) -> tuple[Need, ...]:
     """A rule as conditions. A plugin from before `Need` existed returns a dict of sentence and truth."""
     return tuple(Need(*pair) for pair in found.items()) if isinstance(found, dict) else tuple(found)
+
+
+# The conditions that the fields declare. Nearly always all are met, and then they are one tuple: a large plan has a million.
+DECLARED = (
+    "one query token a request", "the same number of query tokens for every request", "no sliding window",
+    "no sliding window under a full mask", "no prefix mask", "no more query tokens than keys",
+    "a key for every request (no s0 in batch_spec)", "strides of a cache that the kernel takes (kv_memory)", "no attention sinks",
+    "no soft cap of logits", "no log-sum-exp as a second output", "no padded requests without a token (graph_fill=0)",
+)  # fmt: skip
+CHOICES = ("max_seq_len left to the batch (null)", "num_splits left to the library (null)", "enable_pdl left to the library (null)")
+DECLARED_MET, CHOICES_MET = (tuple(Need(sentence, True) for sentence in sentences) for sentences in (DECLARED, CHOICES))

@@ -6,6 +6,7 @@ Read from flashinfer-python 0.7.2.post1 (`jit/attention/modules.py`, `prefill.py
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -70,7 +71,7 @@ def split_workspace_bytes(problem: Problem) -> int:
     # Only a batch of one query length is planned as such (`uniform_q_len`); in any other, one request may have nearly all tokens.
     uniform = p.min_s_qo is None and not has_empty(p) and p.routine != "cascade"
     longest = p.s_qo if uniform else p.num_q_tokens - p.batch_size + 1
-    tile = min((rows for rows in TILE_ROWS if rows >= longest * p.group_size), default=TILE_ROWS[-1])
+    tile = TILE_ROWS[min(bisect_left(TILE_ROWS, longest * p.group_size), len(TILE_ROWS) - 1)]
     rows = p.num_q_tokens + p.batch_size * tile // p.group_size
     return max(WORKSPACE_BYTES, FP32_BYTES * rows * p.num_qo_heads * (p.head_dim_vo + 1) + ALIGNMENT_BYTES)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -91,7 +92,7 @@ class ProblemFields(BaseModel):
     # The axes that the routine has of its own and their values, such as `states=each` (`kernels/problem/routine.py`).
     routine_axes: str | None = None
 
-    @property
+    @cached_property
     def latent(self) -> bool:
         """Whether keys and values are one latent that all heads read."""
         return self.routine == "mla" or ((own := routine_of(self.routine)) is not None and own.latent)
@@ -125,27 +126,27 @@ class ProblemFields(BaseModel):
         """The dtype of the partial outputs that `merge_states` merges: the output's, and bf16 under an output of 8 bits."""
         return "bf16" if self.output_dtype in FP8 else self.output_dtype
 
-    @property
+    @cached_property
     def stored_kv_heads(self) -> int:
         """KV heads in the cache: 1 for a latent, otherwise the model's."""
         return 1 if self.latent else self.num_kv_heads
 
-    @property
+    @cached_property
     def key_dim(self) -> int:
         """Elements of one query vector and one key vector."""
         return (self.head_dim_ckv or 0) + (self.head_dim_kpe or 0) if self.latent else self.head_dim_qk
 
-    @property
+    @cached_property
     def value_dim(self) -> int:
         """Elements of one output vector of one head."""
         return (self.head_dim_ckv or 0) if self.latent else self.head_dim_vo
 
-    @property
+    @cached_property
     def group_size(self) -> int:
         """The GQA ratio: query heads that share one KV head."""
         return self.num_qo_heads // self.stored_kv_heads
 
-    @property
+    @cached_property
     def output_dtype(self) -> str:
         """The dtype that a kernel must write."""
         return self.out_dtype or default_output(self.q_dtype)

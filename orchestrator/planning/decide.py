@@ -83,6 +83,7 @@ class _DeviceModel:
         self.room = int(device.memory_bytes * settings.limits.memory_fraction)
         # By the identity of the problem, which its point keeps alive, and the backend's own bytes.
         self._costs: dict[tuple[int, int], Cost] = {}
+        self._alone: dict[int, Cost] = {}  # without those
 
     def cost(self, point: Point, adapter: Adapter) -> Cost:
         """The cost of a point. In an environment the process takes memory too, which is not the backend's."""
@@ -96,7 +97,10 @@ class _DeviceModel:
 
     def _estimate(self, problem: Problem, extra: int) -> Cost:
         timing, layer = self.settings.timing, self.settings.model.layer
-        alone = estimate(problem, extra, self.device, timing)
+        if (least := self._alone.get(id(problem))) is None:
+            least = self._alone[id(problem)] = estimate(problem, 0, self.device, timing)
+        own, memory = least.own_bytes + extra, least.memory_bytes + extra
+        alone = Cost(least.setup_s, least.point_s, memory, own, least.race_saves_s)
         if timing.context != "step" or layer is None or step_size.unmet(problem):
             return alone
         size = step_size.size_of(problem, layer, self.device.tb_per_sec, self.room, timing.step_layers)

@@ -124,16 +124,16 @@ class _Problems:
 
     def __init__(self, settings: Settings) -> None:
         self.model, self.trees, self.context = settings.model, settings.trees, settings.timing.context
-        self.made: dict[tuple[tuple[str, Scalar], ...], tuple[Problem, str]] = {}
+        self.made: dict[tuple[tuple[Scalar, ...], tuple[str, ...]], tuple[Problem, str]] = {}
         self.distinct: dict[Problem, Problem] = {}
         self.shares: dict[tuple[Scalar | None, int, bool], dict[str, Scalar]] = {}  # of one GPU, by routine, tp, and window or none
 
     def __call__(self, keys: Mapping[str, Scalar]) -> tuple[Problem, str]:
-        known = tuple(keys.items())
-        if known not in self.made:
+        known = tuple(keys.values()), tuple(keys)
+        if (made := self.made.get(known)) is None:
             problem, refused = self._make(keys)
-            self.made[known] = self.distinct.setdefault(problem, problem), refused
-        return self.made[known]
+            made = self.made[known] = self.distinct.setdefault(problem, problem), refused
+        return made
 
     def _make(self, keys: Mapping[str, Scalar]) -> tuple[Problem, str]:
         own_heads = [key for key in HEADS if key in keys]  # a sweep's own head shapes are no longer the model's
