@@ -7,7 +7,6 @@ It gives what `_sums` of that file gives, from the same formulas. `tests/gpu/tes
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -27,18 +26,6 @@ ROWS = 16  # of a KV head in one iteration
 MAX_HEADS = 65_535  # KV heads of all requests in a launch: the second dimension of a CUDA grid
 
 
-@dataclass(frozen=True)
-class TileSums:
-    """What one launch found. Keys are those from `start` on, padded with absent ones to whole tiles.
-
-    `of_levels` has B and the largest weight in any row of the blocks in LEVELS, [2, M, tiles, BLOCKS]. `of_tiles` has the weight
-    and g of each tile in each row, [2, M, R, tiles].
-    """
-
-    of_levels: Tensor
-    of_tiles: Tensor
-
-
 def serves(inputs: Inputs) -> bool:
     """Whether the kernel can read this cache. Another one is weighed by torch."""
     p = inputs.problem
@@ -48,9 +35,12 @@ def serves(inputs: Inputs) -> bool:
     return {p.q_dtype, p.kv_dtype} <= able and max(p.key_dim, p.value_dim) <= MAX_HEAD_DIM
 
 
-def tile_sums(inputs: Inputs, rows: Rows, keys: range, single: Tensor) -> TileSums:
-    """Sums over these rows and keys. Those of single keys are written into the first columns of `single` [4, M, all blocks], in
-    the order of `weighing._sums`.
+def tile_sums(inputs: Inputs, rows: Rows, keys: range, single: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums over these rows and keys, which are padded with absent ones to whole tiles.
+
+    Those of single keys are written into the first columns of `single` [4, M, all blocks], in the order of `weighing._sums`.
+    Returned are B and the largest weight in any row of the blocks in LEVELS, [2, M, tiles, BLOCKS], and the weight and g of each
+    tile in each row, [2, M, R, tiles].
     """
     from kernels.check.fused_kernel import weigh_tile
 
@@ -79,7 +69,7 @@ def tile_sums(inputs: Inputs, rows: Rows, keys: range, single: Tensor) -> TileSu
         num_warps=8 if max(p.key_dim, p.value_dim) > 128 else 4,
         num_stages=1,  # prefetching takes registers, and the kernel needs all of them
     )  # fmt: skip
-    return TileSums(levels, whole)
+    return levels, whole
 
 
 @cache

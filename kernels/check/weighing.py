@@ -146,9 +146,9 @@ def _fused_sums(inputs: Inputs, rows: Rows, keys: range) -> tuple[Levels, Tensor
     """What `_sums` gives, by the kernel of `fused.py`, which reads keys and values once."""
     whole = -(-len(keys) // fused.TILE) * fused.TILE
     found = _room(inputs, rows, whole)
-    sums = fused.tile_sums(inputs, rows, keys, found)
-    of_blocks = [sums.of_levels[..., first:stop].flatten(2) for first, stop in fused.LEVELS]
-    if len(wider := _pyramid(sums.of_tiles)) > 1:
+    of_levels, of_tiles = fused.tile_sums(inputs, rows, keys, found)
+    of_blocks = [of_levels[..., first:stop].flatten(2) for first, stop in fused.LEVELS]
+    if len(wider := _pyramid(of_tiles)) > 1:
         of_blocks.append(_of_blocks_in_rows(rows, wider[1:]))
     return _add_levels(found, whole, of_blocks), found
 
