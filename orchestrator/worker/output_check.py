@@ -43,7 +43,7 @@ class JudgedCall:
     timer: Timer
     outputs: Outputs
 
-    def launch(self, poisoned: bool, fill: bool = True, wait: bool = True) -> None:
+    def launch(self, poisoned: bool, fill: bool = True, wait: bool = False) -> None:
         """Does once exactly what is timed. With `fill`, slots that hold no token are filled first."""
         if fill:
             self.shared.fill_unused(self.adapter)
@@ -118,11 +118,11 @@ class OutputCheck:
                 return self.first
             self.launches.restart()
         began = time.perf_counter()
-        call.launch(poisoned=True, fill=False)  # the next one then finds an answer, whatever the last block has left
+        call.launch(poisoned=True, fill=False, wait=True)  # the next one then finds an answer, whatever the last block has left
         more = self._launches_after(time.perf_counter() - began)
         self.launches.compare()
         for number in range(more):
-            call.launch(poisoned=number > 0 and self._coin.random() < 0.5, fill=False, wait=False)
+            call.launch(poisoned=number > 0 and self._coin.random() < 0.5, fill=False)
             self.launches.compare()
         call.shared.restore_small()
         verdict, (out, lse) = self.first, self.launches.most_different()
@@ -164,7 +164,7 @@ class OutputCheck:
         call, shared, runner = self.call, self.call.shared, self.call.timer.runner
         with shared.copied_tokens(changed.copied):
             runner.refresh()
-            call.outputs.launch()
+            call.outputs.launch(wait=False)
             out, _ = call.outputs.now()
         assert out is not None  # there is always one
         shared.restore_small()
