@@ -11,12 +11,12 @@ import sysconfig
 import tempfile
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
 from kernels.adapter import Module
-from kernels.compile import records
+from kernels.compile import module_cache, records
 from kernels.compile.module_cache import Library, cache_folder, kept
 from kernels.compile.nvcc import TOOLKIT, find_nvcc
 from kernels.contract.toolchain import Toolchain
@@ -89,6 +89,19 @@ def build(module: Module, arch: str) -> Built:
             words = f"{words}; {NO_COMPILER}"
         return Built(module, arch, time.perf_counter() - started, words)
     return Built(module, arch, time.perf_counter() - started, library=library, compiled_on=compiled_on, sources=sources)
+
+
+def install(built: Built) -> Built:
+    """Puts a compiled module where this machine's workers look. Never raises: an error becomes that of the module."""
+    if built.library is None:
+        return built
+    if words := module_cache.other_cuda(built.library, module_cache.cuda_of_torch()):
+        return replace(built, library=None, error=f"{words}; give the compiler and torch one CUDA")
+    try:
+        records.put(built.arch, built.module, built.library, built.compiled_on, built.sources)
+    except OSError as error:
+        return replace(built, library=None, error=f"it cannot be kept for the workers: {error}")
+    return built
 
 
 def builds_at_once(cores: int) -> int:

@@ -18,6 +18,7 @@ from kernels.check.log_sum_exp import judge_with_lse
 from kernels.check.oracle import Verdict, judge, reference
 from kernels.check.tolerance import row_tolerances
 from kernels.conformance.problems import LISTED_BY_SPEC, TREE, changed, describe, shorter
+from kernels.cuda import synchronize
 from kernels.device import Device
 from kernels.inputs import Inputs
 from kernels.inputs.generate import UNUSED_SLOT, draw, poison_unused_slots, redraw
@@ -64,12 +65,6 @@ def prepare(adapter: Adapter, device: Device, problem: Problem) -> tuple[Inputs,
         synchronize(device)
     runner.refresh()
     return inputs, runner
-
-
-def synchronize(device: Device) -> None:
-    """Waits for the device, if this process has used it; errors of kernels are raised here."""
-    if device.kind == "cuda" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.synchronize()
 
 
 def judge_call(adapter: Adapter, device: Device, inputs: Inputs, runner: Runner) -> Verdict:

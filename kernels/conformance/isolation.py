@@ -14,8 +14,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from kernels import registry
-from kernels.conformance.checks import CheckFinding, failed, synchronize
+from kernels.conformance.checks import CheckFinding, failed
 from kernels.conformance.suite import Trial, execute
+from kernels.cuda import answers
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext, SpawnContext
@@ -115,10 +116,4 @@ def _serve(connection: Connection[Any, Any], plugins: tuple[str, ...]) -> None:
         except EOFError:
             return
         adapter = registry.get_installed(routine, backend, plugins)
-        finding = execute(adapter, trial)
-        try:
-            synchronize(trial.device)
-            healthy = True
-        except RuntimeError:  # an illegal access: every later CUDA call of this process fails
-            healthy = False
-        connection.send((finding, healthy))
+        connection.send((execute(adapter, trial), answers(trial.device)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from kernels import registry
+from kernels.cuda import free_unused
 from kernels.device import Device
 from kernels.environment.wire import Header, to_bytes
 from kernels.inputs import Inputs
@@ -144,7 +144,7 @@ class DrawnProblem:
         """Forgets a call and gives its memory back."""
         for of_call in (self._timers, self._outputs, self._comparisons):
             of_call.pop(call, None)
-        free_memory(self.device)
+        free_unused(self.device)
         return {}
 
     def _sums(self) -> list[int]:
@@ -162,14 +162,6 @@ class DrawnProblem:
         if reset:
             torch.cuda.reset_peak_memory_stats()
         return int(torch.cuda.memory_allocated() if reset else torch.cuda.max_memory_allocated())
-
-
-def free_memory(device: Device) -> None:
-    """Gives back the memory of tensors that nothing refers to any more."""
-    gc.collect()
-    gc.freeze()  # what lives now lives long, so the next collection need not look at all of torch again
-    if device.kind == "cuda":
-        torch.cuda.empty_cache()
 
 
 def _packed(found: torch.Tensor | Changed | None) -> Answer:

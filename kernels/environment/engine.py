@@ -6,12 +6,9 @@ The program of an engine is a module with `start(spec)`, which returns an engine
 from __future__ import annotations
 
 import importlib
-import os
-import sys
 from typing import Any
 
-from kernels.contract.runner import said
-from kernels.environment.wire import ConnectionClosed, Header, Wire
+from kernels.environment.wire import ConnectionClosed, Header, Wire, failure
 
 
 class EngineServer:
@@ -30,28 +27,17 @@ class EngineServer:
         """Measures a point. The worker is told when to read the device's clocks."""
         return {"found": self._engine.point(**keys, read=lambda: self.wire.send({"event": "read"}))}
 
-    def answer(self, request: Header) -> Header:
+    def answer(self, request: Header) -> tuple[Header, tuple[bytes, ...]]:
         """The answer to one request. After an error the process is of no more use, unless the program says so (`healthy`)."""
         try:
             found: Header = getattr(self, request.pop("do"))(**request)
         except ConnectionClosed:
             raise
         except BaseException as error:  # an engine may raise anything, and end its process with SystemExit
-            return {
-                "error": {"kind": type(error).__name__, "message": said(error).partition(": ")[2]},
-                "healthy": getattr(error, "healthy", False),
-            }
-        return found
+            return failure(error, getattr(error, "healthy", False))
+        return found, ()
 
 
 def serve(reads: int, writes: int) -> None:
-    """Answers requests until the worker closes the connection. Then it ends at once: an engine may have threads that wait."""
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what the engine prints goes to the log
     wire = Wire(reads, writes)
-    server = EngineServer(wire)
-    try:
-        while True:
-            request, _ = wire.receive()
-            wire.send(server.answer(request))
-    except ConnectionClosed:
-        os._exit(0)
+    wire.serve(EngineServer(wire).answer)

@@ -9,7 +9,6 @@ It also compiles the kernel modules of points with the libraries here, whose own
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
@@ -19,12 +18,12 @@ from typing import Any
 from kernels import registry
 from kernels.adapter import Module
 from kernels.compile import module_cache, records
-from kernels.compile.build import build, builds_at_once, share_cores
+from kernels.compile.build import build, builds_at_once, install, share_cores
 from kernels.compile.module_cache import Library
-from kernels.contract.runner import said
+from kernels.cuda import answers, free_unused
 from kernels.device import Device
-from kernels.environment.drawn import Answer, Blobs, DrawnProblem, free_memory
-from kernels.environment.wire import ConnectionClosed, Header, Wire
+from kernels.environment.drawn import Answer, Blobs, DrawnProblem
+from kernels.environment.wire import ConnectionClosed, Header, Wire, failure
 from kernels.problem import Problem
 from kernels.timing.nvml import DeviceMonitor, Telemetry
 
@@ -71,8 +70,7 @@ class EnvironmentServer:
         except ConnectionClosed:
             raise
         except Exception as error:  # a kernel library may raise anything
-            words = {"kind": type(error).__name__, "message": said(error).partition(": ")[2]}
-            return {"error": words, "healthy": self.opened is None or self.opened.is_healthy()}, ()
+            return failure(error, self.opened is None or answers(self.opened.device))
         return found if isinstance(found, tuple) else (found, ())
 
     def _method(self, name: str) -> Any:
@@ -118,34 +116,15 @@ class OpenDevice:
         """Forgets inputs and calls and gives their memory back."""
         if self.drawn is not None:
             self.drawn = None
-            free_memory(self.device)
+            free_unused(self.device)
         return {}
-
-    def is_healthy(self) -> bool:
-        """Whether the device still answers."""
-        import torch
-
-        try:
-            if self.device.kind == "cuda":
-                torch.cuda.synchronize()
-        except RuntimeError:
-            return False
-        return True
 
 
 def serve(reads: int, writes: int) -> None:
-    """Answers requests until the worker closes the connection."""
     import torch  # noqa: F401 - now, while the worker starts other processes
 
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints goes to the log
     wire = Wire(reads, writes)
-    server = EnvironmentServer(wire)
-    try:
-        while True:
-            request, _ = wire.receive()
-            wire.send(*server.answer(request))
-    except ConnectionClosed:
-        os._exit(0)
+    wire.serve(EnvironmentServer(wire).answer)
 
 
 def compile_for(
@@ -164,20 +143,11 @@ def compile_for(
     share_cores(cores)
     with ThreadPoolExecutor(builds_at_once(cores)) as threads:
         for future in as_completed([threads.submit(build, module, device.arch) for module in needed]):
-            built = future.result()
-            error, file = built.error, None
-            if built.library is not None:
-                if words := module_cache.other_cuda(built.library, module_cache.cuda_of_torch()):
-                    error = f"{words}; give the compiler and its torch one CUDA"
-                else:
-                    try:
-                        records.put(device.arch, built.module, built.library, built.compiled_on, built.sources)
-                        file = _file_of(built.module, built.library, device.arch)
-                    except OSError as found:
-                        error = f"it cannot be kept for the workers: {found}"
+            built = install(future.result())
+            file = None if built.library is None else _file_of(built.module, built.library, device.arch)
             of = {"generator": built.module.generator, "args": list(built.module.args), "library": built.module.toolchain.library}
             file_name = None if file is None else str(file)
-            yield {**of, "seconds": built.seconds, "error": error, "file": file_name, "points": needed[built.module]}
+            yield {**of, "seconds": built.seconds, "error": built.error, "file": file_name, "points": needed[built.module]}
 
 
 def _keep(archived: Iterable[Mapping[str, Any]], needed: Iterable[Module], arch: str) -> None:

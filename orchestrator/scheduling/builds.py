@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import replace
 from typing import Protocol
 
 from kernels.adapter import Module
-from kernels.compile import module_cache, records
-from kernels.compile.build import Built, build, builds_at_once
+from kernels.compile import records
+from kernels.compile.build import Built, build, builds_at_once, install
 from kernels.compile.module_cache import Library
 from orchestrator.errors import NoWorkers
 from orchestrator.planning.plan import ModuleKey
@@ -65,19 +64,6 @@ class ThreadedBuilds:
         """A module for devices elsewhere is compiled and not installed: they may have another CUDA."""
         built = Built(module, arch, 0.0, library=library) if library else build(module, arch)
         return install(built) if arch in self.loaded else built
-
-
-def install(built: Built) -> Built:
-    """Puts a compiled module where this machine's workers look. Never raises: an error becomes that of the module."""
-    if built.library is None:
-        return built
-    if words := module_cache.other_cuda(built.library, module_cache.cuda_of_torch()):
-        return replace(built, library=None, error=f"{words}; give the compiler and torch one CUDA")
-    try:
-        records.put(built.arch, built.module, built.library, built.compiled_on, built.sources)
-    except OSError as error:
-        return replace(built, library=None, error=f"it cannot be kept for the workers: {error}")
-    return built
 
 
 def iter_built(builds: Builds) -> Iterator[Built]:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kernels.contract.runner import said
+from kernels.cuda import free_unused
 from kernels.device import Device
 from kernels.environment.process import Process, ProcessEnded
 from kernels.environment.remote import Call, RemoteOutputs, RemoteTimer, prepare
 from orchestrator.environments.make import EnvironmentInfo, make
-from orchestrator.worker.device_memory import give_back_unused
 from orchestrator.worker.messages import WorkerConfig
 from orchestrator.worker.shared_inputs import SharedInputs, in_words
 
@@ -153,7 +153,7 @@ class Environments:
             raise RuntimeError(f"environment {name} cannot be used: {self._unusable[name]}")
         if running.inputs is None or running.inputs.of_worker is not of_worker:
             running.inputs = None
-            give_back_unused(self.device)
+            free_unused(self.device)  # that process is about to need it
             running.inputs = EnvironmentInputs.draw(running.process, of_worker, self.seconds)
         return running.inputs
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from kernels import registry
 from kernels.compile import module_cache
+from kernels.cuda import allocated_bytes, answers, free_unused, synchronize
 from kernels.device import Device
 from kernels.environment.process import ProcessEnded, ProcessGone
 from kernels.problem import Problem
@@ -24,7 +25,6 @@ from orchestrator.errors import OtherVersions, WroteInputs
 from orchestrator.point import Point
 from orchestrator.storage.row import Row, Status, library_column, now, version_columns
 from orchestrator.worker.contest import Contest
-from orchestrator.worker.device_memory import allocated_bytes, free_unused, peak_memory_into, synchronize
 from orchestrator.worker.engines import Engines
 from orchestrator.worker.environments import EnvironmentInputs, Environments, distinct_inputs, fill_unused
 from orchestrator.worker.measured_row import measure_energy, measure_host, measured_row
@@ -36,7 +36,7 @@ from orchestrator.worker.provenance import Provenance
 from orchestrator.worker.shared_inputs import SharedInputs
 from orchestrator.worker.shared_step import make_step
 from orchestrator.worker.step_part import prepare_step, start_part
-from orchestrator.worker.task_row import begin_row, classify_exception, finish_row, seconds_into
+from orchestrator.worker.task_row import begin_row, classify_exception, finish_row, peak_memory_into, seconds_into
 
 if TYPE_CHECKING:
     from kernels.adapter import Adapter
@@ -298,11 +298,7 @@ class PointRunner:
         return here if point.env is None else self.environments[point.env].versions(here)
 
     def _is_still_healthy(self) -> bool:
-        """Whether the device still answers. After an illegal memory access every later CUDA call of the process fails."""
-        try:
-            synchronize(self.device)
-        except RuntimeError:
-            self.healthy = False
+        self.healthy = self.healthy and answers(self.device)
         return self.healthy
 
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Literal
 
 from kernels.contract.runner import said
+from kernels.device import Device
 from orchestrator.storage.row import Row, Status, begin, finish, of_forced
 from orchestrator.worker.messages import Task
 
@@ -40,6 +41,21 @@ def seconds_into(row: Row, column: Seconds) -> Iterator[None]:
         yield
     finally:
         add_seconds(row, column, time.perf_counter() - started)
+
+
+@contextmanager
+def peak_memory_into(row: Row, device: Device, others_bytes: int) -> Iterator[None]:
+    """Writes the peak of allocated bytes into the row, less `others_bytes`, which other points of the group occupy."""
+    import torch
+
+    if device.kind != "cuda":
+        yield
+        return
+    torch.cuda.reset_peak_memory_stats()
+    try:
+        yield
+    finally:
+        row["peak_mem_bytes"] = torch.cuda.max_memory_allocated() - others_bytes
 
 
 def add_seconds(row: Row, column: Seconds, seconds: float) -> None:

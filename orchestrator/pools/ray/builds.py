@@ -13,13 +13,12 @@ import ray
 from ray.exceptions import RayActorError, RayError
 
 from kernels.adapter import Module
-from kernels.compile.build import Built, build, builds_at_once, share_cores
+from kernels.compile.build import Built, build, builds_at_once, install, share_cores
 from kernels.compile.module_cache import Library
 from kernels.compile.records import found_again
 from orchestrator.machines import Machine
 from orchestrator.planning.plan import ModuleKey
 from orchestrator.pools.ray.nodes import end_with_parent, pinned_to, words
-from orchestrator.scheduling.builds import install
 
 MAX_ATTEMPTS = 2  # at a module whose compilers may have run out of memory
 MAX_THREADS = 256  # Ray's limit on calls that one actor serves at a time; ours is `builds_at_once`

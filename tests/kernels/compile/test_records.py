@@ -11,11 +11,11 @@ import pytest
 
 from kernels.adapter import Module
 from kernels.compile import records
-from kernels.compile.build import Built, build
+from kernels.compile.build import Built, build, install
 from kernels.compile.module_cache import Library, folder_of
 from kernels.contract.toolchain import Toolchain
 from kernels.libraries.flashinfer_modules import FLASHINFER
-from orchestrator.scheduling.builds import ThreadedBuilds, install
+from orchestrator.scheduling.builds import ThreadedBuilds
 
 ARCH = "cpu"  # of which a build needs no toolkit
 

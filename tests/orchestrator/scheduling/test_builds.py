@@ -11,7 +11,7 @@ import pytest
 
 from kernels.adapter import Module
 from kernels.compile import module_cache
-from kernels.compile.build import Built
+from kernels.compile.build import Built, install
 from kernels.compile.module_cache import Library
 from kernels.libraries.flashinfer_modules import FLASHINFER
 from orchestrator.config.parts import Cluster
@@ -20,7 +20,7 @@ from orchestrator.machines import known_devices
 from orchestrator.planning.decide import make_plan
 from orchestrator.planning.expand import expand
 from orchestrator.planning.plan import ModuleKey, Plan
-from orchestrator.scheduling.builds import ThreadedBuilds, install
+from orchestrator.scheduling.builds import ThreadedBuilds
 from orchestrator.scheduling.interfaces import Batch, Slot
 from orchestrator.scheduling.ready_groups import ReadyGroups, Uncompiled, modules_in_order
 from orchestrator.storage.row import Row
