@@ -39,6 +39,16 @@ def test_a_finding_is_what_its_page_and_the_lists_say(name: str):
     assert (docs.in_readme(name, read, rendered) in readme) == (name in docs.IN_README), "type make docs"
 
 
+def test_readme_takes_the_first_table_of_a_finding_that_it_has_a_place_for():
+    page = "# A\n\n**Title**\n\n| GPU | error |\n| --- | --- |\n| H200 | 1.1% |\n\nText.\n\n| b |\n"
+    text = "before\n<!-- a -->\nold\n<!-- /a -->\nafter\n"
+
+    assert docs.filled(text, "a", docs.first_table(page)) == (
+        "before\n<!-- a -->\n|GPU|error|\n|---|---|\n|H200|1.1%|\n<!-- /a -->\nafter\n"
+    )
+    assert docs.filled(text, "b", ["x"]) == text
+
+
 def test_every_page_has_a_document():
     assert {path.stem for path in (ROOT / docs.PAGES).glob("*.md")} == {*NAMES, "README"}
 

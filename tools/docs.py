@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from orchestrator.cli import composed
@@ -19,7 +19,7 @@ from tools import dataset_page
 
 ROOT = Path(__file__).parent.parent
 SOURCES, PAGES = "findings", "docs/findings"
-README, BEGIN, END = "README.md", "<!-- findings -->\n", "<!-- /findings -->\n"
+README = "README.md"
 IN_README = ("decode", "sustained_load", "cards", "sharded", "fp8", "engine_defaults", "verify", "auto")
 
 
@@ -74,9 +74,25 @@ Times are medians without the launch of the graph ([timing](../timing.md)).
 
 
 def readme(found: dict[str, tuple[Document, Rendered]]) -> str:
-    before, _, rest = (ROOT / README).read_text().partition(BEGIN)
+    """README with the lines of findings, and with the first table of each finding that it has a place for."""
     lines = [in_readme(name, *found[name]) for name in IN_README]
-    return before + BEGIN + "\n".join(("| question | answer |", "|---|---|", *lines, "")) + END + rest.partition(END)[2]
+    text = filled((ROOT / README).read_text(), "findings", ("| question | answer |", "|---|---|", *lines))
+    for name, (_, one) in found.items():
+        text = filled(text, name, first_table(one.text))
+    return text
+
+
+def filled(text: str, name: str, lines: Iterable[str]) -> str:
+    """A text with lines in its place of this name, `<!-- name -->` to `<!-- /name -->`; as it is if it has none."""
+    begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->\n"
+    before, found, rest = text.partition(begin)
+    return before + begin + "\n".join((*lines, "")) + end + rest.partition(end)[2] if found else text
+
+
+def first_table(text: str) -> list[str]:
+    """The lines of the first table of a page, without spaces around its bars."""
+    (table,) = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)[:1] or [""]
+    return [re.sub(r" *\| *", "|", line) for line in table.splitlines()]
 
 
 def pages() -> Iterator[tuple[str, str]]:

@@ -20,23 +20,22 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from decimal import Decimal
-from math import isnan
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, ValidationError
 
 from orchestrator.analysis.connection import Connection
 from orchestrator.analysis.dataset import Dataset
-from orchestrator.analysis.names import of_references, shown
+from orchestrator.analysis.names import of_references
 from orchestrator.analysis.questions import open_views
+from orchestrator.analysis.questions.tables import formatted, in_form
 from orchestrator.analysis.sql import literal
 from orchestrator.config.base import Frozen, Scalar
 from orchestrator.config.ranges import Filter
 from orchestrator.config.settings import AskSettings, DocumentSettings, Settings
 from orchestrator.errors import UserError, explain, unknown
 from orchestrator.reporting import records, report
-from orchestrator.tables import Grid, markdown
+from orchestrator.tables import markdown
 from orchestrator.untrusted import yaml
 from orchestrator.untrusted.files import open_to_read, read_text
 from orchestrator.untrusted.text import for_markdown
@@ -362,17 +361,9 @@ class _Writer:
         if not FORM.fullmatch(form):
             form, title = "", argument
         columns, rows = self._ask(body, line)
-        named = [column.partition("|") for column in columns]
         if len(rows) > MAX_ROWS:
             raise UserError(f"{len(rows):,} rows; allowed: {MAX_ROWS}, add a LIMIT or a WHERE")
-        cells = [
-            tuple(
-                _text(value, own or (form if isinstance(value, float) else ""))
-                for value, (_, _, own) in zip(row, named, strict=True)
-            )
-            for row in rows
-        ]
-        table = markdown([Grid(title or "-", tuple(name for name, *_ in named), tuple(cells))])
+        table = markdown([formatted(title or "-", columns, rows, form)])
         return (table if title else table.partition("\n\n")[2]) + "\n"
 
     def _view(self, argument: str, body: str, line: int) -> str:
@@ -408,7 +399,7 @@ class _Writer:
         if form != "tally":
             return for_markdown(", ".join(_span(row, form) for row in rows))
         most_first = sorted(rows, key=lambda row: (-row[1], str(row[0])))
-        return for_markdown(", ".join(f"{_text(name, '')} at {count:,}" for name, count in most_first))
+        return for_markdown(", ".join(f"{in_form(name)} at {count:,}" for name, count in most_first))
 
     def _ask(self, query: str, line: int) -> tuple[list[str], list[tuple[Any, ...]]]:
         with at(f"{self.document.path}:{line}"):
@@ -435,18 +426,6 @@ def _subqueries(text: str) -> list[str]:
     return found
 
 
-def _text(value: Any, form: str) -> str:
-    """A value for people, in the form that was asked for if it is a number."""
-    value = float(value) if isinstance(value, Decimal) else value
-    if value is None or (isinstance(value, float) and isnan(value)):
-        return "–"
-    if isinstance(value, str):
-        return value if " " in value else shown(value)
-    if form and isinstance(value, int | float) and not isinstance(value, bool):
-        return format(value, form)
-    return records.in_short(value)
-
-
 def _span(row: Sequence[Any], form: str) -> str:
     """`1.30 to 3.80`; one of them if both ends read alike."""
-    return " to ".join(dict.fromkeys(_text(value, form) for value in row))
+    return " to ".join(dict.fromkeys(in_form(value, form) for value in row))

@@ -11,6 +11,7 @@ from typing import Any, TextIO
 from orchestrator.analysis.dataset import Dataset, replay
 from orchestrator.analysis.keys import PROBLEM_KEYS
 from orchestrator.analysis.questions import traffic_weights
+from orchestrator.analysis.questions.tables import in_short
 from orchestrator.analysis.sql import quoted
 from orchestrator.config.ranges import several
 from orchestrator.config.settings import AskSettings
@@ -147,15 +148,6 @@ def _keys_that_differ(data: Dataset, question: str, shown: Sequence[str]) -> lis
     most = ", ".join(f"max({quoted(name)})" for name in hidden)
     found = data.single_row(f"SELECT {most} FROM (SELECT {counts} FROM {source} GROUP BY {', '.join(map(quoted, shown))})")
     return [name for name, values in zip(hidden, found, strict=True) if values > 1]
-
-
-def in_short(value: Any) -> str:
-    """A value for people: three digits or more, and one behind the point of large numbers."""
-    if value is None:
-        return "–"
-    if isinstance(value, float):
-        return f"{value:,.1f}" if abs(value) >= 100 else f"{value:.3g}"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
 def _plain(value: Any) -> str:

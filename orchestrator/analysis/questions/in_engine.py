@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
-from orchestrator.analysis.questions.tables import MAX_SHOWN, percent
+from orchestrator.analysis.questions.tables import MAX_SHOWN, formatted, percent
 from orchestrator.config.engine import Workload, kernel_names, releases
 from orchestrator.tables import Grid
 
@@ -17,8 +17,6 @@ NEEDS = (
 )
 # What an isolated time is good for: the error of attention at the median, the share of points within 5% or 2 µs, pairs of one sign.
 MEDIAN_ERROR, WITHIN, SAME_SIGN = 0.02, 0.9, 0.98
-IDLE = 0.1  # of a step in which the GPU waits: from here on the wall shows the host
-RANGES = ("attention", "step", "wall")
 
 
 def create(data: Dataset, points: str) -> None:
@@ -58,7 +56,9 @@ def grids(data: Dataset) -> list[Grid]:
     """What holds, in figures; then flags, points, pairs of flags, what starts differ by, and what a step takes beside attention."""
     if not data.scalar("SELECT count(*) FROM engine_points"):
         return []
-    return [statement(data), *(_table(data, *one) for one in TABLES)]
+    found = (data.con.sql(f"SELECT {RELEASE}, {query} LIMIT {MAX_SHOWN}") for query in TABLES.values())
+    tables = (formatted(title, of.columns, of.fetchall()) for title, of in zip(TABLES, found, strict=True))
+    return [statement(data), *tables]
 
 
 def statement(data: Dataset) -> Grid:
@@ -105,128 +105,34 @@ def _release(r: Record) -> str:
     return f"{r['engine']} {r['engine_version']}"
 
 
-Columns = Mapping[str, Callable[[Record], str]]
-
-
-def _table(data: Dataset, title: str, view: str, order: str, columns: Columns) -> Grid:
-    """A line for each record of a view, with its GPU and engine first; `columns` gives the text of each other cell."""
-    found = data.records(f"FROM {view} ORDER BY device_name, engine, engine_version, {order} LIMIT {MAX_SHOWN}")
-    cells = ((r["device_name"], _release(r), *(cell(r) for cell in columns.values())) for r in found)
-    return Grid(title, ("device", "engine", *columns), tuple(cells))
-
-
-def _us(name: str) -> Callable[[Record], str]:
-    return lambda r: "–" if r[name] is None else f"{r[name]:,.1f}"
-
-
-def _share(name: str, sign: str = "") -> Callable[[Record], str]:
-    """A share as `1.4%`; with the sign `+` as `+1.4%`."""
-    return lambda r: "–" if r[name] is None else f"{r[name]:{sign}.1%}"
-
-
-def _text(name: str) -> Callable[[Record], str]:
-    return lambda r: "–" if r[name] is None else f"{r[name]:,}" if isinstance(r[name], int) else str(r[name])
-
-
-def _verdict(r: Record) -> str:
-    """What became of a predicted difference, and where a whole step does not show it, why."""
-    if not r["decided"]:
-        return f"predicted to differ by less than the error ({percent(r['limit_error'])})"
-    if not r["same_attention"]:
-        return "the other sign"
-    if r["same_step"] and r["same_wall"]:
-        return "the same sign"
-    hidden = "hidden by a step" if not r["same_step"] else "hidden by the wall"
-    if r["idle_share"] > IDLE:
-        hosts = f"{r['host_us']:,.0f} and {r['other_host_us']:,.0f} µs"
-        return f"{hidden}: the GPU waits {r['idle_share']:.0%} of it, and the host takes {hosts}"
-    floor = r["step_floor"] if not r["same_step"] else r["wall_floor"]
-    why = f"and two starts differ by {floor:.1%}" if r["shown"] < floor else "which is not explained"
-    return f"{hidden}: it is {r['shown']:.1%} of one, {why}"
-
-
-FLAG: Columns = {"flag": _text("flag"), "for": lambda r: f"{r['phase']}, {r['kv_dtype']}"}
-WORKLOAD: Columns = {
-    "cache": _text("kv_dtype"),
-    "drafts": lambda r: str(r["s_qo"] - 1),
-    "batch": _text("batch_size"),
-    "s_kv": _text("s_kv"),
-    "layers": _text("layers"),
+RELEASE = "device_name AS device, engine || ' ' || engine_version AS engine"
+OF_FLAG = "flag, phase, kv_dtype AS cache"
+OF_POINT = "kv_dtype AS cache, s_qo - 1 AS drafts, batch_size AS batch, s_kv, layers"
+TABLES = {  # of the rest of their queries
+    "error of attention by flag: measured inside the engine over predicted, less 1": f"""
+        {OF_FLAG}, called AS "predicted by", ran AS "kernels that ran", known AS "conf/engine",
+        compared || ' of ' || points AS compared, median_error AS "median|+.1%", most_error AS "90th percentile|.1%",
+        most_us AS "µs at most|.1f", share AS "share of a step|.0%"
+        FROM in_engine_flags ORDER BY ALL""",
+    "not compared": f"""
+        {OF_FLAG}, why_not AS why, count(*) AS points, median(measured_us) AS "median µs|.1f"
+        FROM in_engine WHERE why_not IS NOT NULL GROUP BY ALL ORDER BY ALL""",
+    "attention in a layer, each point": f"""
+        flag, {OF_POINT}, kv_tokens AS "KV tokens|,.0f", start, isolated_us AS "isolated µs|,.1f",
+        predicted_us AS "predicted µs|,.1f", measured_us AS "measured µs|,.1f", error AS "error|+.1%",
+        metadata_us AS "plan µs a step|,.1f", step_us AS "step µs (GPU)|,.0f", wall_us AS "step µs (wall)|,.0f",
+        share AS "share of a step|.0%"
+        FROM in_engine WHERE error IS NOT NULL ORDER BY ALL""",
+    "each two flags: what the other takes over the first, less 1": f"""
+        flag, other, {OF_POINT}, predicted AS "predicted|+.1%", attention AS "attention|+.1%", step AS "step (GPU)|+.1%",
+        wall AS "step (wall)|+.1%", so
+        FROM in_engine_pairs ORDER BY ALL""",
+    "what starts of one point differ by: the range over the least": f"""
+        flag, {OF_POINT}, starts, attention_range AS "attention|.1%", step_range AS "step (GPU)|.1%",
+        wall_range AS "step (wall)|.1%"
+        FROM in_engine_starts ORDER BY ALL""",
+    "a step beside attention, on the GPU: of each layer, and once a step if several numbers of layers were measured": """
+        model, tp, tokens AS "query tokens", array_to_string(layers, ', ') AS "layers measured", layer_us AS "a layer, µs|,.1f",
+        if(len(layers) > 1, fixed_us, NULL) AS "once, µs|,.1f"
+        FROM engine_rest ORDER BY ALL""",
 }
-OF_FLAG, OF_WORKLOAD = "flag, phase, kv_dtype", "kv_dtype, s_qo, batch_size, s_kv, layers"
-TABLES: tuple[tuple[str, str, str, Columns], ...] = (
-    (
-        "error of attention by flag: measured inside the engine over predicted, less 1",
-        "in_engine_flags",
-        OF_FLAG,
-        {
-            **FLAG,
-            "predicted by": _text("called"),
-            "kernels that ran": _text("ran"),
-            "conf/engine": _text("known"),
-            "compared": lambda r: f"{r['compared']:,} of {r['points']:,}",
-            "median": _share("median_error", "+"),
-            "90th percentile": _share("most_error"),
-            "µs at most": _us("most_us"),
-            "share of a step": _share("share"),
-        },
-    ),
-    (
-        "not compared",
-        f"""(SELECT device_name, engine, engine_version, {OF_FLAG}, why_not, count(*) AS points, median(measured_us) AS us
-            FROM in_engine WHERE why_not IS NOT NULL GROUP BY ALL)""",
-        f"{OF_FLAG}, why_not",
-        {**FLAG, "points": _text("points"), "median µs": _us("us"), "why": _text("why_not")},
-    ),
-    (
-        "attention in a layer, each point",
-        "(FROM in_engine WHERE error IS NOT NULL)",
-        f"flag, {OF_WORKLOAD}, start, row",
-        {
-            "flag": _text("flag"),
-            **WORKLOAD,
-            "KV tokens": lambda r: f"{r['kv_tokens']:,.0f}",
-            "start": _text("start"),
-            "isolated µs": _us("isolated_us"),
-            "predicted µs": _us("predicted_us"),
-            "measured µs": _us("measured_us"),
-            "error": _share("error", "+"),
-            "plan µs a step": _us("metadata_us"),
-            "step µs (GPU, wall)": lambda r: f"{r['step_us']:,.0f}, {r['wall_us']:,.0f}",
-            "share of it": _share("share"),
-        },
-    ),
-    (
-        "each two flags: what the other takes over the first, less 1",
-        "in_engine_pairs",
-        f"flag, other, {OF_WORKLOAD}",
-        {
-            "flag": _text("flag"),
-            "other": _text("other"),
-            **WORKLOAD,
-            "predicted": _share("predicted", "+"),
-            "attention": _share("attention", "+"),
-            "step (GPU)": _share("step", "+"),
-            "step (wall)": _share("wall", "+"),
-            "so": _verdict,
-        },
-    ),
-    (
-        "what starts of one point differ by: the range over the least",
-        "in_engine_starts",
-        f"flag, {OF_WORKLOAD}",
-        {"flag": _text("flag"), **WORKLOAD, "starts": _text("starts"), **{of: _share(f"{of}_range") for of in RANGES}},
-    ),
-    (
-        "a step beside attention, on the GPU: of each layer, and once a step",
-        "engine_rest",
-        "model, tp, tokens",
-        {
-            "model": lambda r: f"{r['model']} (tp {r['tp']})",
-            "query tokens": _text("tokens"),
-            "layers measured": lambda r: ", ".join(map(str, r["layers"])),
-            "a layer, µs": _us("layer_us"),
-            "once, µs": lambda r: _us("fixed_us")(r) if len(r["layers"]) > 1 else "in the layers'",
-        },
-    ),
-)

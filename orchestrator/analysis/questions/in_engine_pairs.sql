@@ -4,7 +4,8 @@
 -- `decided`: the predicted difference is larger than the 90th percentile of the errors of `in_engine` on that device (`limit_error`).
 -- `shown` is what the difference in attention makes of a step, over the step: below `step_floor` or `wall_floor`, the 90th percentile of
 -- what two starts of one point differ by (0 if nothing was started twice), a step cannot show it.
--- `idle_share` is the larger one of the two: where the GPU waits for the host, the wall shows the host.
+-- `idle_share` is the larger one of the two: where the GPU waits for the host, the wall shows the host. `so` is what became of a
+-- predicted difference, and where a whole step does not show it, why.
 WITH every AS (
     SELECT device_name, engine, engine_version, model, tp, kv_dtype, batch_size, s_qo, s_kv, page_size, layers, flag,
            any_value(called) AS called, count(*) AS starts, median(isolated_us) AS isolated_us,
@@ -20,7 +21,17 @@ WITH every AS (
     SELECT device_name, engine, engine_version, quantile_cont(step_range, 0.9) AS step_floor, quantile_cont(wall_range, 0.9) AS wall_floor
     FROM in_engine_starts GROUP BY ALL
 )
-SELECT a.* EXCLUDE (flag, called, starts, isolated_us, attention_us, step_us, wall_us, idle_share, host_us),
+SELECT *, CASE
+        WHEN NOT decided THEN format('predicted to differ by less than the error ({:.1f}%)', 100 * limit_error)
+        WHEN NOT same_attention THEN 'the other sign'
+        WHEN same_step AND same_wall THEN 'the same sign'
+        ELSE if(same_step, 'hidden by the wall: ', 'hidden by a step: ') || CASE
+            WHEN idle_share > 0.1 THEN format('the GPU waits {:.0f}% of it, and the host takes {} and {} µs', 100 * idle_share,
+                                              host_us::BIGINT, other_host_us::BIGINT)
+            WHEN shown < if(same_step, wall_floor, step_floor)
+                THEN format('it is {:.1f}% of one, and two starts differ by {:.1f}%', 100 * shown, 100 * if(same_step, wall_floor, step_floor))
+            ELSE format('it is {:.1f}% of one, which is not explained', 100 * shown) END END AS so
+FROM (SELECT a.* EXCLUDE (flag, called, starts, isolated_us, attention_us, step_us, wall_us, idle_share, host_us),
        a.flag AS flag, b.flag AS other, a.called AS called, b.called AS other_called, least(a.starts, b.starts) AS starts,
        a.isolated_us, b.isolated_us AS other_isolated_us, b.isolated_us / a.isolated_us - 1 AS predicted,
        b.attention_us / a.attention_us - 1 AS attention, b.step_us / a.step_us - 1 AS step, b.wall_us / a.wall_us - 1 AS wall,
@@ -34,3 +45,4 @@ JOIN every AS b USING (device_name, engine, engine_version, model, tp, kv_dtype,
 JOIN limits USING (device_name, engine, engine_version)
 LEFT JOIN floors USING (device_name, engine, engine_version)
 WHERE a.flag < b.flag AND a.called <> b.called
+)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from decimal import Decimal
+from math import isnan
 from typing import Any, get_args
 
 from kernels.timing.caches import L2State
 from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.keys import GRID_AXES, PROBLEM_KEYS
+from orchestrator.analysis.names import shown
 from orchestrator.tables import Grid
 
 TITLE_KEYS = ("device_name", "model", "q_dtype", "kv_dtype", "l2")  # each combination gets a table; so do other keys that vary
@@ -106,6 +109,35 @@ def thinned(grid: Grid, beside: int = 2) -> Grid:
 def _spread(count: int, most: int) -> list[int]:
     """At most so many of `count` numbers from 0 on, the first and the last among them."""
     return list(range(count)) if count <= most else [round(i * (count - 1) / (most - 1)) for i in range(most)]
+
+
+def formatted(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], form: str = "") -> Grid:
+    """The table of a query: a column such as `gain|.2f` has the form of Python behind the bar, `form` that of other fractions."""
+    named = [column.partition("|") for column in columns]
+    cells = (
+        tuple(in_form(v, own or (form if isinstance(v, float) else "")) for v, (_, _, own) in zip(row, named, strict=True))
+        for row in rows
+    )
+    return Grid(title, tuple(name for name, *_ in named), tuple(cells))
+
+
+def in_form(value: Any, form: str = "") -> str:
+    """A value for people, in the form that was asked for if it is a number."""
+    value = float(value) if isinstance(value, Decimal) else value
+    if value is None or (isinstance(value, float) and isnan(value)):
+        return "–"
+    if isinstance(value, str):
+        return value if " " in value else shown(value)
+    return format(value, form) if form and isinstance(value, int | float) and not isinstance(value, bool) else in_short(value)
+
+
+def in_short(value: Any) -> str:
+    """A value for people: three digits or more, and one behind the point of large numbers."""
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:,.1f}" if abs(value) >= 100 else f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
 def describe_point(record: Record) -> str:

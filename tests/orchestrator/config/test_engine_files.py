@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from kernels.registry import adapters
-from orchestrator.config.engine import PHASES, Engine, Flag, Layers, Phase, Workload, calls_of, releases
+from orchestrator.config.engine import PHASES, Engine, Flag, Layers, Phase, Workload, calls_of, kernel_names, releases
 
 RELEASES = releases()
 FLAGS = [
@@ -120,6 +120,23 @@ def test_what_flashinfer_runs_for_drafts_on_hopper_changed_between_releases_of_v
     typed = [f for f in _serving(RELEASES[name], drafts) if f.text("verify") == "--attention-backend FLASHINFER"]
 
     assert ["/".join(flag.calls["verify"][0]) for flag in typed] == [calls]
+
+
+@pytest.mark.parametrize("name", RELEASES)
+def test_a_profile_has_kernels_of_a_call_that_the_flag_makes(name: str):
+    """What rows call a kernel is nearly its backend: `flash_attn_3` of `flash_attn_3_vllm`, `xqa` of `trtllm-native`."""
+    others = {"xqa": "trtllm-native", "triton_unified_3d": "vllm_triton"}
+    for one in RELEASES[name].seen:
+        (major,), (layers,) = one.cc, one.layers
+        for phase, kv_dtype in product(one.phases, one.kv):
+            flag = RELEASES[name].typing(one.typed, Workload(major, layers, phase, kv_dtype))
+            launched = {(routine, others.get(kernel, kernel)) for part, routine, kernel in kernel_names() if part in one.kernels}
+            assert flag is not None
+            assert any(c.routine == of and c.backend.startswith(kernel) for c in flag.calls[phase] for of, kernel in launched)
+
+
+def test_every_line_of_kernel_names_is_a_routine_and_a_kernel_of_rows():
+    assert {routine for _, routine, _ in kernel_names()} <= set().union(*ROUTINES.values())
 
 
 def _serving(engine: Engine, workload: Workload) -> list[Flag]:

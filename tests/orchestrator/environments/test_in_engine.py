@@ -113,6 +113,18 @@ def test_no_question_ranks_them(ran: pd.DataFrame, tmp_path: Path, invoke: Invok
         assert "vllm/" not in done.stdout + done.stderr and "Traceback" not in done.stderr
 
 
+def test_the_question_says_what_each_flag_ran_and_why_nothing_is_compared_without_isolated_rows(
+    ran: pd.DataFrame, tmp_path: Path, invoke: Invoke
+):
+    """As if the stand-in's GPU were a Hopper."""
+    ran.reset_index().assign(compute_capability="9.0").to_parquet(tmp_path / "rows.parquet")
+    done = invoke("mode=report", "question=in_engine", f"results.path={tmp_path / 'rows.parquet'}", "format=csv")
+    said = done.stdout
+
+    assert "no isolated row of paged_decode/flash_attn_3_vllm or paged_decode/flash_attn_3 there" in said
+    assert "FlashAttnFwdSm90" in said and "seen on H200" in said
+
+
 def test_an_engine_that_is_not_installed_says_what_to_type(invoke: Invoke):
     done = invoke(*SMALL, "mode=plan", "sweep.batch_size=[1]")
 

@@ -71,7 +71,7 @@ function answer({ title }, { engines, tables }) {
 function tile(of) {
   const copied = of.copy && h("button", { class: "take", title: "copy the flags", onclick: ({ target }) => copy(of.copy, target) }, "copy");
   const cost = of.mean === "–" ? null : h("p", {}, h("strong", {}, `${of.mean}×`), " the time of the fastest in the geometric mean, ",
-    h("strong", {}, `${of["at worst"]}×`), ` at worst${of["worst at"] === "–" ? "" : ` (${of["worst at"]})`}; largest error ${of["largest err"]}`);
+    h("strong", {}, `${of["at worst"]}×`), ` at worst${of["worst at"] === "–" ? "" : ` (${of["worst at"]})`}; largest error ${of["largest err"]}; runs ${of.runs}`);
   return h("article", { class: "tile" }, h("h3", {}, `${of.engine} · ${of.for} · ${of.workloads} workloads`), h("p", { class: "type" }, of.type, copied || ""), cost);
 }
 
