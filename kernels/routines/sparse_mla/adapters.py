@@ -39,14 +39,15 @@ if TYPE_CHECKING:
     from kernels.routines.sparse_mla.inputs import SparseInputs
 
 ROUTINE = "sparse_mla"
-NOPE = (512, 0)
 PADDED_HEADS = (64, 128)  # the two counts that FlashMLA's kernels have
 ROWS_AT_ONCE = 64
+OF_A_BUILD = ("name", "distributions", "rules_hold_for", "imports", "extra", "module")
+Attend = Callable[[], tuple["Tensor", "Tensor"]]  # output [T, H, D_vo] and log-sum-exp [T, H], of padded heads too
 LENGTHS: frozenset[Feature] = frozenset({"query lengths that differ", "KV lengths that differ"})
 
 
-def _dims(p: Problem) -> tuple[int | None, int | None]:
-    return p.head_dim_ckv, p.head_dim_kpe
+def _latent_need(p: Problem) -> Need:
+    return Need("a latent of 512 + 64 or 512 + 0", (p.head_dim_ckv, p.head_dim_kpe) in (DS_DIMS, (512, 0)))
 
 
 def _is_packed(copy: InputCopy) -> bool:
@@ -68,13 +69,12 @@ class FlashMlaSparse(FlashMla):
     passes: frozenset[Feature] | None = LENGTHS
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
-        p, packed = problem, problem.kv_dtype == DS_MLA
-        block = 64 if packed else 128
+        p, block = problem, 64 if problem.kv_dtype == DS_MLA else 128
         return (
             Need("SM90 (FlashMLA)", device.is_sm(9)),
             Need(f"bf16 queries over bf16 or {DS_MLA}", p.q_dtype == "bf16" and p.kv_dtype in ("bf16", DS_MLA)),
             Need("output of the query's dtype", p.output_dtype == p.q_dtype),
-            Need("a latent of 512 + 64 or 512 + 0", _dims(p) in (DS_DIMS, NOPE)),
+            _latent_need(p),
             Need("up to 128 heads", p.num_qo_heads <= PADDED_HEADS[-1]),
             Need(f"top_k a multiple of 128, or of 64 over {DS_MLA}", int(p.axis("top_k") or 0) % block == 0),
         )
@@ -84,102 +84,71 @@ class FlashMlaSparse(FlashMla):
 
     def workspace_bytes(self, problem: Problem) -> int:
         """Padded queries, its output and log-sum-exp, and partial ones for each processor that a query token has, and request."""
-        p, heads = problem, _padded(problem.num_qo_heads)
+        p, heads = problem, PADDED_HEADS[problem.num_qo_heads > PADDED_HEADS[0]]
         batch, tokens = (p.batch_size, p.s_qo) if p.min_s_qo is None else (1, p.num_q_tokens)
         splits = max(1, MAX_PROCESSORS // (tokens * heads // 64)) + batch
         parts = 4 * splits * tokens * heads * (p.value_dim + 1) if p.kv_dtype == DS_MLA else 0
         return 2 * p.num_q_tokens * heads * (p.key_dim + p.value_dim + 6) + parts
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
-        sparse = cast("SparseInputs", inputs)
-        library = import_module(self.module)
-        if inputs.problem.kv_dtype == DS_MLA:
-            return self._decode(sparse, library)
-        return self._prefill(sparse, library)
+        """A call that copies what the library allocates, [T, H, D_vo]; an engine reads it, and the log-sum-exp, where they lie."""
+        p, q, out, heads = inputs.problem, inputs.q, inputs.empty_output(), inputs.problem.num_qo_heads
+        copies: tuple[InputCopy, ...] = ()
+        sparse, config = cast("SparseInputs", inputs), "output=copied"
+        if heads not in PADDED_HEADS:
+            q = q.new_zeros(q.shape[0], PADDED_HEADS[heads > PADDED_HEADS[0]], q.shape[2])
+            config += f" heads={q.shape[1]}"
+        if p.kv_dtype == DS_MLA:
+            kernel, attend, copies = "flash_mla_sparse_fp8", _decode(sparse, q, import_module(self.module)), (sparse.packed,)
+        else:
+            kernel, attend = "flash_mla_sparse_fwd", _prefill(sparse, q, import_module(self.module))
 
-    def _prefill(self, inputs: SparseInputs, library: Any) -> Runner:
-        """The kernel gets the number of each query token's indices, or finds -1 among them itself."""
-        p, q, pad = inputs.problem, *_padded_queries(inputs)
-        within = p.axis("index_padding") == "within"
-        given = {
-            "kv": inputs.rows.kv[0].flatten(0, 1),  # [P * N, 1, D]
-            "indices": inputs.indices[:, None],
-            "sm_scale": inputs.sm_scale,
-            "d_v": p.value_dim,
-            "topk_length": None if within else inputs.rows.kv_lens,
-        }
+        def launch() -> Tensor | None:
+            if q is not inputs.q:
+                q[:, :heads].copy_(inputs.q)
+            found, lse = attend()
+            out.copy_(found[:, :heads])
+            return lse[:, :heads] if p.return_lse else None
 
-        def attend() -> tuple[Tensor, Tensor]:
-            pad()
-            out, _, lse = library.flash_mla_sparse_fwd(q=q, **given)
-            return out, lse
-
-        return _copied(inputs, attend, "flash_mla_sparse_fwd", "output=copied")
-
-    def _decode(self, inputs: SparseInputs, library: Any) -> Runner:
-        """-1 is the kernel's own word for no token. Requests of several lengths are one request of all query tokens, as in vLLM."""
-        p, q, pad = inputs.problem, *_padded_queries(inputs)
-        packed, shape = inputs.packed, (p.batch_size, p.s_qo) if len(set(p.q_lens)) == 1 else (1, p.num_q_tokens)
-        given = {
-            "k_cache": packed.cache,  # [P, N, 1, 656]
-            "block_table": None,
-            "cache_seqlens": None,
-            "head_dim_v": p.value_dim,
-            "tile_scheduler_metadata": library.get_mla_metadata()[0],
-            "softmax_scale": inputs.sm_scale,
-            "is_fp8_kvcache": True,
-            "indices": inputs.indices.view(*shape, -1),
-        }
-        by_request = q.view(*shape, *q.shape[1:])
-
-        def attend() -> tuple[Tensor, Tensor]:
-            pad()
-            out, lse = library.flash_mla_with_kvcache(q=by_request, **given)
-            return out.flatten(0, 1), lse.transpose(1, 2).flatten(0, 1)
-
-        attend()  # plans
-        return _copied(inputs, attend, "flash_mla_sparse_fp8", "scheduler_metadata=given output=copied", packed)
+        launch()  # it makes the plan
+        more: dict[str, Any] = {"kernel_config": config, "copies": copies, "lse": "returned" if p.return_lse else None}
+        return Runner(launch, out, kernel, p.q_dtype, **more)
 
 
-@dataclass(frozen=True, kw_only=True)
-class FlashMlaSparseOfVllm(FlashMlaSparse):
-    """The same calls in vLLM's own build."""
-
-    name: str = FlashMlaOfVllm.name
-    distributions: tuple[str, ...] = FlashMlaOfVllm.distributions
-    rules_hold_for: tuple[str, ...] = FlashMlaOfVllm.rules_hold_for
-    imports: str = FlashMlaOfVllm.imports
-    extra: str = FlashMlaOfVllm.extra
-    module: str = FlashMlaOfVllm.module
-
-
-def _padded(heads: int) -> int:
-    return PADDED_HEADS[heads > PADDED_HEADS[0]]
+def _prefill(inputs: SparseInputs, q: Tensor, library: Any) -> Attend:
+    """The kernel gets the number of each query token's indices, or finds -1 among them itself."""
+    p, rows = inputs.problem, inputs.rows
+    given = {
+        "kv": rows.kv[0].flatten(0, 1),  # [P * N, 1, D]
+        "indices": inputs.indices[:, None],
+        "sm_scale": inputs.sm_scale,
+        "d_v": p.value_dim,
+        "topk_length": None if p.axis("index_padding") == "within" else rows.kv_lens,
+    }
+    return lambda: library.flash_mla_sparse_fwd(q=q, **given)[::2]
 
 
-def _padded_queries(inputs: SparseInputs) -> tuple[Tensor, Callable[[], object]]:
-    """The queries [T, 64 or 128, D], and what copies them there in every call; nothing if they have so many heads."""
-    q, heads = inputs.q, inputs.problem.num_qo_heads
-    if heads in PADDED_HEADS:
-        return q, lambda: None
-    padded = q.new_zeros(q.shape[0], _padded(heads), q.shape[2])
-    return padded, lambda: padded[:, :heads].copy_(q)
+def _decode(inputs: SparseInputs, q: Tensor, library: Any) -> Attend:
+    """-1 is the kernel's own word for no token. Requests of several lengths are one request of all query tokens, as in vLLM."""
+    p = inputs.problem
+    shape = (p.batch_size, p.s_qo) if len(set(p.q_lens)) == 1 else (1, p.num_q_tokens)
+    given = {
+        "q": q.view(*shape, *q.shape[1:]),
+        "k_cache": inputs.packed.cache,  # [P, N, 1, 656]
+        "block_table": None,
+        "cache_seqlens": None,
+        "head_dim_v": p.value_dim,
+        "tile_scheduler_metadata": library.get_mla_metadata()[0],
+        "softmax_scale": inputs.sm_scale,
+        "is_fp8_kvcache": True,
+        "indices": inputs.indices.view(*shape, -1),
+    }
 
+    def attend() -> tuple[Tensor, Tensor]:
+        out, lse = library.flash_mla_with_kvcache(**given)
+        return out.flatten(0, 1), lse.transpose(1, 2).flatten(0, 1)
 
-def _copied(
-    inputs: SparseInputs, attend: Callable[[], tuple[Tensor, Tensor]], kernel: str, config: str, *copies: InputCopy
-) -> Runner:
-    """A call that copies what the library allocates, [T, H, D_vo]; an engine reads it, and the log-sum-exp, where they lie."""
-    p, out = inputs.problem, inputs.empty_output()
-
-    def launch() -> Tensor | None:
-        found, lse = attend()
-        out.copy_(found[:, : p.num_qo_heads])
-        return lse[:, : p.num_qo_heads] if p.return_lse else None
-
-    heads = "" if p.num_qo_heads in PADDED_HEADS else f" heads={_padded(p.num_qo_heads)}"
-    lse: Any = "returned" if p.return_lse else None
-    return Runner(launch, out, kernel, p.q_dtype, lse=lse, kernel_config=f"{config}{heads}", copies=copies)
+    return attend
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +166,7 @@ class FlashAttn3Sparse(FlashAttn3Mla):
             Need("SM90 (FlashAttention-3)", device.is_sm(9)),
             Need("fp16 or bf16 queries", p.q_dtype in HALF),
             Need("output of the query's dtype", p.output_dtype == p.q_dtype),
-            Need("a latent of 512 + 64 or 512 + 0", _dims(p) in (DS_DIMS, NOPE)),
+            _latent_need(p),
             Need("a latent of the query's dtype", p.kv_dtype == p.q_dtype),
         )
 
@@ -294,7 +263,7 @@ def _gathered(inputs: SparseInputs, slots: Tensor) -> Tensor:
 ADAPTERS = (
     TorchIndexed(),
     FlashMlaSparse(),
-    FlashMlaSparseOfVllm(),
+    FlashMlaSparse(**{key: getattr(FlashMlaOfVllm, key) for key in OF_A_BUILD}),
     FlashAttn3Sparse(),
     FlashAttn3Sparse(name="flash_attn_3_unplanned", is_planned=False),
     FlashInferSparse(name="fa2", rule=_fa2_needs, compiled=("fa2",), max_seq_len="refused", skips_unused=True, gives_lse=True),
