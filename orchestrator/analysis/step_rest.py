@@ -91,20 +91,6 @@ def us_at(rest: Rest, tokens: int) -> float | None:
     return rest[below] + share * (rest[above] - rest[below])
 
 
-def step_us(draft: Draft, attention_us: float, s_qo: int, layer: tuple[float | None, float | None, int | None]) -> float | None:
-    """Microseconds of a target step and its draft: the formula of the question `draft`, for an export.
-
-    `attention_us` is one layer's, and `layer` the rest of a layer, what a step takes once, and the model's layers, from the table
-    `measured_rest`. None if draft.rest is given and has no step with as many query tokens.
-    """
-    rest_layer_us, rest_once_us, model_layers = layer
-    layers = draft.layers or model_layers or 1
-    drafting = draft.start_us + (s_qo - 1) * draft.cost_us if s_qo > 1 else 0.0
-    if draft.rest is None:
-        return layers * attention_us + draft.rest_us + drafting
-    return None if rest_layer_us is None else layers * (attention_us + rest_layer_us) + (rest_once_us or 0.0) + drafting
-
-
 def create_measured_rest(data: Dataset, source: Dataset | None, draft: Draft) -> None:
     """The table `measured_rest` of a dataset: the rest of a step at each batch and draft, if draft.rest measured it.
 
@@ -113,33 +99,28 @@ def create_measured_rest(data: Dataset, source: Dataset | None, draft: Draft) ->
     `source` is the dataset that draft.rest names; None for the preset, or for none. Raises UserError if none of the dataset's
     models was measured on its devices, or if nobody says how many layers one has.
     """
-    data.execute("""
-        CREATE TEMP TABLE measured_rest(model VARCHAR, device_name VARCHAR, tp BIGINT, batch_size BIGINT, s_qo BIGINT,
-                                        rest_layer_us DOUBLE, rest_once_us DOUBLE, model_layers BIGINT, rest_by VARCHAR);
-        CREATE TEMP TABLE measured_steps(model VARCHAR, device_name VARCHAR, tp BIGINT, tokens BIGINT, us DOUBLE);
-        CREATE TEMP TABLE engine_attention(model VARCHAR, device_name VARCHAR, tp BIGINT, kv_dtype VARCHAR, batch_size BIGINT,
-                                           s_kv BIGINT, s_qo BIGINT, engine_us DOUBLE, engine_flag VARCHAR)""")
-    if draft.rest is None:
-        return
-    known = {place: Measured(dict(rest), {}, BY_STEPS) for place, rest in PRESETS.items()} if source is None else measured(source)
+    preset = {place: Measured(dict(rest), {}, BY_STEPS) for place, rest in PRESETS.items()}
+    known = {} if draft.rest is None else preset if source is None else measured(source)
     asked = data.execute("SELECT DISTINCT model, device_name, tp, batch_size, s_qo FROM problems WHERE batch_spec IS NULL")
-    if not {ModelPlace(*place[:3]) for place in asked} & known.keys():
+    if draft.rest is not None and not {ModelPlace(*place[:3]) for place in asked} & known.keys():
         places = ", ".join(f"{place.model} on {place.device_name} (tp {place.tp})" for place in known)
         raise UserError(
             f"draft.rest={draft.rest!r}: it has {places}, and the dataset has none of these; type draft.layers and draft.rest_us"
         )
-    for place, rest in known.items():
-        for tokens, us in rest.layer.items():
-            data.execute("INSERT INTO measured_steps VALUES (?, ?, ?, ?, ?)", [*place, tokens, us])
+    found = []
     for model, device, tp, batch, s_qo in asked:
         of_place = known.get(ModelPlace(model, device, tp), Measured({}, {}, ""))
-        found, once = us_at(of_place.layer, batch * s_qo), us_at(of_place.once, batch * s_qo)
-        if found is not None and draft.layers is None and layers_of(model) is None:
-            raise UserError(
-                f"draft.layers: model {model} does not say how many layers it has; type draft.layers=80, or its own number"
-            )
-        if found is not None:
-            values = [model, device, tp, batch, s_qo, found, once or 0.0, layers_of(model), of_place.by]
-            data.execute("INSERT INTO measured_rest VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
-    for line in [] if source is None else source.execute(ENGINE_ATTENTION):
-        data.execute("INSERT INTO engine_attention VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", line)
+        if (us := us_at(of_place.layer, batch * s_qo)) is not None:
+            if draft.layers is None and layers_of(model) is None:
+                words = "does not say how many layers it has; type draft.layers=80, or its own number"
+                raise UserError(f"draft.layers: model {model} {words}")
+            once = us_at(of_place.once, batch * s_qo) or 0.0
+            found.append((model, device, tp, batch, s_qo, us, once, layers_of(model), of_place.by))
+    place = "model VARCHAR, device_name VARCHAR, tp BIGINT"
+    steps = ((*of, tokens, us) for of, rest in known.items() for tokens, us in rest.layer.items())
+    data.create_table(f"measured_steps({place}, tokens BIGINT, us DOUBLE)", steps)
+    of_step = "rest_layer_us DOUBLE, rest_once_us DOUBLE, model_layers BIGINT, rest_by VARCHAR"
+    data.create_table(f"measured_rest({place}, batch_size BIGINT, s_qo BIGINT, {of_step})", found)
+    lengths = "kv_dtype VARCHAR, batch_size BIGINT, s_kv BIGINT, s_qo BIGINT"
+    inside = [] if source is None else source.execute(ENGINE_ATTENTION)
+    data.create_table(f"engine_attention({place}, {lengths}, engine_us DOUBLE, engine_flag VARCHAR)", inside)

@@ -8,24 +8,26 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from math import exp, isqrt, log
 from statistics import fmean
 from typing import Any
 
+from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.keys import PROBLEM_KEYS
 from orchestrator.analysis.names import libraries_of
-from orchestrator.analysis.questions import expected_tokens
+from orchestrator.analysis.questions import query_text
 from orchestrator.analysis.questions.cache_size import left_out
 from orchestrator.analysis.questions.deployments import PLACE, Choice, Part, parts
 from orchestrator.analysis.questions.draft import FREE_DRAFTS, describe_draft
 from orchestrator.analysis.questions.exactness import share
 from orchestrator.analysis.questions.one_backend import but_at_worst, stands_on
+from orchestrator.analysis.questions.tables import group_by
 from orchestrator.analysis.rough import ROUGH, mark
 from orchestrator.analysis.sql import literal, quoted
-from orchestrator.analysis.step_rest import PRESET, step_us
+from orchestrator.analysis.step_rest import PRESET
 from orchestrator.config.draft_cost import Draft
 from orchestrator.config.engine import Engine
 from orchestrator.errors import UserError
@@ -132,20 +134,6 @@ def _evidence(choice: Choice, default: Choice) -> str:
 
 
 @dataclass(frozen=True)
-class StepTime:
-    """A time of the flag that runs: `us` without the launch of a graph, and `layer`, the rest of a step as `step_us` takes it."""
-
-    batch_size: int
-    s_qo: int
-    s_kv: int
-    others: tuple[Any, ...]  # all else that makes it this workload
-    us: float
-    rough: bool
-    layer: tuple[float | None, float | None, int | None]
-    rest_by: str | None = None  # what measured that
-
-
-@dataclass(frozen=True)
 class BatchDrafts:
     """The best number of drafted tokens of one batch size.
 
@@ -164,15 +152,6 @@ class BatchDrafts:
     rough: int = 0  # of the times behind it
 
 
-@dataclass
-class _Batch:
-    """The times of one batch size: tokens/s by s_qo for each context."""
-
-    rates: dict[tuple[Any, ...], dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
-    rough: int = 0
-    left: set[int] = field(default_factory=set)
-
-
 def draft_lines(data: Dataset, section: Sequence[Part], draft: Draft) -> Iterator[str]:
     """The table for the flag that vLLM will run with drafts, or why there is none."""
     for drafting in (part for part in section if part.phase == "drafts"):
@@ -182,7 +161,7 @@ def draft_lines(data: Dataset, section: Sequence[Part], draft: Draft) -> Iterato
             yield f"# no draft table: {why}"
             continue
         assert runs is not None
-        batches = best_drafts(steps, draft)
+        batches = best_drafts(steps)
         yield from _table_comments(runs, batches, draft)
         yield from _rest_comments(steps, batches, draft)
         most = max(1, *(b.drafts for b in batches))
@@ -190,62 +169,49 @@ def draft_lines(data: Dataset, section: Sequence[Part], draft: Draft) -> Iterato
         yield f"--speculative-config '{json.dumps(table)}'"
 
 
-def steps_of(data: Dataset, part: Part, runs: Choice) -> list[StepTime]:
-    """The times of a flag with one query token and with drafts, in the deployment of `part`."""
+def steps_of(data: Dataset, part: Part, runs: Choice) -> list[Record]:
+    """The steps of a flag with one query token and with drafts, in the deployment of `part`: those of `steps.sql`.
+
+    `alike` is equal for steps that differ in batch size and query tokens alone.
+    """
     here = " AND ".join(f"{key} IS NOT DISTINCT FROM {literal(value)}" for key, value in zip(PLACE, part.place, strict=True))
-    others = [key for key in PROBLEM_KEYS if key not in (*PLACE, *OF_ONE_STEP, "routine", "q_dtype", "out_dtype")]
+    others = [quoted(key) for key in PROBLEM_KEYS if key not in (*PLACE, *OF_ONE_STEP, "routine", "q_dtype", "out_dtype")]
     layers = "" if part.layers == "all" else f" AND layers = {literal(part.layers)}"
-    found = data.records(f"""
-        SELECT batch_size, s_qo, own_us, rough, rest_layer_us, rest_once_us, model_layers, rest_by, {", ".join(map(quoted, others))}
-        FROM one_backend LEFT JOIN measured_rest USING (model, device_name, tp, batch_size, s_qo)
+    rows = f"""(
+        SELECT * EXCLUDE (layers), hash({", ".join(others)}) AS alike FROM one_backend
         WHERE who = {literal(part.who)} AND choice = {literal(runs.record["choice"])} AND phase IN ('decode', 'drafts')
-            AND status = 'ok' AND mask = 'causal' AND min_s_qo IS NULL AND {here}{layers}
-        ORDER BY ALL""")
-    return [
-        StepTime(
-            *(r["batch_size"], r["s_qo"], r["s_kv"], tuple(str(r[key]) for key in others if key != "s_kv"), r["own_us"]),
-            bool(r["rough"]),
-            (r["rest_layer_us"], r["rest_once_us"], r["model_layers"]),
-            r["rest_by"],
-        )
-        for r in found
-    ]
+            AND status = 'ok' AND {here}{layers})"""
+    return data.records(f"FROM ({query_text('steps').format(source=rows)}) ORDER BY batch_size, s_kv, alike, s_qo")
 
 
-def best_drafts(steps: Sequence[StepTime], draft: Draft) -> list[BatchDrafts]:
+def best_drafts(steps: Sequence[Record]) -> list[BatchDrafts]:
     """The best number of drafted tokens for each batch size at which one query token and more were measured.
 
     A batch is left out if the longest draft that draft.rest has a step for is its best one: a longer one may be better.
     """
-    found = (_of_batch(size, batch) for size, batch in sorted(_batches(steps, draft).items()))
+    found = (_of_batch(size, of_batch) for (size,), of_batch in group_by(steps, ("batch_size",)).items())
     return [b for b in found if b is not None and not (b.without_rest and b.drafts == b.measured[-1])]
 
 
-def _batches(steps: Sequence[StepTime], draft: Draft) -> dict[int, _Batch]:
-    batches: dict[int, _Batch] = defaultdict(_Batch)
-    for step in steps:
-        batch, tokens = batches[step.batch_size], expected_tokens(draft.acceptance, step.s_qo)
-        if draft.rest is not None and step.layer[0] is None:
-            batch.left.add(step.s_qo - 1)
-        us = step_us(draft, step.us, step.s_qo, step.layer)
-        if tokens is not None and us is not None:
-            batch.rates[step.s_kv, *step.others][step.s_qo] = tokens / us
-            batch.rough += step.rough
-    return batches
-
-
-def _of_batch(size: int, batch: _Batch) -> BatchDrafts | None:
+def _of_batch(size: int, steps: Sequence[Record]) -> BatchDrafts | None:
     """None if no context has both one query token and more."""
-    whole = [(key[0], rates) for key, rates in sorted(batch.rates.items()) if 1 in rates and len(rates) > 1]
+    known, left = [step for step in steps if step["rate"] is not None], _without_rest(steps)
+    rates = [(key[0], {r["s_qo"]: r["rate"] for r in of}) for key, of in group_by(known, ("s_kv", "alike")).items()]
+    whole = [(context, of) for context, of in rates if 1 in of and len(of) > 1]
     if not whole:
         return None
-    lengths = sorted(set.intersection(*(set(rates) for _, rates in whole)))
-    score = {q: fmean(log(rates[q]) for _, rates in whole) for q in lengths}
+    lengths = sorted(set.intersection(*(set(of) for _, of in whole)))
+    score = {q: fmean(log(of[q]) for _, of in whole) for q in lengths}
     best = _best_length(score)
-    alone = tuple(_best_length({q: rates[q] for q in lengths}) - 1 for _, rates in whole)
+    alone = tuple(_best_length({q: of[q] for q in lengths}) - 1 for _, of in whole)
     contexts, measured = tuple(context for context, _ in whole), tuple(q - 1 for q in lengths)
-    left = tuple(sorted(batch.left))
-    return BatchDrafts(size, best - 1, exp(score[best] - score[1]), contexts, alone, measured, left, batch.rough)
+    rough = sum(step["rough"] for step in known)
+    return BatchDrafts(size, best - 1, exp(score[best] - score[1]), contexts, alone, measured, left, rough)
+
+
+def _without_rest(steps: Iterable[Record]) -> tuple[int, ...]:
+    """The drafted tokens of those steps that draft.rest has no rest for."""
+    return tuple(sorted({step["s_qo"] - 1 for step in steps if step["rate"] is None}))
 
 
 def _best_length(score: dict[int, float]) -> int:
@@ -267,17 +233,17 @@ def ranges(batches: Sequence[BatchDrafts]) -> list[list[int]]:
     return entries
 
 
-def _why_none(steps: Sequence[StepTime], runs: Choice | None, draft: Draft) -> str:
+def _why_none(steps: Sequence[Record], runs: Choice | None, draft: Draft) -> str:
     """Why the rows do not support a table; empty if they do."""
     if runs is None:
         return "there is no advice for drafts"
-    if not any(step.s_qo == 1 for step in steps):
+    if not any(step["s_qo"] == 1 for step in steps):
         return "no row is of decode (s_qo 1); leave s_qo and drafts out, or measure them"
     if not draft.whole_steps:
         costs = "draft.layers=80 draft.rest_us=... draft.cost_us=..."
         return f"it needs the time of a whole step; type draft.rest={PRESET} draft.cost_us=..., or {costs}"
-    if not best_drafts(steps, draft):
-        if any(batch.left for batch in _batches(steps, draft).values()):
+    if not best_drafts(steps):
+        if _without_rest(steps):
             tokens = "as many query tokens as these batches have with and without a draft"
             return f"draft.rest={draft.rest} has no step with {tokens}; question=draft says what to measure"
         return "what vLLM runs here was not measured with one query token and with more at the same workloads"
@@ -304,23 +270,23 @@ def _table_comments(runs: Choice, batches: Sequence[BatchDrafts], draft: Draft) 
     yield f"#   nothing is known of batches above {max(sizes)}: measure them, or allow no more requests at once (--max-num-seqs)"
 
 
-def _rest_comments(steps: Sequence[StepTime], batches: Sequence[BatchDrafts], draft: Draft) -> Iterator[str]:
+def _rest_comments(steps: Sequence[Record], batches: Sequence[BatchDrafts], draft: Draft) -> Iterator[str]:
     """On which rest of a step the table stands, and what it leaves out for lack of one."""
     if draft.rest is None:
         yield f"#   the rest of a step: {draft.rest_us:g} µs for all layers together (draft.rest_us), at every batch and draft"
         return
     sizes = {batch.size for batch in batches}
-    found = [(step, rest) for step in steps if step.batch_size in sizes and (rest := step.layer[0]) is not None]
-    layers, rests = draft.layers or found[0][0].layer[2], [rest for _, rest in found]
-    tokens = extent([step.batch_size * step.s_qo for step, _ in found])
+    found = [step for step in steps if step["batch_size"] in sizes and step["rate"] is not None]
+    rests, tokens = [step["rest_layer_us"] for step in found], extent([step["batch_size"] * step["s_qo"] for step in found])
+    layers = f"{found[0]['step_layers']:.0f} layers of {min(rests):,.1f} to {max(rests):,.1f} µs each"
     yield (
-        f"#   the rest of a step: {layers} layers of {min(rests):,.1f} to {max(rests):,.1f} µs each, for {tokens} query tokens "
-        f"in a batch, as measured in steps (draft.rest={draft.rest}; {found[0][0].rest_by}); no all-reduce between GPUs"
+        f"#   the rest of a step: {layers}, for {tokens} query tokens in a batch, as measured in steps (draft.rest={draft.rest}; "
+        f"{found[0]['rest_by']}); no all-reduce between GPUs"
     )
-    for size, batch in sorted(_batches(steps, draft).items()):
-        if batch.left:
+    for (size,), of_batch in group_by(steps, ("batch_size",)).items():
+        if left := _without_rest(of_batch):
             whole = "" if size in sizes else ", and so the whole batch"
-            what = f"batch {size} with {', '.join(map(str, sorted(batch.left)))} drafted{whole}"
+            what = f"batch {size} with {', '.join(map(str, left))} drafted{whole}"
             why = f"since draft.rest={draft.rest} has no step with as many query tokens"
             yield f"#   left out: {what}, {why}; question=draft prints the command that measures it"
 

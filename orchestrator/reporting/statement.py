@@ -59,7 +59,8 @@ def clauses(current: pd.DataFrame) -> list[Clause]:
     if wrong.empty:
         return []
     alarms, known = int((right["status"] == "mismatch").sum()), right if len(right) else wrong
-    alarm = Clause(RARELY, _of_alarms(alarms, len(right)), "right outputs passed", alarms, len(right), FALSE_ALARMS)
+    rate = f"at most {upper_bound(alarms, len(right)):.2%} (95%)" if len(right) else "no number"
+    alarm = Clause(RARELY, rate, "right outputs passed", alarms, len(right), FALSE_ALARMS)
     of_folders = [name for name in found() if (wrong["routine"] == name).any()]
     own = [clause for name in of_folders for clause in _of_folder(name, drawn_faults(current[current["routine"] == name]))]
     wrong, right = (rows[~rows["routine"].isin(of_folders)] for rows in (wrong, right))
@@ -71,13 +72,16 @@ def clauses(current: pd.DataFrame) -> list[Clause]:
     pairs = faults[(faults["kind"] == "pair") & (faults["covered"] == 1) & (faults["batch_size"] == 1)]
     of_logits, kept = wrong[listed.isin(OF_LOGITS)], wrong[(listed == KEPT) & (wrong["check_stale_covered"] == 1)]
     heads = wrong[listed == HEAD_OFF]
+    of_pairs = _said(known["check_pairs_covered"], "{mean:.2%} of the pairs, at least {least:.2%}")
+    of_errors = _said(known["check_max_error"], "{least:.2g} to {most:.2g}")
+    of_stale = _said(wrong["check_stale_covered"], "could be found in {mean:.1%} of the requests")
     return [
         *own,
         _of("loses, doubles or replaces N neighbouring keys of a KV head", _of_keys(known), "drawn faults", lost),
-        _of("gets one pair of any query token wrong in all heads", _of_pairs(known), "drawn pairs", pairs, ONE_REQUEST),
+        _of("gets one pair of any query token wrong in all heads", of_pairs, "drawn pairs", pairs, ONE_REQUEST),
         _of("whatever the sign and size of logits", "up to ±128", "kernels wrong in their softmax", of_logits),
-        _of("no query head is off by more than check_max_error in root mean square", _of_errors(known), "heads that are", heads),
-        _of("if a stored answer could not have been found, the row says so", _of_stale(wrong), "stored answers", kept),
+        _of("no query head is off by more than check_max_error in root mean square", of_errors, "heads that are", heads),
+        _of("if a stored answer could not have been found, the row says so", of_stale, "stored answers", kept),
         alarm,
     ]
 
@@ -134,20 +138,7 @@ def _of_keys(rows: pd.DataFrame) -> str:
     return f"N = {int(least.median()):,}, at most {int(least.max()):,}{none}" if len(least) else "no N"
 
 
-def _of_pairs(rows: pd.DataFrame) -> str:
-    covered = rows["check_pairs_covered"].dropna()
-    return f"{covered.mean():.2%} of the pairs, at least {covered.min():.2%}" if len(covered) else "no number"
-
-
-def _of_errors(rows: pd.DataFrame) -> str:
-    errors = rows["check_max_error"].dropna()
-    return f"{errors.min():.2g} to {errors.max():.2g}" if len(errors) else "no number"
-
-
-def _of_stale(rows: pd.DataFrame) -> str:
-    covered = rows["check_stale_covered"].dropna()
-    return f"could be found in {covered.mean():.1%} of the requests" if len(covered) else "no number"
-
-
-def _of_alarms(alarms: int, count: int) -> str:
-    return f"at most {upper_bound(alarms, count):.2%} (95%)" if count else "no number"
+def _said(column: pd.Series, words: str) -> str:
+    """The mean, least and most of a column in words, if any row has a value."""
+    known = column.dropna()
+    return words.format(mean=known.mean(), least=known.min(), most=known.max()) if len(known) else "no number"

@@ -43,12 +43,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 RANKING = ("contenders", "ranked")
-PARTS = ("ranking", "costs", "engine_points")  # SQL that is no view by itself
+PARTS = ("ranking", "costs", "steps", "engine_points")  # SQL that is no view by itself
 # The ranking is one query at two levels: of a problem, and of a workload, whatever the routine and the dtype of its queries.
 OF_WORKLOADS = "(SELECT contenders.*, workload FROM contenders JOIN all_workloads USING (problem))"
 TEXTS = {
     "ranked": ("ranking", {"key": "problem", "contenders": "contenders"}),
     "ranked_workloads": ("ranking", {"key": "workload", "contenders": OF_WORKLOADS}),
+    "draft_steps": ("steps", {"source": "step_attention"}),
 }
 # How far the log of a time is off the line between its neighbours at x0 < x < x1; null if it does not have both.
 OFF_THE_LINE = "if(x0 < x AND x < x1, us - (us0 + (us1 - us0) * ln(x / x0) / ln(x1 / x0)), NULL)"

@@ -12,11 +12,10 @@ from orchestrator import ROOT
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions import open_views, views_of
 from orchestrator.analysis.questions.deployments import parts
-from orchestrator.analysis.step_rest import step_us
 from orchestrator.config.draft_cost import Draft
 from orchestrator.config.engine import Engine, selected
 from orchestrator.errors import UserError
-from orchestrator.formats.engine_config import BatchDrafts, StepTime, best_drafts, config_text, ranges, steps_of
+from orchestrator.formats.engine_config import BatchDrafts, best_drafts, config_text, ranges, steps_of
 from orchestrator.storage.row import Row, to_table
 from tests.helpers.command_line import Invoke
 from tests.helpers.datasets import MAIN
@@ -173,15 +172,15 @@ def test_the_draft_table_stands_on_the_rest_of_a_step_that_the_question_takes():
     (part,) = (part for part in parts(data) if part.phase == "drafts" and part.who == VLLM.title)
     assert part.answer.choice is not None
     steps = steps_of(data, part, part.answer.choice)
-    found = {(b.size, c): k for b in best_drafts(steps, PRESET) for c, k in zip(b.contexts, b.by_context, strict=True)}
-    every = data.records("SELECT batch_size, s_kv, drafted, best_s_qo, step_us FROM draft")
-    asked = [r for r in every if (r["batch_size"], r["s_kv"]) in {(s.batch_size, s.s_kv) for s in steps}]  # whose cache fits
-    took = {(s.batch_size, s.s_kv, s.s_qo): step_us(PRESET, s.us, s.s_qo, s.layer) for s in steps}
+    found = {(b.size, c): k for b in best_drafts(steps) for c, k in zip(b.contexts, b.by_context, strict=True)}
+    every = data.records("SELECT batch_size, s_kv, drafted, best_s_qo, tokens_per_s FROM draft")
+    asked = [r for r in every if (r["batch_size"], r["s_kv"]) in {(s["batch_size"], s["s_kv"]) for s in steps}]  # whose cache fits
+    rates = {(s["batch_size"], s["s_kv"], s["s_qo"]): s["rate"] for s in steps}
 
     assert found == {(r["batch_size"], r["s_kv"]): r["drafted"] for r in asked if r["batch_size"] < 32}
     assert sorted({size for size, _ in found}) == [1, 8]
-    assert [r["step_us"] for r in asked] == [pytest.approx(took[r["batch_size"], r["s_kv"], r["best_s_qo"]]) for r in asked]
-    assert {key for key, us in took.items() if us is None} == {key for key in took if key[0] * key[2] > 64}
+    assert all(r["tokens_per_s"] == pytest.approx(rates[r["batch_size"], r["s_kv"], r["best_s_qo"]]) for r in asked)
+    assert {key for key, rate in rates.items() if rate is None} == {key for key in rates if key[0] * key[2] > 64}
 
 
 def test_the_export_says_which_rest_it_stands_on_and_what_it_leaves_out():
@@ -213,9 +212,9 @@ def test_the_table_starts_at_batch_1_and_leaves_no_gap(best: dict[int, int], tab
 
 
 def test_a_tie_of_draft_lengths_takes_the_shorter():
-    steps = [StepTime(4, q, 100, (), 100.0, False, (None, None, None)) for q in (1, 2)]
+    steps = [{"batch_size": 4, "s_qo": q, "s_kv": 100, "alike": 0, "rate": 1.0, "rough": False} for q in (1, 2)]
 
-    assert [batch.drafts for batch in best_drafts(steps, Draft(acceptance=0.0, layers=1))] == [0]
+    assert [batch.drafts for batch in best_drafts(steps)] == [0]
 
 
 def test_the_docs_show_what_a_committed_dataset_prints(invoke: Invoke, tmp_path: Path):
