@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kernels.check.changed_token import VISIBLE, ChangedTokens
+from kernels.check.judgement import impossible
 from kernels.check.oracle import Verdict
 from kernels.inputs.checksums import place_weights
 from kernels.problem import Problem
@@ -27,7 +28,7 @@ from kernels.routines.gated_delta.inputs import (
     other_queries,
     redraw,
 )
-from kernels.routines.gated_delta.reference import DeltaAnswer, answer, impossible, tolerance
+from kernels.routines.gated_delta.reference import DeltaAnswer, answer, tolerance
 
 __all__ = [
     "answer", "change_tokens", "checksums", "copied_tokens", "draw", "draw_other_values", "judge_rows", "judge_whole",

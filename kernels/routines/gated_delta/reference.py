@@ -109,11 +109,3 @@ def tolerance(problem: Problem, dtype: str, how: Arithmetic) -> float:
     """Largest relative error of a row that is stored in `dtype`."""
     approximate = APPROXIMATE * math.sqrt(problem.s_qo)
     return UNIT_ROUNDOFF[dtype] + PRODUCTS * UNIT_ROUNDOFF[how.compute_dtype] + approximate
-
-
-def impossible(problem: Problem, how: Arithmetic) -> str:
-    """Why a backend cannot compute as it states, in words; empty if it can."""
-    stored = max((problem.q_dtype, problem.kv_dtype), key=UNIT_ROUNDOFF.__getitem__)
-    if UNIT_ROUNDOFF[how.compute_dtype] > UNIT_ROUNDOFF[stored]:
-        return f"the backend states that it multiplies in {how.compute_dtype}, but no operand is coarser than {stored}"
-    return ""
