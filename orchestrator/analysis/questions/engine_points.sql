@@ -1,6 +1,6 @@
 -- The rows of points that were timed in a running engine, with the columns that its questions read. `phase` and `of_layers` are what
 -- `conf/engine` tells workloads apart by, `major` that of the GPU's compute capability.
-SELECT row, device_name, model, tp, num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, head_dim_ckv, "window",
+SELECT row, device_name, device_uuid, model, tp, num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, head_dim_ckv, "window",
        coalesce(sinks, false) AS sinks, kv_dtype, page_size, batch_size, s_qo, s_kv, engine, engine_version, flag, resolved_backend,
        step_layers AS layers, attention_us AS measured_us, attention_main_us AS main_us, attention_combine_us AS combine_us,
        attention_metadata_us AS metadata_us, attention_share AS share, engine_kernels_us AS kernels_us, engine_step_us AS step_us,

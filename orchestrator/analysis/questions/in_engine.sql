@@ -1,5 +1,6 @@
 -- Does an isolated time hold inside an engine? A row for each point that was timed in a running engine (timing.context=engine), beside
--- the isolated row of the call that `conf/engine` names for its flag in its release (`called`: ROUTINE/BACKEND).
+-- the isolated row of the call that `conf/engine` names for its flag in its release (`called`: ROUTINE/BACKEND); of several one of the
+-- same GPU, else the newest.
 -- `predicted_us` is that row's `own_us`, moved to the KV tokens of the profiled steps: on the line between the two nearest lengths that
 -- were measured (`scaled` = line), in proportion if there is one alone. `measured_us` is attention in a layer of the engine, and
 -- `error` what that is over `predicted_us`, less 1.
@@ -7,7 +8,8 @@
 -- names of conf/kernel_names.yaml) than the isolated row (`isolated_kernel`).
 -- `idle_share` is the part of a step, by the wall, in which the GPU ran no kernel: the host decides how long such a step takes.
 WITH isolated AS (
-    SELECT problems.*, points.row AS isolated_row, points.backend, points.kernel, points.own_us, points.rough, rows.finished_at
+    SELECT problems.*, points.row AS isolated_row, points.backend, points.kernel, points.own_us, points.rough, rows.finished_at,
+           rows.device_uuid
     FROM points
     JOIN problems USING (problem)
     JOIN rows USING (row)
@@ -29,7 +31,8 @@ WITH isolated AS (
     FROM beside
     JOIN engine_points AS e USING (row)
     WHERE beside.s_kv = e.s_kv
-    QUALIFY row_number() OVER (PARTITION BY row ORDER BY turn, env NULLS FIRST, finished_at DESC, isolated_row) = 1
+    QUALIFY row_number() OVER (PARTITION BY row ORDER BY turn, coalesce(beside.device_uuid = e.device_uuid, false) DESC, finished_at DESC,
+                                                            isolated_row) = 1
 ), ends AS (
     SELECT matched.row,
            arg_max({'at': other.s_kv, 'us': other.own_us}, other.s_kv) FILTER (other.s_kv <= kv_tokens) AS low,

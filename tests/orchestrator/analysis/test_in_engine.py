@@ -238,3 +238,10 @@ def test_attention_of_an_engine_counts_only_where_one_query_token_was_timed_too(
     data = views_of(to_table(ISOLATED), drafts_alone)
 
     assert data.scalar("SELECT count(*) FROM engine_attention") == 0
+
+
+def test_of_several_isolated_rows_one_of_the_same_gpu_predicts():
+    others = [alone("trtllm-native", us, "xqa", device_uuid=gpu, cluster=gpu) for us, gpu in ((100.0, "a"), (120.0, "b"))]
+    found = told(answered(*others, inside("FLASHINFER", 101.0, XQA, device_uuid="a")))
+
+    assert found["error"] == pytest.approx(0.01)
