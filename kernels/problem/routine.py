@@ -30,7 +30,6 @@ class Routine:
     """
 
     name: str
-    about: str  # what it computes, in a few words
     oracle: str
     keys: ClassVar[frozenset[str]] = frozenset()
     axes: ClassVar[Mapping[str, Axis]] = {}

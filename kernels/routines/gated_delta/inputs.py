@@ -56,10 +56,6 @@ class DeltaInputs:
         return (self.q.new_empty(0),)
 
     @property
-    def values(self) -> tuple[Tensor, ...]:
-        return self.q, self.k, self.v, self.a, self.b, self.a_log, self.dt_bias, self.pool
-
-    @property
     def decay(self) -> Tensor:
         """log(alpha), fp32 [T, HV]: what is left of the state at each token is exp of it. As in Mamba-2 and Qwen3-Next."""
         return -self.a_log.exp() * torch.nn.functional.softplus(self.a.float() + self.dt_bias)

@@ -19,16 +19,12 @@ from kernels.problem.routine import Axis, Routine
 
 SPARE_SLOTS = 3  # of the pool of states, which no request has: whoever writes there is seen
 GATE_DTYPE = "bf16"  # of the projections a and b, as models compute them
-HALF_HEADS: Mapping[str, Any] = {"num_qo_heads": 2, "num_kv_heads": 4, "head_dim_qk": 32, "head_dim_vo": 32}
-QWEN_HEADS: Mapping[str, Any] = {"num_qo_heads": 4, "num_kv_heads": 8, "head_dim_qk": 128, "head_dim_vo": 128}
-FP32_STATE: Mapping[str, Any] = {"q_dtype": "bf16", "kv_dtype": "fp32"}
 
 
 class GatedDelta(Routine):
     """Sizes of a layer in `model.routines.gated_delta`: num_k_heads, num_v_heads, head_k_dim and head_v_dim, of the whole model."""
 
     name = "gated_delta"
-    about = "a gated delta net"
     oracle = "fp32_recurrence"
     keys: ClassVar[frozenset[str]] = frozenset({"q_dtype", "kv_dtype"})
     axes: ClassVar[Mapping[str, Axis]] = {"states": ("last", "each")}
@@ -100,22 +96,21 @@ class GatedDelta(Routine):
         return {**{key: count // tp for key, count in heads.items()}, **dims}
 
     def starts(self) -> Iterable[Mapping[str, Any]]:
-        base = {"batch_size": 2, "s_qo": 1}
-        for heads in (HALF_HEADS, QWEN_HEADS):
-            for more in ({}, {"s_qo": 3, "states": "each"}, {"s_qo": 70}):
-                yield {**base, **FP32_STATE, **heads, **more}
-        yield {**base, **QWEN_HEADS}
+        for k, v, dim, state in ((2, 4, 32, "fp32"), (4, 8, 128, "fp32"), (4, 8, 128, "bf16")):
+            heads = {"num_qo_heads": k, "num_kv_heads": v, "head_dim_qk": dim, "head_dim_vo": dim, "kv_dtype": state}
+            for more in ({"s_qo": 1}, {"s_qo": 3, "states": "each"}, {"s_qo": 70}):
+                yield {"batch_size": 2, **heads, **more}
 
     def changes(self) -> Mapping[str, tuple[Mapping[str, Any], ...]]:
-        heads = tuple({"num_qo_heads": k, "num_kv_heads": v} for k, v in ((16, 32), (2, 4), (4, 4), (1, 2), (2, 8)))
-        dims = tuple({"head_dim_qk": k, "head_dim_vo": v} for k, v in ((128, 128), (64, 64), (256, 256), (128, 256), (32, 32)))
         return {
             "one token": ({"s_qo": 1, "s_kv": 1},),
             "drafts, each state kept": tuple({"s_qo": n, "s_kv": n, "routine_axes": "states=each"} for n in (2, 3, 4, 8)),
             "prompts": tuple({"s_qo": n, "s_kv": n, "routine_axes": "states=last"} for n in (2, 5, 63, 64, 65, 200)),
             "batches": tuple({"batch_size": n} for n in (1, 3, 33)),
-            "heads": heads,
-            "head dims": dims,
+            "heads": tuple({"num_qo_heads": k, "num_kv_heads": v} for k, v in ((16, 32), (2, 4), (4, 4), (1, 2), (2, 8))),
+            "head dims": tuple(
+                {"head_dim_qk": k, "head_dim_vo": v} for k, v in ((128, 128), (64, 64), (256, 256), (128, 256), (32, 32))
+            ),
             "dtypes": tuple({"q_dtype": dtype} for dtype in ("bf16", "fp16", "fp32")),
             "dtypes of the state": tuple({"kv_dtype": dtype} for dtype in ("fp32", "bf16", "fp16")),
         }

@@ -41,7 +41,6 @@ class TokenSet(NamedTuple):
 
 class SparseMla(Routine):
     name = "sparse_mla"
-    about = "DeepSeek's latent attention over top_k tokens of each query token's own"
     oracle = "fp32_streaming_softmax"
     latent = attends = True
     keys = frozenset({

@@ -7,7 +7,6 @@ from kernels.problem.routine import Routine
 
 class Doubled(Routine):
     name = "doubled"
-    about = "the queries, times a number"
     oracle = "fp32_product"
     keys: ClassVar = frozenset({"q_dtype", "kv_dtype"})
     axes: ClassVar = {"times": (2, 3)}
