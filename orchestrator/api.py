@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.analysis.compare.comparison import Comparison
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.noise import SAME
 from orchestrator.errors import UserError, unknown
@@ -14,7 +13,9 @@ from orchestrator.errors import UserError, unknown
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Comparison", "Dataset", "UserError", "ask", "compare", "open", "run", "version"]
+    from orchestrator.analysis.compare.comparison import Comparison
+
+__all__ = ["Dataset", "UserError", "ask", "compare", "open", "run", "version"]
 
 
 def open(path: str | Path | Sequence[str], *, where: Mapping[str, Any] | None = None) -> Dataset:

@@ -92,7 +92,7 @@ def test_help_names_the_groups_and_starts_nothing(invoke: Invoke):
 def test_help_imports_nothing_heavy():
     code = (
         "import sys; sys.argv = ['orchestrator', '--help']\n"
-        "from orchestrator.cli import main\n"
+        "from attention_orchestrator.__main__ import main\n"
         "code = main()\n"
         "assert not code, code\n"
         "bad = {'torch', 'ray', 'flashinfer', 'pandas', 'pyarrow', 'rich'} & set(sys.modules); assert not bad, bad"
