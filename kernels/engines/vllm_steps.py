@@ -1,6 +1,6 @@
 """vLLM with a model of a few layers, and the steps of one point in it. Seen running: vLLM 0.25.1 on Hopper.
 
-Runs in the engine's own environment, in a process of its own (`kernels/environment/engine.py`). Imports nothing of this project.
+Runs in the engine's own environment, in a process of its own (`kernels/environment/serve.py`). Imports nothing of this project.
 Each request has a random prompt of its own, which is prefilled for real. A *pure* step is one in which every request of the point
 has exactly `q` tokens: one, or its draft and one more. Only pure steps are timed and profiled, under the engine's own CUDA graphs.
 """
@@ -43,7 +43,7 @@ ENVIRONMENT = {  # what is set already stays
 DRAFT_TOKENS = (
     50  # ids that prompts are drawn from if there are drafts: the last token has occurred before, so each step proposes all
 )
-MAX_NAME, MAX_OTHERS = 160, 16  # characters of a kernel's name; other kernels that a row names
+MAX_NAME, MAX_KERNELS = 160, 16  # characters of a kernel's name; kernels of a kind that a row names
 READS = 4  # how often the clocks are read while steps are timed
 
 
@@ -113,30 +113,31 @@ class Running:
         self.runner = core.model_executor.driver_worker.worker.model_runner
         self.watch = Watch(self.runner)
         self.is_async = bool(getattr(core, "async_scheduling", False))
+        self.graph = str(self.engine.vllm_config.compilation_config.cudagraph_mode).rpartition(".")[2]
         self._points, self._ids = 0, list[str]()
         with _profile():  # the first profile of a process takes seconds
             pass
 
     def about(self) -> dict[str, Any]:
-        """What the engine resolved its flag to, and how it runs."""
+        """What the engine resolved its flag to, and how it runs, as columns of a row."""
         groups = [group for groups in self.runner.attn_groups for group in groups]
         names = dict.fromkeys(group.backend.get_name() for group in groups)
         builders = [builder for group in groups for builder in getattr(group, "metadata_builders", ())]
         decodes = dict.fromkeys(str(of) for b in builders if (of := getattr(b, "flashinfer_trtllm_api_decode_kernel", None)))
-        config = self.engine.vllm_config
-        config_words = [f"max_model_len={self.spec['max_model_len']}", f"block_size={config.cache_config.block_size}"]
+        block_size = self.engine.vllm_config.cache_config.block_size
+        words = [f"max_model_len={self.spec['max_model_len']}", f"block_size={block_size}"]
         own = type(self.runner).__module__.startswith("vllm.v1.worker.gpu.")
         scheduling = "async" if self.is_async else "synchronous"
         return {
-            "version": version("vllm"),
-            "resolved": " ".join(names),
-            "config": " ".join([*config_words, *(f"decode_kernel={name}" for name in decodes)]),
-            "runner": f"V{2 if own else 1} model runner, {scheduling} scheduling",
-            "graph": str(config.compilation_config.cudagraph_mode).rpartition(".")[2],
+            "engine_version": version("vllm"),
+            "resolved_backend": " ".join(names),
+            "kernel_config": " ".join([*words, *(f"decode_kernel={name}" for name in decodes)]),
+            "engine_runner": f"V{2 if own else 1} model runner, {scheduling} scheduling",
+            "engine_graph": self.graph,
         }
 
     def point(self, batch: int, prompt: int, most: int, steps: Mapping[str, int], read: Callable[[], None]) -> dict[str, Any]:
-        """Medians of pure steps in microseconds, and the kernels of those that follow. `read` reads the clocks meanwhile.
+        """Medians of pure steps, and the kernels of those that follow, as columns of a row. `read` reads the clocks meanwhile.
 
         Requests have `prompt` tokens and may get `most`; `steps` says how many are `warm`, `timed` and `profiled`. Raises
         NotMeasured if too few steps are pure, or no kernel of attention ran.
@@ -152,9 +153,9 @@ class Running:
                 with _profile() as profile:
                     self._until(steps["profiled"], batch)
                 if self.watch.pure == self.watch.steps:
-                    kv_tokens = {"kv_tokens": statistics.mean(self.watch.kv_tokens)}
+                    found = {"engine_kv_tokens": statistics.mean(self.watch.kv_tokens), "engine_profiled_steps": self.watch.steps}
                     events = profile.profiler.kineto_results.events()
-                    return {**timed, **kv_tokens, **kernels_of(events, self.spec, self.watch.steps)}
+                    return {**timed, **found, **kernels_of(events, self.spec, self.watch.steps, self.graph)}
             raise NotMeasured(f"in {steps['profiles']} profiles some steps had requests without {self.watch.q} tokens")
         finally:
             self._end()
@@ -231,7 +232,7 @@ class Watch:
         if not walls or not gpu:
             raise NotMeasured(f"no two steps in a row had {self.q} tokens of each request")
         medians = (round(statistics.median(times), 3) for times in (walls, gpu, host))
-        return dict(zip(("wall_us", "step_us", "host_us"), medians, strict=True)) | {"steps": len(gpu)}
+        return dict(zip(("engine_wall_us", "engine_step_us", "engine_host_us"), medians, strict=True)) | {"engine_steps": len(gpu)}
 
     def _on_execute(self, scheduled: Any, *args: Any, **keys: Any) -> Any:
         tokens = scheduled.num_scheduled_tokens
@@ -266,34 +267,36 @@ class Watch:
         return found
 
 
-def kernels_of(events: Sequence[Any], spec: Mapping[str, Any], steps: int) -> dict[str, Any]:
-    """The kernels of `steps` profiled steps by phase: names, microseconds (of a layer for main and combine, else of a step).
+def kernels_of(events: Sequence[Any], spec: Mapping[str, Any], steps: int, graph: str) -> dict[str, Any]:
+    """The kernels of `steps` profiled steps by phase, as columns of a row. `reason`: some did not run equally often in each layer.
 
-    `uneven` names attention kernels that did not run equally often in each layer. Raises NotMeasured if none ran.
+    Raises NotMeasured if no kernel of attention ran.
     """
     layers, phases = spec["layers"], {**BESIDE, "main": spec["main_kernels"]}  # the first that has a part of a name is its phase
     times: dict[str, dict[str, list[float]]] = {phase: defaultdict(list) for phase in (*phases, "other")}
     launches = 0
     for event in events:
-        if not str(event.device_type()).endswith("CUDA"):
-            launches += "GraphLaunch" in event.name()
-            continue
         name = event.name()
-        phase = next((phase for phase, parts in phases.items() if any(part in name for part in parts)), "other")
-        times[phase][name.removeprefix("void ")[:MAX_NAME]].append(event.duration_ns() / 1e3)
+        if str(event.device_type()).endswith("CUDA"):
+            phase = next((phase for phase, parts in phases.items() if any(part in name for part in parts)), "other")
+            times[phase][name.removeprefix("void ")[:MAX_NAME]].append(event.duration_ns() / 1e3)
+        else:
+            launches += "GraphLaunch" in name
+    ordered = {phase: sorted(of, key=lambda name: -sum(of[name]))[:MAX_KERNELS] for phase, of in times.items()}
     if not times["main"]:
-        longest = sorted(times["other"], key=lambda name: -sum(times["other"][name]))[:MAX_OTHERS]
-        raise NotMeasured(f"no kernel of attention is known among those that ran: {' | '.join(longest)}")
-    of_step = {phase: sum(map(sum, of.values())) / steps for phase, of in times.items()}
-    others = sorted(times["other"].items(), key=lambda of: -sum(of[1]))[:MAX_OTHERS]
+        raise NotMeasured(f"no kernel of attention is known among those that ran: {' | '.join(ordered['other'])}")
+    combine, metadata, main, other = (sum(map(sum, of.values())) / steps for of in times.values())
+    in_layers = {**times["main"], **times["combine"]}
+    uneven = [name for name, of in in_layers.items() if len(of) % (steps * layers)]
     return {
-        "kernels": {phase: " | ".join(sorted(times[phase], key=lambda n: -sum(times[phase][n]))) or None for phase in phases},
-        "others": " | ".join(f"{name} {sum(of) / steps:.1f}" for name, of in others),
-        "main_us": of_step["main"] / layers,
-        "combine_us": of_step["combine"] / layers,
-        "metadata_us": of_step["metadata"],
-        "kernels_us": sum(of_step.values()),
-        "graph_launches": launches / steps,
-        "profiled": steps,
-        "uneven": [n for phase in ("main", "combine") for n, of in times[phase].items() if len(of) % (steps * layers)],
+        **{f"{phase}_kernels": " | ".join(ordered[phase]) or None for phase in phases},
+        "other_kernels": " | ".join(f"{name} {sum(times['other'][name]) / steps:.1f}" for name in ordered["other"]),
+        "attention_us": (main + combine) / layers,
+        "attention_main_us": main / layers,
+        "attention_combine_us": combine / layers,
+        "attention_metadata_us": metadata,
+        "attention_share": (main + combine + metadata) / (main + combine + metadata + other),
+        "engine_kernels_us": main + combine + metadata + other,
+        "engine_graph": f"{graph}, {launches / steps:g} launches a step",
+        "reason": f"not equally often in each layer: {', '.join(uneven)}" if uneven else "",
     }

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from kernels.environment.wire import AnswerTimeout, ConnectionClosed, Header, Wire
 
@@ -26,7 +26,7 @@ OUTER = {_INSIDE: str(Path(__file__).resolve().parents[2])} if _INSIDE else {}
 START = """
 import ctypes, importlib.machinery, json, os, sys, types
 ctypes.CDLL(None).prctl(1, 9)
-reads, writes, parent, places, outer, program = json.loads(sys.argv[1])
+reads, writes, parent, places, outer = json.loads(sys.argv[1])
 if os.getppid() != parent:
     os._exit(1)
 for name, folder in outer.items():
@@ -38,15 +38,9 @@ class Finder:
         if path is None and name in places:
             return importlib.machinery.PathFinder.find_spec(name, [places[name]])
 sys.meta_path.insert(0, Finder)
-if program == "engine":
-    from kernels.environment.engine import serve
-else:
-    from kernels.environment.serve import serve
+from kernels.environment.serve import serve
 serve(reads, writes)
 """
-
-
-Program = Literal["backends", "engine"]  # what a process does: it calls backends, or has an engine
 
 
 class ProcessEnded(Exception):
@@ -68,11 +62,10 @@ class ProcessGone(ProcessEnded):
 class Process:
     """One process of an environment. It is gone for good once `alive` is false."""
 
-    def __init__(self, python: str, modules: Iterable[str] = (), program: Program = "backends", *, own_path: bool = True) -> None:
-        """`modules` are the plugins that it may import, and `program` is what it does.
+    def __init__(self, python: str, modules: Iterable[str] = (), *, own_path: bool = True) -> None:
+        """`modules` are the plugins that it may import. If the interpreter cannot be started, every request says so.
 
-        With `own_path` it finds what its interpreter has, else what this process finds too: folders on PYTHONPATH. If the
-        interpreter cannot be started, every request says so.
+        With `own_path` it finds what its interpreter has, else what this process finds too: folders on PYTHONPATH.
         """
         their_reads, our_writes = os.pipe()
         our_reads, their_writes = os.pipe()
@@ -82,7 +75,7 @@ class Process:
         self._why_gone = "the process of its environment is gone"
         packages = dict.fromkeys(name.partition(".")[0] for name in (*OWN, *modules))
         places = {name: place for name in packages if name not in OUTER and (place := _folder_of(name))}
-        given = json.dumps([their_reads, their_writes, os.getpid(), places, OUTER, program])
+        given = json.dumps([their_reads, their_writes, os.getpid(), places, OUTER])
         try:
             self._process = subprocess.Popen(
                 [python, "-I" if own_path else "-P", "-c", START, given],

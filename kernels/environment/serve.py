@@ -8,6 +8,7 @@ It also compiles the kernel modules of points with the libraries here, whose own
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -45,6 +46,7 @@ class EnvironmentServer:
     def __init__(self, wire: Wire) -> None:
         self.wire = wire
         self.opened: OpenDevice | None = None  # from `open` on
+        self.engine: Any = None  # from `start` on
 
     def open(self, device: dict[str, Any], plugins: list[str], imports: list[str]) -> Header:
         """Loads torch, the adapters and the kernel libraries. An import that fails fails again in `prepare`, and is a row then."""
@@ -52,6 +54,15 @@ class EnvironmentServer:
 
         self.opened = OpenDevice(Device.model_validate(device), tuple(plugins), imports, ForwardingMonitor(self.wire))
         return {"torch": str(torch.__version__), "pid": os.getpid()}
+
+    def start(self, program: str, spec: Header) -> Header:
+        """Starts an engine by the module of its program; what it says of itself, as columns of rows."""
+        self.engine, about = importlib.import_module(program).start(spec)
+        return {"about": about}
+
+    def point(self, **keys: Any) -> Header:
+        """Measures a point inside the engine. The worker is told when to read the device's clocks."""
+        return {"found": self.engine.point(**keys, read=lambda: self.wire.send({"event": "read"}))}
 
     def compile(
         self, points: list[tuple[str, dict[str, Any]]], device: dict[str, Any], plugins: list[str], archived: list[dict[str, Any]]
@@ -70,7 +81,8 @@ class EnvironmentServer:
         except ConnectionClosed:
             raise
         except Exception as error:  # a kernel library may raise anything
-            return failure(error, self.opened is None or answers(self.opened.device))
+            healthy = self.opened is None or answers(self.opened.device)
+            return failure(error, getattr(error, "healthy", healthy and self.engine is None))  # an engine may have requests left
         return found if isinstance(found, tuple) else (found, ())
 
     def _method(self, name: str) -> Any:
@@ -85,9 +97,6 @@ class OpenDevice:
     """A device with its libraries loaded, and the problem whose inputs it has, if any."""
 
     def __init__(self, device: Device, plugins: tuple[str, ...], imports: list[str], monitor: ForwardingMonitor) -> None:
-        import importlib
-        from contextlib import suppress
-
         import torch
 
         self.device, self.plugins, self.monitor = device, plugins, monitor

@@ -7,8 +7,7 @@ import time
 from collections.abc import Hashable
 
 from kernels import engines
-from kernels.engines import start
-from kernels.engines.start import EngineStart
+from kernels.engines.start import EngineStart, point_request
 from kernels.environment.process import Process
 from kernels.timing.nvml import Telemetry
 from orchestrator.config.engine import kernel_names
@@ -20,20 +19,6 @@ from orchestrator.worker.messages import WorkerConfig
 from orchestrator.worker.provenance import Provenance
 from orchestrator.worker.task_row import classify_exception
 
-OF_POINT = {  # columns, and what the program of an engine calls them
-    "attention_main_us": "main_us",
-    "attention_combine_us": "combine_us",
-    "attention_metadata_us": "metadata_us",
-    "engine_kernels_us": "kernels_us",
-    "engine_step_us": "step_us",
-    "engine_wall_us": "wall_us",
-    "engine_host_us": "host_us",
-    "engine_steps": "steps",
-    "engine_profiled_steps": "profiled",
-    "engine_kv_tokens": "kv_tokens",
-    "other_kernels": "others",
-}
-
 
 class Engines:
     """The engine of a worker, one at a time. A point that ends it costs its own row alone: the next one starts it again."""
@@ -43,7 +28,6 @@ class Engines:
         self._process: Process | None = None
         self._key: Hashable = None  # of the start that the process is of
         self._about: Row = {}  # columns that all points of the start have
-        self._graph = ""
         self._starts = 0
         self._failed: dict[Hashable, tuple[Status, str]] = {}  # starts that did not succeed: nor would they for the next point
 
@@ -69,9 +53,8 @@ class Engines:
     def _start(self, point: Point, wanted: EngineStart) -> Process:
         self.close()
         self._starts += 1
-        made = None if point.env is None else self.environments[point.env]
-        python, began = sys.executable if made is None else made.python, time.perf_counter()
-        process = self._process = Process(python, program="engine", own_path=made is not None)
+        made, began = None if point.env is None else self.environments[point.env], time.perf_counter()
+        process = self._process = Process(sys.executable if made is None else made.python, own_path=made is not None)
         self._key = point.shares
         program = f"{engines.__name__}.{wanted.engine}_steps"
         spec = wanted.spec() | {"main_kernels": list(dict.fromkeys(part for part, _, _ in kernel_names()))}
@@ -82,43 +65,24 @@ class Engines:
             self.close()
             raise
         self.provenance.note_own_processes()
-        about = answer["about"]
-        self._graph = about["graph"]
-        self._about = {
-            "engine_version": about["version"],
-            "resolved_backend": about["resolved"],
-            "kernel_config": about["config"],
-            "engine_runner": about["runner"],
-            "engine_model": wanted.in_words,
-            "engine_start": self._starts,
-            "engine_start_s": time.perf_counter() - began,
-            "step_layers": wanted.layers,
-        }
+        self._about = {"engine_start": self._starts, "engine_start_s": time.perf_counter() - began}
+        self._about |= answer["about"] | {"engine_model": wanted.in_words, "step_layers": wanted.layers}
         return process
 
     def _measure(self, process: Process, point: Point, row: Row) -> str:
         """Fills the columns of a measurement; what limits trust in it."""
         monitor, telemetry = self.provenance.pacer.monitor, list[Telemetry]()
-        request = start.point_request(point.problem)
         seconds = self.config.point_seconds * SPARE
+        request = point_request(point.problem)
         answer, _ = process.ask("point", seconds, lambda _event: telemetry.extend(monitor.read()), **request)
-        found, layers = answer["found"], row["step_layers"] or 1
-        causes = {cause for one in telemetry for cause in one.throttled_by}
-        row |= state_columns(telemetry, causes)
-        row |= {name: found[key] for name, key in OF_POINT.items()}  # type: ignore[typeddict-item]
-        row |= {f"{phase}_kernels": names for phase, names in found["kernels"].items()}  # type: ignore[typeddict-item]
-        of_layer = found["main_us"] + found["combine_us"]
-        row["attention_us"] = of_layer
-        row["attention_share"] = (of_layer * layers + found["metadata_us"]) / found["kernels_us"]
-        row["engine_graph"] = f"{self._graph}, {found['graph_launches']:g} launches a step"
+        uneven = answer["found"].pop("reason")
+        causes = sorted({cause for one in telemetry for cause in one.throttled_by})
+        row |= {**answer["found"], **state_columns(telemetry, causes)}
         row["other_processes"] = ", ".join(self.provenance.other_processes()) or None
-        uneven = f"not equally often in each layer: {', '.join(found['uneven'])}" if found["uneven"] else ""
-        throttled = f"throttled: {', '.join(sorted(causes))}" if causes else ""
+        throttled = f"throttled: {', '.join(causes)}" if causes else ""
         return " | ".join(filter(None, (uneven, throttled, shared_note(row))))
 
 
 def _classified(error: Exception) -> tuple[Status, str]:
     """Status and reason of a point. What the engine refuses is unsupported."""
-    if type(error).__name__ == "Refused":
-        return "unsupported", str(error)
-    return classify_exception(error)
+    return ("unsupported", str(error)) if type(error).__name__ == "Refused" else classify_exception(error)
