@@ -93,10 +93,14 @@ def _so(holds: bool) -> str:
 def summary(data: Dataset) -> str | None:
     """The figures of each GPU and engine in a sentence."""
     found = (
-        f"{_release(r)} on {r['device_name']}: attention is within {percent(r['median_error'])} of its isolated time at the median "
-        f"of {r['compared']:,} points, and {r['same_attention'] or 0:,} of {r['decided'] or 0:,} pairs of flags that are predicted "
-        "to differ by more than the error have the same sign"
-        for r in data.records("FROM in_engine_figures WHERE compared > 0 ORDER BY ALL")
+        f"{_release(r)} on {r['device_name']}: attention is {percent(r['share'])} of a step at the median of {r['points']:,} points"
+        + (
+            f", and within {percent(r['median_error'])} of its isolated time at that of {r['compared']:,}; "
+            f"{r['same_attention'] or 0:,} of {r['decided'] or 0:,} pairs of flags that are predicted to differ by more than the error have the same sign"
+            if r["compared"]
+            else ", and no isolated row is beside them: results.path=ENGINE_DIR,ISOLATED_DIR"
+        )
+        for r in data.records("FROM in_engine_figures ORDER BY ALL")
     )
     return "; ".join(found) or None
 
@@ -122,7 +126,7 @@ TABLES = {  # of the rest of their queries
         predicted_us AS "predicted µs|,.1f", measured_us AS "measured µs|,.1f", error AS "error|+.1%",
         metadata_us AS "plan µs a step|,.1f", step_us AS "step µs (GPU)|,.0f", wall_us AS "step µs (wall)|,.0f",
         share AS "share of a step|.0%"
-        FROM in_engine WHERE error IS NOT NULL ORDER BY ALL""",
+        FROM in_engine ORDER BY ALL""",
     "each two flags: what the other takes over the first, less 1": f"""
         flag, other, {OF_POINT}, predicted AS "predicted|+.1%", attention AS "attention|+.1%", step AS "step (GPU)|+.1%",
         wall AS "step (wall)|+.1%", so

@@ -2,7 +2,7 @@
 -- error is at most 5% or 2 µs. `shown`: of the decided pairs those that differ by more of a step than two starts do.
 SELECT *
 FROM (
-    SELECT device_name, engine, engine_version, count(*) AS points, count(error) AS compared, median(abs(error)) AS median_error,
+    SELECT device_name, engine, engine_version, count(*) AS points, count(error) AS compared, median(share) AS share, median(abs(error)) AS median_error,
            quantile_cont(abs(error), 0.9) AS most_error, max(abs(error)) AS worst_error,
            avg((abs(error) <= 0.05 OR abs(measured_us - predicted_us) <= 2)::INT) FILTER (error IS NOT NULL) AS within
     FROM in_engine
