@@ -96,7 +96,8 @@ def summary(data: Dataset) -> str | None:
         f"{_release(r)} on {r['device_name']}: attention is {percent(r['share'])} of a step at the median of {r['points']:,} points"
         + (
             f", and within {percent(r['median_error'])} of its isolated time at that of {r['compared']:,}; "
-            f"{r['same_attention'] or 0:,} of {r['decided'] or 0:,} pairs of flags that are predicted to differ by more than the error have the same sign"
+            f"{r['same_attention'] or 0:,} of {r['decided'] or 0:,} pairs of flags that are predicted "
+            "to differ by more than the error have the same sign"
             if r["compared"]
             else ", and no isolated row is beside them: results.path=ENGINE_DIR,ISOLATED_DIR"
         )
