@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Wrong = Callable[[ReferenceCase], "Tensor"]
 
 
-class _Place(NamedTuple):
+class _QueryToken(NamedTuple):
     """Where a query token stands: its problem by requests, its request, which of its tokens it is, and how many it attends to."""
 
     real: Problem
@@ -51,17 +51,17 @@ class _Place(NamedTuple):
         return next((i for i, length in enumerate(lens) if i != self.request and length >= lens[self.request]), None)
 
 
-def _place(rows: Problem, row: int) -> _Place:
+def _place(rows: Problem, row: int) -> _QueryToken:
     real = cast("QueryRows", rows).real
     request = next(i for i, stop in enumerate(real.q_starts[1:]) if row < stop)
-    return _Place(real, request, row - real.q_starts[request], rows.kv_lens[row])
+    return _QueryToken(real, request, row - real.q_starts[request], rows.kv_lens[row])
 
 
-def _of(case: ReferenceCase) -> _Place:
+def _of(case: ReferenceCase) -> _QueryToken:
     return _place(case.problem, case.request)
 
 
-def _if(words: str, met: Callable[[_Place], bool]) -> Applies:
+def _if(words: str, met: Callable[[_QueryToken], bool]) -> Applies:
     return lambda p: {words: met(_place(p, victim(p)))}
 
 
