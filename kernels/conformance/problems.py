@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from kernels.adapter import Adapter
 from kernels.device import Device
 from kernels.problem import Problem, batch_spec
-from kernels.problem.routine import routine_of
+from kernels.problem.routine import FOLDERS, routine_of
 
 Keys = Mapping[str, Any]
 
@@ -25,17 +25,22 @@ OTHER_OUTPUT = "outputs of another dtype"
 
 
 @cache
-def _data() -> Any:
-    return yaml.safe_load(files(__package__).joinpath("problems.yaml").read_text())
+def _data(package: str) -> Any:
+    """What `problems.yaml` of a package says: of this one, or of the folder of a routine. Nothing without the file."""
+    file = files(package).joinpath("problems.yaml")
+    return yaml.safe_load(file.read_text()) if file.is_file() else {}
 
 
 @cache
 def changes_of(routine: str, what: Literal["axes", "families"]) -> dict[str, tuple[Keys, ...]]:
     """Changes to a problem of this routine: of axes, which the search makes, or of families, on which answers are checked."""
-    if folder := routine_of(routine):
-        return dict(folder.changes())
-    own = {**_data()[what], **(_data()["latent"] if routine == "mla" else {})}
-    return {name: _expanded(change) for name, change in own.items() if name not in _data()["not_in"].get(routine, ())}
+    if routine_of(routine):
+        own = _data(f"{FOLDERS}.{routine}").get("changes", {})
+    else:
+        data = _data(__package__)
+        both = {**data[what], **(data["latent"] if routine == "mla" else {})}
+        own = {name: change for name, change in both.items() if name not in data["not_in"].get(routine, ())}
+    return {name: _expanded(change) for name, change in own.items()}
 
 
 def _expanded(change: Keys | Sequence[Keys]) -> tuple[Keys, ...]:
@@ -74,23 +79,12 @@ def neighbours(problem: Problem) -> tuple[Problem, ...]:
 @cache
 def starts(routine: str) -> tuple[Problem, ...]:
     """Where the search for a served problem begins, the smallest first."""
-    if folder := routine_of(routine):
-        return tuple(Problem.model_validate({"routine": routine, **keys}) for keys in folder.starts())
-    heads = {"num_qo_heads": 8, "num_kv_heads": 2, "head_dim_qk": 32, "head_dim_vo": 32, "page_size": 16}
-    own = {
-        "mla": {"num_kv_heads": 8, "head_dim_ckv": 32, "head_dim_kpe": 16},
-        "cascade": {"shared_prefix": 64, "s_kv": 149},
-        "merge_states": {"num_states": 3},
-    }
-    small = Problem.model_validate({"routine": routine, "batch_size": 2, "s_qo": 1, "s_kv": 77, **heads, **own.get(routine, {})})
-    large: Keys = {"page_size": 64, "head_dim_qk": 128, "head_dim_vo": 128, "num_qo_heads": 64, "num_kv_heads": 8}
-    if routine == "mla":
-        large = {**large, "num_kv_heads": 64, "head_dim_ckv": 512, "head_dim_kpe": 64, "head_dim_qk": 192}
-    prompt: Keys = {"s_qo": 77, "s_kv": 77}
-    eight: Keys = {"q_dtype": "fp8_e4m3", "kv_dtype": "fp8_e4m3"}
-    mixed: Keys = {"batch_spec": "3q4s77_q9s77"}  # for a backend that splits a batch, which has no call for equal requests
-    more = [{}, {"s_qo": 3}, large, {**large, "s_qo": 3}, prompt, {**large, **prompt}, {**large, **eight}, TREE, mixed]
-    more += [{**large, **mixed}, {**large, "batch_spec": "3q1s77_q9s77"}]
+    if routine_of(routine):
+        whole = _expanded(_data(f"{FOLDERS}.{routine}").get("starts", ()))
+        return tuple(Problem.model_validate({"routine": routine, **keys}) for keys in whole)
+    data = _data(__package__)
+    small = Problem.model_validate({"routine": routine, **data["small"], **data["of_routine"].get(routine, {})})
+    more = _expanded(data["latent_starts" if routine == "mla" else "starts"])
     return tuple(p for keys in more if (p := changed(small, keys)) is not None)
 
 

@@ -7,7 +7,7 @@ imports torch. `docs/adding_a_routine.md` lists the functions that a folder may 
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache, wraps
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
@@ -74,14 +74,6 @@ class Routine:
         `model.routines[NAME]` has the sizes of the model's layers of this routine, as its file gives them.
         """
         return f"model {model.name} has no layers of routine={self.name}"
-
-    def starts(self) -> Iterable[Mapping[str, Any]]:
-        """mode=conformance: keys of problems where the search for a served one begins, the smallest first."""
-        return ()
-
-    def changes(self) -> Mapping[str, tuple[Mapping[str, Any], ...]]:
-        """mode=conformance: what each axis is set to, one change at a time. The answers are checked on them too."""
-        return {}
 
 
 @cache

@@ -11,7 +11,7 @@ The short convolution before it and the gated norm behind it are kernels of thei
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from kernels.problem.dtypes import size_bytes
@@ -95,25 +95,6 @@ class GatedDelta(Routine):
         dims = {"head_dim_qk": sizes["head_k_dim"], "head_dim_vo": sizes["head_v_dim"]}
         return {**{key: count // tp for key, count in heads.items()}, **dims}
 
-    def starts(self) -> Iterable[Mapping[str, Any]]:
-        for k, v, dim, state in ((2, 4, 32, "fp32"), (4, 8, 128, "fp32"), (4, 8, 128, "bf16")):
-            heads = {"num_qo_heads": k, "num_kv_heads": v, "head_dim_qk": dim, "head_dim_vo": dim, "kv_dtype": state}
-            for more in ({"s_qo": 1}, {"s_qo": 3, "states": "each"}, {"s_qo": 70}):
-                yield {"batch_size": 2, **heads, **more}
-
-    def changes(self) -> Mapping[str, tuple[Mapping[str, Any], ...]]:
-        return {
-            "one token": ({"s_qo": 1, "s_kv": 1},),
-            "drafts, each state kept": tuple({"s_qo": n, "s_kv": n, "routine_axes": "states=each"} for n in (2, 3, 4, 8)),
-            "prompts": tuple({"s_qo": n, "s_kv": n, "routine_axes": "states=last"} for n in (2, 5, 63, 64, 65, 200)),
-            "batches": tuple({"batch_size": n} for n in (1, 3, 33)),
-            "heads": tuple({"num_qo_heads": k, "num_kv_heads": v} for k, v in ((16, 32), (2, 4), (4, 4), (1, 2), (2, 8))),
-            "head dims": tuple(
-                {"head_dim_qk": k, "head_dim_vo": v} for k, v in ((128, 128), (64, 64), (256, 256), (128, 256), (32, 32))
-            ),
-            "dtypes": tuple({"q_dtype": dtype} for dtype in ("bf16", "fp16", "fp32")),
-            "dtypes of the state": tuple({"kv_dtype": dtype} for dtype in ("fp32", "bf16", "fp16")),
-        }
 
 
 def kept_states(problem: Any) -> int:

@@ -98,37 +98,6 @@ class SparseMla(Routine):
         scale = {} if model.softmax_scale is None else {"softmax_scale": model.softmax_scale}
         return {**heads, **dims, **scale, "top_k": model.index_topk}
 
-    def starts(self) -> Iterable[Mapping[str, Any]]:
-        small = {**ONE_MODEL, "head_dim_qk": 32, "head_dim_vo": 32, "head_dim_ckv": 32, "head_dim_kpe": 16, "top_k": 24}
-        small |= {"batch_size": 2, "s_qo": 1, "s_kv": 77, "page_size": 16}
-        large = {**ONE_MODEL, "num_qo_heads": 64, "batch_size": 2, "s_qo": 1, "s_kv": 300, "page_size": 64, "top_k": 128}
-        return small, {**small, "s_qo": 3}, large, {**large, "s_qo": 3}, {**large, "kv_dtype": DS_MLA}
-
-    def changes(self) -> Mapping[str, tuple[Mapping[str, Any], ...]]:
-        latents = ((512, 64), (512, 0), (256, 64), (32, 16))
-        dtypes = (("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "fp32"), ("bf16", "fp8_e4m3"), ("bf16", DS_MLA))
-        return {
-            "batches": tuple({"batch_size": n} for n in (1, 3, 5)),
-            "query tokens": tuple({"s_qo": n} for n in (1, 2, 3, 4, 8)),
-            "prompts": ({"s_qo": 70, "s_kv": 300}, {"s_qo": 77, "s_kv": 77}),
-            "contexts": tuple({"s_kv": n} for n in (16, 64, 500, 1000)),
-            "query lengths that differ": ({"s_qo": 4, "min_s_qo": 1, "batch_size": 4},),
-            "KV lengths that differ": ({"seq_lens": "random", "batch_size": 4},),
-            "a mixed batch": ({"batch_spec": "q9s80_2q1s177_q3s150"},),
-            "numbers of indices": tuple({"top_k": n} for n in (64, 128, 192, 100, 512)),
-            "order of indices": ({"index_order": "ascending"},),
-            "newest tokens left out": ({"newest": "left_out"}, {"newest": "left_out", "s_qo": 3}),
-            "padded indices": tuple({"index_padding": kind, "s_qo": n} for kind in ("some", "within") for n in (1, 4)),
-            "heads": tuple({"num_qo_heads": n, "num_kv_heads": n} for n in (16, 64, 128, 8, 24)),
-            "head dims": tuple({"head_dim_ckv": ckv, "head_dim_kpe": kpe} for ckv, kpe in latents),
-            "dtypes": tuple({"q_dtype": q, "kv_dtype": kv} for q, kv in dtypes),
-            "an output of another dtype": ({"out_dtype": "fp16"}, {"out_dtype": "fp32"}),
-            "page sizes": tuple({"page_size": n} for n in (1, 16, 64, 128)),
-            "page order": ({"page_order": "sequential"},),
-            "softmax scales": ({"softmax_scale": 0.04},),
-            "log-sum-exp": ({"return_lse": True},),
-        }
-
 
 ROUTINE = SparseMla()
 
