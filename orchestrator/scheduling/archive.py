@@ -11,12 +11,11 @@ import hashlib
 import io
 import lzma
 import platform
-import secrets
 import tarfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock
@@ -26,7 +25,7 @@ from orchestrator.errors import BadManifest, UserError
 from orchestrator.libraries import LibraryVersions
 from orchestrator.planning.plan import ModuleKey
 from orchestrator.scheduling.manifest import MAX_BYTES, Entry, Manifest, parsed
-from orchestrator.untrusted.files import is_same, open_to_read, open_to_write
+from orchestrator.untrusted.files import is_same, open_to_read, open_to_write, write_whole
 
 MANIFEST = "manifest.json"
 MAX_MODULE = 1 << 31  # bytes of one module
@@ -175,17 +174,15 @@ def _write(path: str, libraries: Mapping[ModuleKey, Library], versions: LibraryV
     sorted_by_member = sorted(both.values(), key=lambda one: one[0].member)
     counts = Counter((entry.library, entry.version) for entry, _ in sorted_by_member)
     manifest = Manifest(isa=platform.machine(), modules=tuple(entry for entry, _ in sorted_by_member))
-    fresh = Path(f"{path}.{secrets.token_hex(4)}")  # processes of two machines may have one number
-    compression = Path(path).suffix.removeprefix(".").replace("tar", "")
-    try:
-        with open_to_write(fresh, new=True) as file, tarfile.open(fileobj=file, mode=f"w:{compression}") as tar:  # type: ignore[call-overload]
-            _add(tar, MANIFEST, manifest.model_dump_json(indent=1).encode())
-            for name, library in {entry.member: library for entry, library in sorted_by_member}.items():
-                _add(tar, name, library.content)
-        fresh.replace(path)
-    finally:
-        with suppress(OSError):
-            fresh.unlink()  # also if the run is interrupted
+    contents = {MANIFEST: manifest.model_dump_json(indent=1).encode()}
+    contents |= {entry.member: library.content for entry, library in sorted_by_member}
+    file, compression = io.BytesIO(), Path(path).suffix.removeprefix(".").replace("tar", "")
+    with tarfile.open(fileobj=file, mode=f"w:{compression}") as tar:  # type: ignore[call-overload]
+        for name, content in contents.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    write_whole(path, file.getvalue())
     said = {f"{library} {version}" if library else "no library": count for (library, version), count in counts.items()}
     return dict(sorted(said.items()))
 
@@ -239,12 +236,6 @@ def _content(tar: tarfile.TarFile, member: tarfile.TarInfo, limit: int) -> bytes
 
 def _too_large(member: tarfile.TarInfo, limit: int) -> BadManifest:
     return BadManifest(f"{member.name!r} in it says that it has {member.size:,} bytes; allowed: up to {limit:,}")
-
-
-def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
-    member = tarfile.TarInfo(name)
-    member.size = len(content)
-    tar.addfile(member, io.BytesIO(content))
 
 
 @contextmanager

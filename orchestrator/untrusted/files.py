@@ -81,7 +81,7 @@ def write_whole(path: str | Path, data: bytes) -> None:
             while rest:
                 rest = rest[file.write(rest) :]
         fresh.replace(path)
-    except OSError:
+    except BaseException:  # an interrupt too
         with suppress(OSError):
             fresh.unlink()
         raise
