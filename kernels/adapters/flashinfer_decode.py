@@ -246,10 +246,9 @@ class Cudnn(WrapperDecode):
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p = problem
-        one_half_dtype = p.q_dtype in HALF and p.q_dtype == p.kv_dtype == p.output_dtype
         return (
             *super().needs(p, device),
-            Need("fp16 or bf16 queries, and keys, values and output of the same dtype", one_half_dtype),
+            common.needs_one_half_dtype(p),
             Need("a head_dim that is a multiple of 16 up to 256", p.head_dim_qk % 16 == 0 and p.head_dim_qk <= 256),
             # cudnn-frontend 1.32: "decode only mode, i.e. s_q == 1, not supported with sink_token", but for its engines for SM100.
             Need(

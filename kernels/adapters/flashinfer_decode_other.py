@@ -164,12 +164,11 @@ class CuTile(OtherWrapperDecode):
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p = problem
-        one_half_dtype = p.q_dtype in HALF and p.q_dtype == p.kv_dtype == p.output_dtype
         return (
             # cuda-tile 1.7.0: its compiler "only supports Blackwell GPU and Ampere/Ada GPU".
             Need("SM8x, the SM100 family or SM12x (cuTile compiles for no Hopper GPU)", device.is_sm(8, 10, 12)),
             common.needs_equal_head_dims(p),
-            Need("fp16 or bf16 queries, and keys, values and output of the same dtype", one_half_dtype),
+            common.needs_one_half_dtype(p),
             Need("NHD pages", p.kv_layout == "NHD"),
             Need("a head_dim that is a power of two", _is_power_of_two(p.head_dim_qk)),
             Need("a page_size that is a power of two", _is_power_of_two(p.page_size)),

@@ -21,7 +21,7 @@ from kernels.libraries.flashinfer_calls import fitted, plan
 from kernels.libraries.flashinfer_plans import plan_words
 from kernels.libraries.same_call import with_key
 from kernels.problem import Problem, default_output
-from kernels.problem.dtypes import FP8, HALF, size_bytes
+from kernels.problem.dtypes import FP8, size_bytes
 from kernels.problem.features import USUAL, Feature
 from kernels.problem.fields import UNREAD_MEMORY
 
@@ -109,7 +109,7 @@ class WrapperPrefill(common.FlashInferAdapter):
         ragged_deepseek = not problem.paged and dims == (192, 128)
         return (
             common.needs_sm80(device),
-            _needs_one_half_dtype(problem),
+            common.needs_one_half_dtype(problem),
             common.needs_no_tree(problem),
             Need("a head_dim that is a multiple of 16 up to 256, or 192/128 without pages", equal or ragged_deepseek),
         )
@@ -118,7 +118,7 @@ class WrapperPrefill(common.FlashInferAdapter):
         dims = (problem.head_dim_qk, problem.head_dim_vo)
         return (
             Need("SM100 family or SM110 (cutlass)", device.is_sm(10, 11)),
-            _needs_one_half_dtype(problem),
+            common.needs_one_half_dtype(problem),
             common.needs_no_tree(problem),
             Need("head_dims 64, 128 or 192/128", dims in ((64, 64), (128, 128), (192, 128))),
         )
@@ -171,11 +171,6 @@ def _needs_whole_keys(problem: Problem) -> Need:
     size = size_bytes(problem.kv_dtype, problem.head_dim_qk)
     other = (problem.head_dim_qk, problem.head_dim_vo) not in FA2_HEAD_DIMS  # of which another condition speaks
     return Need("keys of 64 bytes or a multiple of 128, of which fa2 loads all", size == 64 or size % 128 == 0 or other)
-
-
-def _needs_one_half_dtype(problem: Problem) -> Need:
-    one_half_dtype = problem.q_dtype in HALF and problem.q_dtype == problem.kv_dtype == problem.output_dtype
-    return Need("fp16 or bf16 queries, and keys, values and output of the same dtype", one_half_dtype)
 
 
 @dataclass(frozen=True, kw_only=True)

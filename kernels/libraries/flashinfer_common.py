@@ -88,6 +88,11 @@ def needs_half_output(problem: Problem) -> Need:
     return Need("fp16 or bf16 output", problem.output_dtype in HALF)
 
 
+def needs_one_half_dtype(problem: Problem) -> Need:
+    one_half_dtype = problem.q_dtype in HALF and problem.q_dtype == problem.kv_dtype == problem.output_dtype
+    return Need("fp16 or bf16 queries, and keys, values and output of the same dtype", one_half_dtype)
+
+
 def needs_causal_drafts(problem: Problem) -> Need:
     return Need("causal drafts", problem.s_qo == 1 or problem.mask == "causal")
 

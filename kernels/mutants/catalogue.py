@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernels.inputs.tensors import usual_scale
 from kernels.mutants import faults, victims
+from kernels.mutants.faults import victim
 from kernels.mutants.mutant import LeavesOutput, Mutant, ReturnsPreparedAnswer, WithoutKeys, Wrong
 from kernels.mutants.reference_case import ReferenceCase
 from kernels.mutants.victims import Applies
@@ -22,6 +23,7 @@ from kernels.problem.validation import KEYLESS_ROUTINES
 if TYPE_CHECKING:
     from torch import Tensor
 
+LONG = 131072  # tokens, over which sums in bf16 go astray
 Entry = tuple[str, str, Wrong, Applies]  # name, what is wrong, how, where it is wrong at all
 
 
@@ -97,10 +99,12 @@ WRONG: tuple[Entry, ...] = (
     ("maximum_not_subtracted", "exponentials are of logits as they are",
      partial(faults.maximum_replaced, replaced=lambda peak: 0 * peak), victims.shifted),
     ("maximum_from_0", "the running maximum starts at 0",
-     partial(faults.maximum_replaced, replaced=lambda peak: peak.clamp(min=0.0)), victims.far_below_0),
+     partial(faults.maximum_replaced, replaced=lambda peak: peak.clamp(min=0.0)),
+     lambda p: victims.below_0(p) | {"no sinks, which would leave nothing of such a row": not p.sinks}),
     ("bf16_logits", "logits are rounded to bf16 before the softmax", faults.bf16_logits,
      lambda p: victims.shifted(p) | victims.in_16_bits(p)),
-    ("bf16_sums", "sums over the keys are kept in bf16", faults.bf16_sums, victims.long_context),
+    ("bf16_sums", "sums over the keys are kept in bf16", faults.bf16_sums,
+     lambda p: {f"a victim of {LONG} tokens or more": p.kv_lens[victim(p)] >= LONG}),
     ("window_ignored", "the sliding window is ignored",
      _sees(lambda c: (c.key <= c.own) | (c.problem.mask == "full")), victims.windowed),
     ("window_one_sided", "the window of a full mask hides all that lies ahead",
@@ -116,47 +120,28 @@ WRONG: tuple[Entry, ...] = (
 )  # fmt: skip
 
 
+_LSE, _WITH_SINK = partial(victims.keyless_lse, False), partial(victims.keyless_lse, True)
 WITHOUT_KEYS: tuple[tuple[str, str, dict[str, Any], Applies], ...] = (
-    ("keyless_nan", "the output of a request without keys is NaN", {"out": math.nan}, victims.keyless),
-    ("keyless_garbage", "the output of a request without keys is not 0", {"out": 2.0**-7}, victims.keyless),
-    ("keyless_lse_0", "the log-sum-exp of a request without keys is 0", {"lse": 0.0}, partial(victims.keyless_lse, False)),
-    (
-        "keyless_lse_inf",
-        "the log-sum-exp of a request without keys is +infinity",
-        {"lse": math.inf},
-        partial(victims.keyless_lse, False),
-    ),
-    (
-        "keyless_lse_low",
-        "the log-sum-exp of a request without keys is the lowest",
-        {"lse": -3e38},
-        partial(victims.keyless_lse, False),
-    ),
-    (
-        "keyless_sink_lost",
-        "the log-sum-exp of a request without keys lacks the sink",
-        {"lse": -math.inf},
-        partial(victims.keyless_lse, True),
-    ),
+    ("keyless_nan", "output of a request without keys is NaN", {"out": math.nan}, victims.keyless),
+    ("keyless_garbage", "output of a request without keys is not 0", {"out": 2.0**-7}, victims.keyless),
+    ("keyless_lse_0", "log-sum-exp of a request without keys is 0", {"lse": 0.0}, _LSE),
+    ("keyless_lse_inf", "log-sum-exp of a request without keys is +infinity", {"lse": math.inf}, _LSE),
+    ("keyless_lse_low", "log-sum-exp of a request without keys is the lowest", {"lse": -3e38}, _LSE),
+    ("keyless_sink_lost", "log-sum-exp of a request without keys lacks the sink", {"lse": -math.inf}, _WITH_SINK),
 )
+RIGHT = ReferenceCase.answer
 ADAPTERS: tuple[Mutant, ...] = (
     *(
         kind(routine=routine, name=name, about=about, wrong=how, applies=applies)
         for routine in attending()
         for kind, name, about, how, applies in (
             *((Mutant, *entry) for entry in WRONG),
-            (LeavesOutput, "output_left", "the output is left as it was", ReferenceCase.answer, victims.always),
-            (
-                ReturnsPreparedAnswer,
-                "previous_run",
-                "the output of a previous run is returned",
-                ReferenceCase.answer,
-                victims.always,
-            ),
+            (LeavesOutput, "output_left", "the output is left as it was", RIGHT, victims.always),
+            (ReturnsPreparedAnswer, "previous_run", "the output of a previous run is returned", RIGHT, victims.always),
         )
     ),
     *(
-        WithoutKeys(routine=routine, name=name, about=about, wrong=ReferenceCase.answer, applies=applies, **numbers)
+        WithoutKeys(routine=routine, name=name, about=f"the {about}", wrong=RIGHT, applies=applies, **numbers)
         for routine in KEYLESS_ROUTINES
         for name, about, numbers, applies in WITHOUT_KEYS
     ),

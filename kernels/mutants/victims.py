@@ -15,8 +15,6 @@ from kernels.problem.dtypes import FP8, SIZE_BITS
 Needs = dict[str, bool]
 Applies = Callable[["Problem"], Needs]
 
-LONG = 131072
-
 
 def always(p: Problem) -> Needs:
     return {}
@@ -144,14 +142,6 @@ def below_0(p: Problem) -> Needs:
     """Of the last rows of a request one has logits above 100, so another is needed."""
     rows = p.num_qo_heads if p.sinks else p.num_qo_heads * min(_lens(p)[0], 2)
     return shifted(p) | {"a victim of several rows": rows > (2 if p.sinks else 1)}
-
-
-def far_below_0(p: Problem) -> Needs:
-    return below_0(p) | {"no sinks, which would leave nothing of such a row": not p.sinks}
-
-
-def long_context(p: Problem) -> Needs:
-    return {f"a victim of {LONG} tokens or more": _lens(p)[1] >= LONG}
 
 
 def windowed(p: Problem) -> Needs:

@@ -5,7 +5,6 @@ Ceilings are cached by device, driver and torch version, so that they are measur
 
 from __future__ import annotations
 
-import os
 import platform
 from contextlib import suppress
 from importlib.metadata import version
@@ -19,6 +18,7 @@ from kernels.timing.ceilings import Ceilings, measure
 from kernels.timing.nvml import DeviceMonitor, NvmlMonitor
 from kernels.timing.pacing import Pacer
 from orchestrator.storage.row import Row
+from orchestrator.untrusted.files import write_whole
 
 FOLDER = "attention-orchestrator/ceilings"
 
@@ -87,9 +87,7 @@ def calibrate(uuid: str, driver: str, keep: bool = True) -> Ceilings:
     if keep:
         with suppress(OSError):
             (file := _file(uuid, driver)).parent.mkdir(parents=True, exist_ok=True)
-            fresh = file.with_suffix(f".{os.getpid()}")
-            fresh.write_text(found.model_dump_json(indent=1))
-            fresh.replace(file)
+            write_whole(file, found.model_dump_json(indent=1).encode())
     return found
 
 
