@@ -96,7 +96,6 @@ class GatedDelta(Routine):
         return {**{key: count // tp for key, count in heads.items()}, **dims}
 
 
-
 def kept_states(problem: Any) -> int:
     """States of a request that a call writes."""
     return int(problem.s_qo) if problem.axis("states") == "each" else 1
