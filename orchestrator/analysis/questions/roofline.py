@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
-from orchestrator.analysis.names import shown
-from orchestrator.analysis.questions.tables import group_by, l2_words
+from orchestrator.analysis.questions.tables import formatted, group_by, l2_words
 from orchestrator.tables import Grid
 
 NEEDS = "points measured after mode=calibrate, which every run on a GPU does first"
+COLUMNS = {  # with their headings and forms
+    "routine": "routine", "kernel": "kernel", "q_dtype": "q", "kv_dtype": "kv", "points": "points", "tflops": "peak TFLOP/s|,.0f",
+    "least": "least|.0%", "middle": "median|.0%", "most": "most|.0%", "reads": "reads of KV|.2f", "most_reads": "at most|.2f",
+}  # fmt: skip
 
 
 def grids(data: Dataset) -> list[Grid]:
@@ -23,21 +25,10 @@ def grids(data: Dataset) -> list[Grid]:
     found = []
     for (device, model, l2, bound), part in group_by(records, ("device_name", "model", "l2", "bound")).items():
         ceiling = f"{max(r['tb'] for r in part):.2f} TB/s" if bound == "memory" else "of its dtype"
-        cells = [
-            (r["routine"], shown(r["kernel"]), r["q_dtype"], r["kv_dtype"], f"{r['points']:,}", f"{r['tflops']:,.0f}", *_figures(r))
-            for r in part
-        ]
-        header = ("routine", "kernel", "q", "kv", "points", "peak TFLOP/s", "least", "median", "most", "reads of KV", "at most")
         title = f"fraction of the measured {bound} ceiling ({ceiling}), and how often KV could have been read in the time"
         where = " · ".join(filter(None, (model, l2_words(l2), device)))
-        found.append(Grid(f"{title} · {where}", header, tuple(cells)))
+        found.append(formatted(f"{title} · {where}", tuple(COLUMNS.values()), ([r[key] for key in COLUMNS] for r in part)))
     return found
-
-
-def _figures(r: Record) -> tuple[str, ...]:
-    fractions = (f"{r[k]:.0%}" for k in ("least", "middle", "most"))
-    reads = ("–" if r[k] is None else f"{r[k]:.2f}" for k in ("reads", "most_reads"))
-    return (*fractions, *reads)
 
 
 def summary(data: Dataset) -> str | None:
