@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -241,7 +241,9 @@ def main(overrides: list[str]) -> None:
         print(flush=True)  # it is here, whatever the second run does
     phases = Phases()
     wrap(phases)
-    with phases.operations if os.environ.get("COUNT") else nullcontext(), Transfers(phases.operations):
+    with ExitStack() as counting:
+        for mode in (phases.operations, Transfers(phases.operations)) if os.environ.get("COUNT") else ():
+            counting.enter_context(mode)
         run(overrides)
     sizes = sorted(phases.points)
     each = [table_of(phases, [size], f"batch {size[0]} x {size[1]:,}") for size in sizes]

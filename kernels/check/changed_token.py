@@ -32,7 +32,9 @@ from kernels.problem.arithmetic import Arithmetic
 from kernels.problem.dtypes import UNIT_ROUNDOFF
 from kernels.problem.routine import by_routine
 
-TRIES = 16  # of one request at a time. In 8 bits, with a tolerance of 0.155, one try in 5 moves a row far enough
+# Of one request at a time. In 8 bits, with a tolerance of 0.155, one try in 5 moves a row far enough. And of all requests together:
+# Python draws each.
+TRIES, DRAWN = 16, 128
 # Tokens of a request that change. Few are hard to notice for a kernel that looks at some tokens before it answers from memory. More
 # of them move an answer where the arithmetic hides one: as many copies of a heavy key take over its row.
 TOKENS = (1, 8, 64)
@@ -83,7 +85,7 @@ def _of_requests(
     """Tokens of each of these requests that are no other's of them, of one request and of the others."""
     shown, missing = list[_Try](), [request for request in requests if inputs.problem.kv_lens[request]]
     for tokens in TOKENS:
-        room = AT_ONCE // (len(missing) * _elements_of_rows(inputs.problem)) if missing else 0
+        room = min(DRAWN, AT_ONCE // _elements_of_rows(inputs.problem)) // max(1, len(missing))
         drawn = [_drawn(inputs.problem, request, tokens, coin) for request in missing for _ in range(max(1, min(TRIES, room)))]
         first = {one.change.request: one for one in reversed(list(_tried(inputs, answer, how, drawn))) if one.shows}
         shown += first.values()

@@ -66,8 +66,9 @@ def tile_sums(inputs: Inputs, rows: Rows, keys: range, single: Tensor) -> tuple[
         VALUE_DIM=p.value_dim, VALUE_WIDTH=power_of_two(p.value_dim), TILE=TILE, ROWS=ROWS, BLOCKS=BLOCKS,
         TREE=p.tree is not None, CAUSAL=p.tree is None and p.mask != "full", WINDOW=p.window is not None,
         CAPPED=p.soft_cap is not None, MAX_WEIGHT=MAX_BLOCK,
-        num_warps=8 if max(p.key_dim, p.value_dim) > 128 else 4,
-        num_stages=1,  # prefetching takes registers, and the kernel needs all of them
+        # Prefetching takes registers, and the kernel needs all of them. With 168 a multiprocessor runs three programs of four warps
+        # at once, and not two: on an H200 a tenth to a sixth faster.
+        num_stages=1, **({"num_warps": 8} if max(p.key_dim, p.value_dim) > 128 else {"num_warps": 4, "maxnreg": 168}),
     )  # fmt: skip
     return levels, whole
 

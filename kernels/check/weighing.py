@@ -230,4 +230,4 @@ def _halved(t: Tensor) -> Tensor:
     """Sums of two neighbours each in the last dimension."""
     if t.shape[-1] % 2:
         t = torch.nn.functional.pad(t, (0, 1))
-    return t.view(*t.shape[:-1], -1, 2).sum(-1)
+    return t[..., ::2] + t[..., 1::2]  # a GPU reduces a dimension of two slowly

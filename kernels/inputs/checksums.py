@@ -15,7 +15,7 @@ AT_ONCE = 2**22  # numbers that are multiplied by their weights at a time: 32 Mi
 # From this size on a tensor is summed in one kernel: it is read once, and is one launch instead of ten. A cache that no benchmark
 # times is not worth compiling it.
 FUSED_BYTES = 2**23
-WORDS_OF_PROGRAM = 2048
+WORDS_OF_PROGRAM = 4096
 _KERNEL_AGREES: dict[int, bool] = {}  # by the words of a vector
 MULTIPLIERS = (-0x61C8864680B583EB, -0x40A7B892E31B1A47)  # odd, of the mixing function splitmix64
 

@@ -61,7 +61,10 @@ class Timer(ABC):
 
     @abstractmethod
     def replay(self, wait: bool = True) -> None:
-        """Returns when it is done. Without `wait` a graph, whose kernels all come before what the stream gets next, may go on."""
+        """Returns when it is done. Without `wait` a graph, whose kernels all come before what the stream gets next, may go on.
+
+        Of a graph that nobody waits for the caches may be in any state.
+        """
 
     @abstractmethod
     def block(self, count: int, monitor: DeviceMonitor) -> Block:
@@ -135,7 +138,10 @@ class DeviceEvents(Timer):
     def replay(self, wait: bool = True) -> None:
         import torch
 
-        self._before()
+        if wait or not self.cuda_graph:
+            self._before()
+        else:
+            self.runner.ready()
         self._once()
         if wait or not self.cuda_graph:
             torch.cuda.synchronize()
