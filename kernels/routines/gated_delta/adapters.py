@@ -1,4 +1,4 @@
-"""FlashInfer's and flash-linear-attention's kernels for gated delta nets, and the chunks of the paper in PyTorch.
+"""FlashInfer's and flash-linear-attention's kernels for gated delta nets, and the formula in PyTorch.
 
 Read from flashinfer-python 0.7.2.post1 (`gdn_decode.py`, `gdn_prefill.py`, `gdn_kernels/`) and fla-core 0.6.0
 (`ops/gated_delta_rule/`). FlashInfer's kernels for Hopper are CuTe DSL: each is compiled in the first call for its number of
@@ -15,11 +15,10 @@ tokens, heads, dtypes and tile, kept on disk, and loaded by a later process. Non
 - `fla_chunk` (`chunk_gated_delta_rule`): prompts. It makes new tensors in each call; its output is copied, as vLLM copies it.
 """
 
-# B = batch_size, T = s_qo, H = heads of queries and keys, HV = value heads, C = tokens of a chunk
+# B = batch_size, T = s_qo, H = heads of queries and keys, HV = value heads
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -57,7 +56,7 @@ class Delta(Adapter):
 
 @dataclass(frozen=True, kw_only=True)
 class TorchDelta(Delta):
-    """Chunks of tokens in fp32, as the paper's appendix has them (WY representation): no token waits for the one before."""
+    """The formula as products of matrices, one token after the other, in fp32."""
 
     name: str = "torch_delta"
     distributions: tuple[str, ...] = ("torch",)
@@ -66,52 +65,26 @@ class TorchDelta(Delta):
         return ()
 
     def prepare(self, inputs: DeltaInputs, device: Device) -> Runner:  # type: ignore[override]
-        out, states, slots = inputs.empty_output(), inputs.empty_states(), inputs.slots.long()
-        size = 1 if kept_states(inputs.problem) > 1 else CHUNK
+        p, out, states, slots = inputs.problem, inputs.empty_output(), inputs.empty_states(), inputs.slots.long()
+        by_token, first = inputs.by_request(out), p.s_qo - states.shape[1]
+
+        def unit(rows: Tensor) -> Tensor:
+            lengths = (rows.float().square().sum(-1, keepdim=True) + 1e-6).sqrt()
+            return (rows / lengths).repeat_interleave(p.num_kv_heads // p.num_qo_heads, 1)
 
         def launch() -> None:
-            found, kept = in_chunks(inputs, inputs.pool[slots].float(), size)
-            out.copy_(found.flatten(0, 1))
-            states.copy_(kept if size == 1 else kept[:, -1:])
+            gates = (gate[..., None] for gate in (inputs.decay.exp(), inputs.beta))
+            rows = (unit(inputs.q) * inputs.scale, unit(inputs.k), inputs.v.float(), *gates)
+            q, k, v, alpha, beta = (inputs.by_request(one)[..., None] for one in rows)
+            state = inputs.pool[slots].float()
+            for t in range(p.s_qo):
+                key = k[:, t].mT  # [B, HV, 1, K]
+                state = alpha[:, t] * (state - beta[:, t] * (state @ k[:, t]) @ key) + beta[:, t] * v[:, t] @ key
+                by_token[:, t] = (state @ q[:, t]).squeeze(-1)
+                if t >= first:
+                    states[:, t - first] = state
 
         return Runner(launch, out, f"torch_delta_{inputs.device.type}", "fp32", lse=states)
-
-
-def in_chunks(
-    inputs: DeltaInputs, state: Tensor, size: int, rounded: Callable[[Tensor], Tensor] = lambda x: x
-) -> tuple[Tensor, Tensor]:
-    """Outputs [B, T, HV, V] and the state behind each chunk [B, chunks, HV, V, K], from the states before [B, HV, V, K], fp32.
-
-    With decays d of a chunk, added up from its begin, each token's missing value is U - W S^T, where (U, W) = (1 + A)^-1
-    (beta v, beta exp(d) k) and A_ij = beta_i exp(d_i - d_j) k_i.k_j for j < i. `rounded` is what a kernel does to each factor.
-    """
-    import torch
-
-    group = inputs.problem.num_kv_heads // inputs.problem.num_qo_heads
-
-    def heads(rows: Tensor) -> Tensor:  # [B, HV, T, ...]
-        return inputs.by_request(rows).transpose(1, 2)
-
-    def unit(rows: Tensor) -> Tensor:
-        wide = rows.float()
-        return rounded(wide * (wide.square().sum(-1, keepdim=True) + 1e-6).rsqrt()).repeat_interleave(group, 1)
-
-    rows = unit(heads(inputs.q)), unit(heads(inputs.k)), *map(heads, (inputs.v.float(), inputs.beta, inputs.decay))
-    outs, states = [], []
-    for start in range(0, inputs.problem.s_qo, size):
-        q, k, v, beta, decay = (t[:, :, start : start + size] for t in rows)
-        d, beta, one = decay.cumsum(-1)[..., None], beta[..., None], torch.eye(q.shape[2], device=q.device)
-        between = (d - d.transpose(-1, -2)).tril().exp().tril()  # [B, HV, C, C]
-        a = (beta * between * (k @ k.transpose(-1, -2))).tril(-1)
-        inverse = rounded(torch.linalg.solve_triangular(a + one, one.expand_as(a), upper=False))
-        u, w = inverse @ rounded(beta * v), inverse @ rounded(beta * d.exp() * k)
-        missing = rounded(u) - rounded(w) @ rounded(state).transpose(-1, -2)
-        inside = rounded(between * (q @ k.transpose(-1, -2))) @ rounded(missing)
-        outs.append((d.exp() * (q @ rounded(state).transpose(-1, -2)) + inside) * inputs.scale)
-        left, last = (d[:, :, -1:] - d).exp(), d[:, :, -1:].exp()
-        state = last * state + rounded(left * missing).transpose(-1, -2) @ k
-        states.append(state)
-    return torch.cat(outs, 2).transpose(1, 2), torch.stack(states, 1)
 
 
 @dataclass(frozen=True, kw_only=True)

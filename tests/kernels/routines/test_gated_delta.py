@@ -23,10 +23,11 @@ from kernels.inputs.copied_tokens import copied_tokens
 from kernels.problem import Problem
 from kernels.problem.arithmetic import Arithmetic
 from kernels.routines.gated_delta import hooks, mutants, reference
-from kernels.routines.gated_delta.adapters import ADAPTERS, Delta, in_chunks
+from kernels.routines.gated_delta.adapters import ADAPTERS, Delta
 from kernels.timing.timers import WallClock
 from orchestrator.machines import known_devices
 from tests.helpers.command_line import Invoke
+from tests.helpers.delta_chunks import in_chunks
 
 DIMS = {"head_dim_qk": 32, "head_dim_vo": 32}
 KEYS = {"routine": "gated_delta", "batch_size": 3, "s_qo": 1, "num_qo_heads": 2, "num_kv_heads": 4, "kv_dtype": "fp32", **DIMS}
@@ -64,7 +65,7 @@ def by_formula(inputs: Any, request: int, head: int) -> tuple[torch.Tensor, torc
 @pytest.mark.parametrize(
     "keys", [*MODES.values(), {"s_qo": 5, "num_kv_heads": 2, "kv_dtype": "bf16"}, {"head_dim_vo": 16, "s_qo": 2}]
 )
-def test_the_reference_and_the_backend_in_chunks_are_the_formula(keys: dict[str, Any]) -> None:
+def test_the_reference_and_torch_are_the_formula(keys: dict[str, Any]) -> None:
     inputs = generate.draw(make(**keys), "cpu")
     answer = oracle.answer(inputs)
     out, states = by_formula(inputs, 1, 2 % inputs.problem.num_kv_heads)
