@@ -121,11 +121,14 @@ def _choose(stored: Inputs, rows: RowInputs, generator: torch.Generator) -> None
     first, context, newest = torch.tensor(chosen(p), device=device).T[:, :, None]  # [T, 1] each
     request = torch.repeat_interleave(torch.arange(p.batch_size, device=device), stored.q_lens.long())
     before = (stored.kv_lens - stored.q_lens).long()  # [B]: tokens of the context
-    starts = torch.nn.functional.pad(before.cumsum(0), (1, 0))
-    orders = [torch.randperm(int(n), generator=generator, device=device) for n in before.tolist()]
-    order = torch.cat([*orders, torch.zeros(1, dtype=torch.int64, device=device)])  # so that it is never empty
+    columns = torch.arange(max(1, int(before.max())), device=device)
+    order = (
+        torch.rand(len(before), len(columns), generator=generator, device=device)
+        .masked_fill_(columns >= before[:, None], 2)
+        .argsort(1)
+    )
     column = torch.arange(rows.page_table.shape[1], device=device)
-    of_context = order[(starts[request, None] + (first + column) % before[request, None].clamp(min=1)).clamp(max=len(order) - 1)]
+    of_context = order[request[:, None], (first + column) % before[request, None].clamp(min=1)]
     own = before[request] + torch.arange(p.num_q_tokens, device=device) - stored.qo_indptr.long()[request]
     at = torch.where(column < context, of_context, own[:, None] - newest + 1 + column - context)
     count = context + newest
@@ -143,19 +146,12 @@ def _choose(stored: Inputs, rows: RowInputs, generator: torch.Generator) -> None
 
 
 def _with_padding(rows: RowInputs, generator: torch.Generator) -> Tensor:
-    """The page table with -1 where it has no entry, int32 [T, k]; and with `within` among the indices of short rows."""
+    """The slots of each query token in their order and -1, int32 [T, k]: behind them, or with `within` at random places."""
     assert isinstance(rows.problem, QueryRows)  # `draw` made it
-    padded = rows.page_table.masked_fill(rows.page_table == UNUSED_ENTRY, -1)
-    if rows.problem.real.axis("index_padding") != "within":
-        return padded
-    place = torch.rand(padded.shape, generator=generator, device=rows.device).argsort(1)
-    column = torch.arange(padded.shape[1], device=rows.device)
-    place = place.masked_fill(column >= rows.kv_lens[:, None], 2**31).sort(1).values  # of the indices, in their order
-    spread = torch.full_like(padded, -1)
-    listed = place < padded.shape[1]
-    row = torch.arange(len(padded), device=rows.device)[:, None].expand_as(place)
-    spread[row[listed], place[listed]] = padded[listed]
-    return spread
+    rank = torch.arange(rows.page_table.shape[1], device=rows.device).expand_as(rows.page_table)
+    if rows.problem.real.axis("index_padding") == "within":
+        rank = torch.rand(rank.shape, generator=generator, device=rows.device).argsort(1).argsort(1)
+    return torch.full_like(rows.page_table, -1).masked_scatter_(rank < rows.kv_lens[:, None], rows.kv_indices)
 
 
 def _beside(rows: RowInputs) -> Tensor:

@@ -9,9 +9,8 @@ read at least. No published measurement was found of how many they share.
 # T = query tokens of all requests
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cached_property, lru_cache
-from itertools import chain
 from typing import Any, ClassVar, NamedTuple
 
 from kernels.problem.dtypes import HALF, size_bytes
@@ -123,7 +122,7 @@ def chosen(problem: Problem) -> tuple[TokenSet, ...]:
             older = min(top_k - newest, context)
             if padded and not len(found) % 3:
                 newest, older = _half(newest, older)
-            found.append(TokenSet(token * max(1, top_k // STEP) % max(1, context), older, newest))
+            found.append(TokenSet(token * _step(problem) % max(1, context), older, newest))
     return tuple(found)
 
 
@@ -133,25 +132,22 @@ def _half(newest: int, older: int) -> tuple[int, int]:
     return min(newest, kept), kept - min(newest, kept)
 
 
-@lru_cache(maxsize=256)
 def tokens_read(problem: Problem) -> int:
-    """Tokens of each request that at least one of its query tokens attends to, summed over requests."""
+    """Tokens of each request that at least one of its query tokens attends to, summed over requests.
+
+    Of the newest that is each query token; of the context's order all up to the last chosen one, since neighbours overlap.
+    """
     total, rows = 0, chosen(problem)
-    for request, (q_len, length) in enumerate(zip(problem.q_lens, problem.kv_lens, strict=True)):
-        own, context = rows[slice(*problem.q_starts[request : request + 2])], length - q_len
-        in_order = [(one.first, one.first + one.context) for one in own if one.context]
-        wrapped = chain.from_iterable(((a, min(b, context)), (0, b - context)) for a, b in in_order)
-        total += _covered(wrapped) + _covered((token + 1 - one.newest, token + 1) for token, one in enumerate(own))
+    for start, q_len, length in zip(problem.q_starts, problem.q_lens, problem.kv_lens, strict=False):
+        own = rows[start : start + q_len]
+        reached = max(token * _step(problem) + one.context for token, one in enumerate(own))
+        total += min(length - q_len, reached) + q_len * (own[-1].newest > 0)
     return total
 
 
-def _covered(spans: Iterable[tuple[int, int]]) -> int:
-    """How many whole numbers lie in at least one of these spans, ends apart."""
-    total, reached = 0, -1 << 31
-    for start, stop in sorted(spans):
-        total += max(0, stop - max(start, reached))
-        reached = max(reached, stop)
-    return total
+def _step(problem: Problem) -> int:
+    """By how much the first token of a query token lies behind that of the one before, in the order of the context."""
+    return max(1, int(problem.axis("top_k") or 1) // STEP)
 
 
 class QueryRows(Problem):
