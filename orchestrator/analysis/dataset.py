@@ -69,14 +69,7 @@ class Dataset(Connection):
 
     def current(self) -> pd.DataFrame:
         """The newest row of each point, cluster and device, in a dataset's columns and order."""
-        return self._frame("current")
-
-    def every_row(self) -> pd.DataFrame:
-        """All rows, also older ones of a point."""
-        return self._frame("rows")
-
-    def _frame(self, view: str) -> pd.DataFrame:
-        return self.to_arrow(f"SELECT {', '.join(map(quoted, COLUMNS))} FROM {view} ORDER BY row").to_pandas()
+        return self.to_arrow(f"SELECT {', '.join(map(quoted, COLUMNS))} FROM current ORDER BY row").to_pandas()
 
 
 def open_dataset(

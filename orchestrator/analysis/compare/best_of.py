@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from statistics import geometric_mean
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 
@@ -92,15 +93,12 @@ def _ranked(rows: pd.DataFrame, keys: list[str], max_rel_err: float | None) -> t
     return data.con.sql(best).df(), data.con.sql(ran).df()
 
 
-@dataclass(frozen=True)
-class BatchRange:
-    """Neighbouring batch sizes with about the same ratio: its geometric mean, the least and the most of a problem."""
+class BatchRange(NamedTuple):
+    """Neighbouring batch sizes with about the same ratio, whose geometric mean is `mean`."""
 
     first: int
     last: int
     mean: float
-    least: float
-    most: float
 
 
 def by_batch(part: pd.DataFrame) -> list[BatchRange]:
@@ -108,16 +106,12 @@ def by_batch(part: pd.DataFrame) -> list[BatchRange]:
     found: list[tuple[list[int], list[float]]] = []
     for batch, rows in part.groupby("batch_size"):
         ratios = rows["speed_up"].tolist()
-        if found and abs(_mean(found[-1][1]) / _mean(ratios) - 1) < ALIKE:
+        if found and abs(geometric_mean(found[-1][1]) / geometric_mean(ratios) - 1) < ALIKE:
             found[-1][0].append(int(batch))
             found[-1][1].extend(ratios)
         else:
             found.append(([int(batch)], list(ratios)))
-    return [BatchRange(batches[0], batches[-1], _mean(ratios), min(ratios), max(ratios)) for batches, ratios in found]
-
-
-def _mean(ratios: list[float]) -> float:
-    return math.exp(sum(map(math.log, ratios)) / len(ratios))
+    return [BatchRange(batches[0], batches[-1], geometric_mean(ratios)) for batches, ratios in found]
 
 
 def grids(found: BestOfSides, same: float = SAME) -> list[Grid]:

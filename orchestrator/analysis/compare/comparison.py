@@ -38,10 +38,6 @@ class Comparison:
     missing_allowed: bool = False
 
     @property
-    def sides(self) -> dict[str, Selection]:
-        return {"baseline": self.baseline, "candidate": self.candidate}
-
-    @property
     def has_gate(self) -> bool:
         """Whether the gate was applied. It is not to two kinds of GPU: then nothing that is slower is red or a suspect."""
         return not is_of_two_kinds(self.points)

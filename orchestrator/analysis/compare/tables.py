@@ -128,11 +128,8 @@ def notes(found: Comparison) -> list[str]:
 
 def _of_backends(found: Comparison) -> list[str]:
     """Which backends have times on one side alone: they may be the best of it, and then best against best shows no change."""
-    sides = {name: set(side.rows.loc[side.rows["status"] == "ok", "backend"]) for name, side in found.sides.items()}
-    only = {
-        name: sorted(map(shown, sides[name] - sides[other]))
-        for name, other in (("baseline", "candidate"), ("candidate", "baseline"))
-    }
+    a, b = (set(side.rows.loc[side.rows["status"] == "ok", "backend"]) for side in (found.baseline, found.candidate))
+    only = {"baseline": sorted(map(shown, a - b)), "candidate": sorted(map(shown, b - a))}
     return [
         f"only the {name} has times of {', '.join(names)}: a ratio of best against best with one of these is of two kernels"
         for name, names in only.items()

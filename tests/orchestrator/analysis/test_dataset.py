@@ -63,7 +63,7 @@ def test_several_datasets_are_asked_together_by_a_pattern(tmp_path: Path):
 
     assert sorted(found.current()["median_us"]) == [20.0, 30.0]
     assert found.scalar("SELECT count(DISTINCT row) FROM rows") == 3
-    assert len(open_dataset(f"{tmp_path / 'lab_a'},{tmp_path / 'lab_b'}").every_row()) == 3
+    assert open_dataset(f"{tmp_path / 'lab_a'},{tmp_path / 'lab_b'}").scalar("SELECT count(*) FROM rows") == 3
 
 
 def test_a_pattern_leaves_out_companions_whose_sweep_lies_elsewhere_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

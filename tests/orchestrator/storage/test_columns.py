@@ -61,7 +61,9 @@ def test_a_parquet_file_says_what_its_columns_mean(tmp_path: Path):
 
 @pytest.mark.parametrize("path", OLD, ids=lambda path: path.name)
 def test_an_older_file_has_the_same_defaults_in_arrow_and_in_sql(path: Path):
-    assert_frame_equal(open_dataset(path).every_row(), parquet.read(path).to_pandas())
+    rows = open_dataset(path).to_arrow("FROM rows ORDER BY row").select(list(COLUMNS)).to_pandas()
+
+    assert_frame_equal(rows, parquet.read(path).to_pandas())
 
 
 def test_some_committed_files_are_older_than_some_columns():
