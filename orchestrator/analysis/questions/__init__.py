@@ -243,7 +243,9 @@ def _note_unused(data: Dataset, weights: WeightRules) -> None:
 
 def _create_own_builds(data: Dataset) -> None:
     """`own_builds(backend, build)`: of each backend that is an engine's own build of a kernel, or a way to call it, that build."""
-    builds = sorted({flag.own_build for one in releases().values() for flag in one.flags if flag.own_build}, key=len)
+    routines = {routine for (routine,) in data.execute("SELECT DISTINCT routine FROM problems")}  # builds of others are none here
+    flags = (flag for one in releases().values() for flag in one.flags if routines & {call.routine for *_, call in calls_of(flag)})
+    builds = sorted({flag.own_build for flag in flags if flag.own_build}, key=len)
     backends = [backend for (backend,) in data.execute("SELECT DISTINCT backend FROM points")]
     found = ((backend, of[-1]) for backend in backends if (of := [build for build in builds if backend.startswith(build)]))
     data.create_table("own_builds(backend VARCHAR, build VARCHAR)", found)
