@@ -18,31 +18,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-Phase = Literal["combine", "metadata", "main", "other"]
 # Parts of the names of kernels beside those that compute attention, whose parts a spec has (`main_kernels`). From profiles of
 # FLASH_ATTN, FLASHINFER and TRITON_ATTN; those of FlashAttention-2, FlashMLA and TRITON_MLA were read in their sources.
-BESIDE: dict[Phase, tuple[str, ...]] = {
+BESIDE = {
     "combine": ("FlashAttnFwdCombine", "splitkv_combine", "MergeStates", "reduce_segments", "mla_combine", "_fwd_kernel_stage2"),
     "metadata": ("prepare_varlen_num_blocks", "get_mla_metadata"),
 }
-ENVIRONMENT = {  # what is set already stays
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine's core in this process, so that its model runner can be wrapped
-    "VLLM_HAS_FLASHINFER_CUBIN": "1",  # else vLLM asks a web server before it takes XQA, and offline takes another kernel
-    "VLLM_USE_FLASHINFER_SAMPLER": "0",  # nothing to compile or to warm up beside attention
-    "VLLM_USE_DEEP_GEMM": "0",
-    "VLLM_DEEP_GEMM_WARMUP": "skip",
-    "VLLM_HOST_IP": "127.0.0.1",  # a group of one rank opens sockets too
-    "GLOO_SOCKET_IFNAME": "lo",
-    "NCCL_SOCKET_IFNAME": "lo",
-    "HF_HUB_OFFLINE": "1",  # no request that waits for its end
-    "TRANSFORMERS_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-}
-DRAFT_TOKENS = (
-    50  # ids that prompts are drawn from if there are drafts: the last token has occurred before, so each step proposes all
-)
+# What is set already stays. The engine's core in this process, so that its model runner can be wrapped; XQA without asking a web
+# server, since vLLM takes another kernel if none answers; nothing to compile or warm up beside attention; a group of one rank opens
+# sockets too; no request to a network that waits for its end.
+ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_HAS_FLASHINFER_CUBIN": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
+ENVIRONMENT |= {"VLLM_USE_DEEP_GEMM": "0", "VLLM_DEEP_GEMM_WARMUP": "skip", "VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+ENVIRONMENT |= {"NCCL_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+DRAFT_TOKENS = 50  # ids of prompts if there are drafts: the last token has occurred before, so that each step proposes all
 MAX_NAME, MAX_KERNELS = 160, 16  # characters of a kernel's name; kernels of a kind that a row names
 READS = 4  # how often the clocks are read while steps are timed
 
@@ -108,11 +98,11 @@ class Running:
     """A running engine. One point at a time."""
 
     def __init__(self, llm: Any, spec: Mapping[str, Any]) -> None:
-        self.spec, self.llm, self.engine = spec, llm, llm.llm_engine
+        self.spec, self.engine = spec, llm.llm_engine
         core = self.engine.engine_core.engine_core
         self.runner = core.model_executor.driver_worker.worker.model_runner
         self.watch = Watch(self.runner)
-        self.is_async = bool(getattr(core, "async_scheduling", False))
+        self.scheduling = "async" if getattr(core, "async_scheduling", False) else "synchronous"
         self.graph = str(self.engine.vllm_config.compilation_config.cudagraph_mode).rpartition(".")[2]
         self._points, self._ids = 0, list[str]()
         with _profile():  # the first profile of a process takes seconds
@@ -126,13 +116,12 @@ class Running:
         decodes = dict.fromkeys(str(of) for b in builders if (of := getattr(b, "flashinfer_trtllm_api_decode_kernel", None)))
         block_size = self.engine.vllm_config.cache_config.block_size
         words = [f"max_model_len={self.spec['max_model_len']}", f"block_size={block_size}"]
-        own = type(self.runner).__module__.startswith("vllm.v1.worker.gpu.")
-        scheduling = "async" if self.is_async else "synchronous"
+        runner = 2 if type(self.runner).__module__.startswith("vllm.v1.worker.gpu.") else 1
         return {
             "engine_version": version("vllm"),
             "resolved_backend": " ".join(names),
             "kernel_config": " ".join([*words, *(f"decode_kernel={name}" for name in decodes)]),
-            "engine_runner": f"V{2 if own else 1} model runner, {scheduling} scheduling",
+            "engine_runner": f"V{runner} model runner, {self.scheduling} scheduling",
             "engine_graph": self.graph,
         }
 
