@@ -62,18 +62,23 @@ def execute(invocation: Running) -> int:
     if isinstance(settings, ReplaySettings):
         return _show_replay(invocation, settings, before)
     code = exit_code(counts, settings.mode, settings.check.draws)
-    broken = []
-    if settings.mode == "check_power":
-        from orchestrator.reporting import statement
-        from orchestrator.reporting.opened import opened
-
-        broken = statement.broken(opened(settings, None).current())
+    broken = _broken_clauses(settings)
     code = code or (BAD_POINTS if broken else OK)
     effort = f"{job.written} rows in {time.monotonic() - begun:.1f} s"
     _summarize(invocation, settings, job.common["run_id"], effort, any_failed=code != OK)
     for clause in broken:
         invocation.say(f"the statement does not hold here: {clause}")
     return code
+
+
+def _broken_clauses(settings: RunSettings) -> Sequence[str]:
+    """The clauses of the statement of the check that the rows of mode=check_power contradict."""
+    if settings.mode != "check_power":
+        return ()
+    from orchestrator.reporting import statement
+    from orchestrator.reporting.opened import opened
+
+    return statement.broken(opened(settings, None).current())
 
 
 def _asked(invocation: Running) -> tuple[Running, list[Point]]:
