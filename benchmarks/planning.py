@@ -1,4 +1,4 @@
-"""How long what needs no GPU takes: `--help`, `mode=plan` of the main sweep, and a plan of a million points.
+"""How long what needs no GPU takes: `--help`, `mode=plan` of the main sweep, and a plan of a million points; of up to 2,000,000.
 
 python benchmarks/planning.py [POINTS] [RUNS]
 """
@@ -35,16 +35,16 @@ def plan(points: int) -> None:
     from orchestrator.config.settings import load
     from orchestrator.machines import known_devices
     from orchestrator.planning.decide import make_plan
-    from orchestrator.planning.expand import expand
+    from orchestrator.planning.expand import MAX_COMBINATIONS, expand
 
     batches = f"sweep.batch_size={list(BATCH_SIZES)}"
     of_context = len(expand(settings_of([*MAIN, batches, "sweep.s_kv=[8192]"])))
-    last = 8191 + -(-points // of_context)
+    last = 8191 + min(-(-points // of_context), MAX_COMBINATIONS // of_context)
     keys = composed([*MAIN, batches, f"sweep.s_kv={{from: 8192, to: {last}, step: 1}}"])
     wall, cpu = time.perf_counter(), time.process_time()
     settings = load(keys)
     made = make_plan(expand(settings), [known_devices()["h200"]], settings)
-    assert points <= len(made.decisions) < points + of_context and made.groups and made.modules
+    assert min(points, MAX_COMBINATIONS - of_context) <= len(made.decisions) < points + of_context and made.groups and made.modules
     spent = (time.perf_counter() - wall, time.process_time() - cpu)
     print(*spent, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6)
 

@@ -44,12 +44,12 @@ class Point:
         """
         return _group_id(self.problem, self.how)
 
-    @cached_property
+    @property
     def engine(self) -> tuple[str, str] | None:
         """The engine that the point runs inside, and its flag; None for a call of this project."""
         return flags.parsed(self.backend)
 
-    @cached_property
+    @property
     def shares(self) -> Hashable:
         """What points must have in common to be measured by one worker in one go: their inputs, or a start of their engine."""
         return self.problem if self.engine is None else start.key_of(self.problem, self.backend, self.env)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, TypeVar
 
 from kernels import registry
 from kernels.adapter import Adapter, Module
@@ -27,6 +28,7 @@ from orchestrator.point import Point
 # A step is one CUDA graph, which one process captures: that of the worker, which has its weights and checks all of its layers.
 OWN_PROCESS = "the environment that runs the command: type sweep.env=[null], or the command with the Python of that environment"
 NO_COST = Cost(0.0, 0.0, 0)  # of a point whose problem its model cannot have
+Given = TypeVar("Given")
 UNTIMED_STEPS, PREPARE_S = 12, 0.02  # steps of warm-up and check; seconds to prepare a runner
 
 
@@ -121,25 +123,27 @@ def _decide(point: Point, models: Sequence[_DeviceModel], settings: Settings, ba
         else:
             able.append((model, cost))
     if able:
-        return _to_run(point, adapter, able, "")
+        return _to_run(point, adapter, able, "", backends)
     forced = settings.check.force_unsupported and all(kind == "unsupported" for kind, _ in refusals)
     in_no_step = any(_unmet_of_step(point, adapter, model) for model in models)
     if forced and not in_no_step and not any(adapter.lacks_choice(problem, model.device) for model in models):
-        return _to_run(point, adapter, costs, " | ".join(dict.fromkeys(reason for _, reason in refusals)))
+        return _to_run(point, adapter, costs, " | ".join(dict.fromkeys(reason for _, reason in refusals)), backends)
     kind: DecisionKind = "skipped" if any(of == "skipped" for of, _ in refusals) else "unsupported"
     reasons = dict.fromkeys(reason for of, reason in refusals if of == kind)
-    return Decision(point, kind, " | ".join(reasons), tuple(model.device.name for model in models), costs[0][1], ())
+    names = backends.one(tuple([model.device.name for model in models]))
+    return Decision(point, kind, backends.one(" | ".join(reasons)), names, costs[0][1], ())
 
 
-def _to_run(point: Point, adapter: Adapter, able: Sequence[tuple[_DeviceModel, Cost]], rule: str) -> Decision:
+def _to_run(point: Point, adapter: Adapter, able: Sequence[tuple[_DeviceModel, Cost]], rule: str, backends: Backends) -> Decision:
     modules = tuple({(model.device.arch, m): None for model, _ in able for m in adapter.modules(point.problem, model.device)})
     if foreign := [module for _, module in modules if not isinstance(module, Module)]:
         raise TypeError(f"{foreign[0]!r} is no Module")
+    modules = backends.one(modules)
     here, there = (modules, ()) if point.env is None else ((), modules)
     worst = max([cost for _, cost in able], key=lambda cost: cost.total_s) if len(able) > 1 else able[0][1]
     room = min([model.room for model, _ in able])
     never = dict.fromkeys(f for model, _ in able for f in adapter.not_passed(point.problem, model.device)) if rule else ()
-    names = tuple([model.device.name for model, _ in able])
+    names = backends.one(tuple([model.device.name for model, _ in able]))
     return Decision(point, "run", rule, names, worst, here, room, tuple(never), there)
 
 
@@ -192,6 +196,12 @@ class Backends:
         self._enough = all if allowed == "any" else any
         self._known: dict[tuple[str, str, str | None], Adapter] = {}
         self._lacking: dict[tuple[str, str, str | None, tuple[str, ...]], str] = {}  # by the libraries of the problem too
+        self._first: dict[Any, Any] = {}
+
+    def one(self, value: Given) -> Given:
+        """The first value that is equal: the points of a large plan have few different reasons, names and modules among them."""
+        found: Given = self._first.setdefault(value, value)
+        return found
 
     def adapter_of(self, point: Point) -> Adapter:
         """The adapter of a point's backend, as it is in the releases that the point would run with."""

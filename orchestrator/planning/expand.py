@@ -126,6 +126,7 @@ class _Problems:
         self.model, self.trees, self.context = settings.model, settings.trees, settings.timing.context
         self.made: dict[tuple[tuple[Scalar, ...], tuple[str, ...]], tuple[Problem, str]] = {}
         self.distinct: dict[Problem, Problem] = {}
+        self.given: dict[frozenset[str], set[str]] = {}
         self.shares: dict[tuple[Scalar | None, int, bool], dict[str, Scalar]] = {}  # of one GPU, by routine, tp, and window or none
 
     def __call__(self, keys: Mapping[str, Scalar]) -> tuple[Problem, str]:
@@ -133,6 +134,9 @@ class _Problems:
         if (made := self.made.get(known)) is None:
             problem, refused = self._make(keys)
             made = self.made[known] = self.distinct.setdefault(problem, problem), refused
+            # Which keys were given is the same for nearly all, and a set of them is as large as a problem.
+            given = self.given.setdefault(frozenset(problem.model_fields_set), problem.model_fields_set)
+            object.__setattr__(problem, "__pydantic_fields_set__", given)
         return made
 
     def _make(self, keys: Mapping[str, Scalar]) -> tuple[Problem, str]:

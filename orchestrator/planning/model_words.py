@@ -65,10 +65,9 @@ def say(settings: Settings, points: Sequence[Point], words: Sequence[str]) -> No
         return
     window = model.sliding_window
     if window and model.window_of_all is None and all(point.problem.window is None for point in ours):
-        note_once(
-            f"some layers of {model.name} see {window:,} tokens alone, and these points measure full attention; "
-            f"for both, type 'sweep.window=[null,{window}]'"
-        )
+        none = all(point.problem.routine == "cascade" for point in ours)
+        way = "routine=cascade takes no window" if none else f"for both, type 'sweep.window=[null,{window}]'"
+        note_once(f"some layers of {model.name} see {window:,} tokens alone, and these points measure full attention; {way}")
     recurrent = all(point.problem.routine in model.routines for point in ours)  # the layers that no attention serves
     others = {kind: count for kind, count in model.kinds.items() if (kind in (FULL, WINDOWED)) == recurrent}
     if others:
