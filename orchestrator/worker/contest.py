@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from kernels.timing.config import Timing
 from kernels.timing.racing import Race
+from orchestrator.worker.output_check import equal_bits
 from orchestrator.worker.prepared import PreparedBackend
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def credit(prepared: Sequence[PreparedBackend]) -> None:
     for members in by_call.values():
         source = min(members, key=lambda one: one.task.point.backend != one.runner.resolved_backend)
         for one in members:
-            if one is not source and all(map(_equal, _outputs_of(one), _outputs_of(source))):  # on the same inputs
+            if one is not source and all(map(equal_bits, _outputs_of(one), _outputs_of(source))):  # on the same inputs
                 one.measured_as = source
 
 
@@ -106,13 +107,3 @@ def _call_of(one: PreparedBackend) -> Hashable | None:
 def _outputs_of(one: PreparedBackend) -> tuple[Tensor | None, Tensor | None]:
     lse = one.runner.written_lse()
     return one.runner.as_asked(one.runner.out), None if lse is None else one.runner.without_padding(lse)
-
-
-def _equal(a: Tensor | None, b: Tensor | None) -> bool:
-    import torch
-
-    if a is None or b is None:
-        return a is b
-    if (a.shape, a.dtype) != (b.shape, b.dtype):
-        return False
-    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from kernels.check import judgement
 from kernels.problem import Problem
 from kernels.timing.config import Timing
 from orchestrator.machines import cpu
@@ -243,3 +244,23 @@ def test_one_of_two_launches_at_the_end_finds_an_answer_also_after_a_block_that_
 
     assert check.judge_all().passed
     assert found[:2] == [True, False]
+
+
+def test_outputs_of_equal_bits_have_one_verdict(problem: Callable[..., Problem], monkeypatch: pytest.MonkeyPatch):
+    worker = PointRunner.create(WorkerConfig(Timing(min_samples=10, max_samples=10), True, (), {}), cpu())
+    worker.prepare(Task(Point(problem(), "torch_sdpa", "how"), "replay"))
+    check = worker._prepared[0].output_check
+    assert check is not None
+    out, lse = check.call.outputs.now()
+    other, judged = out.clone(), list[torch.Tensor]()
+    other.view(torch.uint8).view(-1)[7] ^= 1
+    monkeypatch.setattr(judgement, "judge_whole", lambda out, *_: judged.append(out) or check.first)
+
+    assert check.call.judge_outputs(out.clone(), lse) is check.first
+    assert not judged
+    for _ in range(2):
+        check.call.judge_outputs(other, lse)
+    assert len(judged) == 1
+    check.call.shared.forget_kept()
+    check.call.judge_outputs(out, lse)
+    assert len(judged) == 2
