@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
@@ -21,10 +22,11 @@ from kernels.adapter import Module
 from kernels.compile import module_cache, records
 from kernels.compile.build import build, builds_at_once, install, share_cores
 from kernels.compile.module_cache import Library
+from kernels.contract.runner import said
 from kernels.cuda import answers, free_unused
 from kernels.device import Device
 from kernels.environment.drawn import Answer, Blobs, DrawnProblem
-from kernels.environment.wire import ConnectionClosed, Header, Wire, failure
+from kernels.environment.wire import ConnectionClosed, Header, Wire
 from kernels.problem import Problem
 from kernels.timing.nvml import DeviceMonitor, Telemetry
 
@@ -82,7 +84,8 @@ class EnvironmentServer:
             raise
         except Exception as error:  # a kernel library may raise anything
             healthy = self.opened is None or answers(self.opened.device)
-            return failure(error, getattr(error, "healthy", healthy and self.engine is None))  # an engine may have requests left
+            healthy = getattr(error, "healthy", healthy and self.engine is None)  # an engine may have requests left
+            return {"error": {"kind": type(error).__name__, "message": said(error).partition(": ")[2]}, "healthy": healthy}, ()
         return found if isinstance(found, tuple) else (found, ())
 
     def _method(self, name: str) -> Any:
@@ -130,10 +133,17 @@ class OpenDevice:
 
 
 def serve(reads: int, writes: int) -> None:
+    """Answers requests until the worker closes the connection."""
     import torch  # noqa: F401 - now, while the worker starts other processes
 
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints goes to the log
     wire = Wire(reads, writes)
-    wire.serve(EnvironmentServer(wire).answer)
+    server = EnvironmentServer(wire)
+    try:
+        while True:
+            wire.send(*server.answer(wire.receive()[0]))
+    except ConnectionClosed:
+        os._exit(0)  # at once: threads may wait in it
 
 
 def compile_for(

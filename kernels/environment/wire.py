@@ -13,10 +13,8 @@ import json
 import math
 import os
 import select
-import sys
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -63,15 +61,6 @@ class Wire:
         for descriptor in (self.reads, self.writes):
             os.close(descriptor)
 
-    def serve(self, answer: Callable[[Header], tuple[Header, tuple[bytes, ...]]]) -> NoReturn:
-        """Answers requests until the other side closes the connection. Then the process ends at once: threads may wait in it."""
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints goes to the log
-        try:
-            while True:
-                self.send(*answer(self.receive()[0]))
-        except ConnectionClosed:
-            os._exit(0)
-
     def _read(self, size: int, until: float) -> bytes:
         found = bytearray()
         waiting = select.poll()
@@ -96,13 +85,6 @@ def _write(descriptor: int, content: bytes) -> None:
     left = memoryview(content)
     while left:
         left = left[os.write(descriptor, left) :]
-
-
-def failure(error: BaseException, healthy: bool) -> tuple[Header, tuple[bytes, ...]]:
-    """The answer to a request that raised an error. `healthy`: whether the process can answer others."""
-    from kernels.contract.runner import said
-
-    return {"error": {"kind": type(error).__name__, "message": said(error).partition(": ")[2]}, "healthy": healthy}, ()
 
 
 def to_bytes(tensor: Tensor) -> tuple[dict[str, Any], bytes]:

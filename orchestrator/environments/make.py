@@ -22,15 +22,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock
+from pydantic import BaseModel, ValidationError
 
 from kernels.compile.module_cache import cache_folder
 from kernels.environment import describe
 from orchestrator.config.environment import Environment
 from orchestrator.environments import shared
-from orchestrator.errors import UserError
+from orchestrator.errors import UserError, explain
 from orchestrator.untrusted.door import from_json
 from orchestrator.untrusted.text import without_credentials
 
@@ -73,7 +73,7 @@ def make(environment: Environment, say: Say = lambda _words: None) -> Environmen
     if not environment.requirements:
         python = environment.python or ""
         found = _described(environment, python)
-        return EnvironmentInfo(environment.name, python, found["packages"], found["cuda"])
+        return EnvironmentInfo(environment.name, python, found.packages, found.cuda)
     place = _place(environment)
     try:
         return _made(environment, place, say)
@@ -102,25 +102,23 @@ def _made(environment: Environment, place: Path, say: Say) -> EnvironmentInfo:
                 _make(environment, place, say)
     found = _known(place)
     assert found is not None  # it was written and read again
-    return EnvironmentInfo(environment.name, str(place / "bin" / "python"), found["packages"], found["cuda"])
+    return EnvironmentInfo(environment.name, str(place / "bin" / "python"), found.packages, found.cuda)
 
 
-def _known(place: Path) -> dict[str, Any] | None:
+class Described(BaseModel):
+    """What `describe` says of an interpreter."""
+
+    packages: dict[str, str]
+    cuda: str | None = None
+    problem: str | None = None
+
+
+def _known(place: Path) -> Described | None:
     """What an environment has; None if there is none, or none that was finished."""
     try:
-        return _checked((place / MADE).read_bytes())
+        return Described.model_validate(from_json((place / MADE).read_bytes()))
     except (OSError, ValueError):
         return None
-
-
-def _checked(said: str | bytes) -> dict[str, Any]:
-    """What `describe` says of an interpreter. Raises ValueError for anything else."""
-    found = from_json(said)
-    packages, others = found.get("packages"), [found.get("cuda"), found.get("problem")]
-    texts = [*packages, *packages.values()] if isinstance(packages, dict) else [None]
-    if not all(isinstance(text, str) for text in texts) or not all(isinstance(text, str | None) for text in others):
-        raise ValueError(f"it said {said[:40]!r}")
-    return found
 
 
 def _place(environment: Environment) -> Path:
@@ -165,7 +163,7 @@ def _make(environment: Environment, place: Path, say: Say) -> None:
         found = _described(environment, str(fresh / "bin" / "python"))
         masked = list(map(without_credentials, environment.requirements))
         with (fresh / MADE).open("w") as file:
-            file.write(json.dumps({**found, "requirements": masked}, indent=1))
+            file.write(json.dumps({**found.model_dump(), "requirements": masked}, indent=1))
             file.flush()
             os.fsync(file.fileno())
         fresh.replace(place)
@@ -238,18 +236,19 @@ def _explain(environment: Environment, said: str) -> str:
     return f"{where}: its requirements {needed} cannot be met ({words}); give others"
 
 
-def _described(environment: Environment, python: str) -> dict[str, Any]:
+def _described(environment: Environment, python: str) -> Described:
     """What an interpreter has. Raises UserError if it is none, or cannot run `kernels`."""
     where = f"env.{environment.name}: {python}"
     try:
         done = subprocess.run([python, "-I", describe.__file__], capture_output=True, text=True, timeout=60, check=True)
-        found = _checked(done.stdout)
+        found = Described.model_validate(from_json(done.stdout))
     except (OSError, subprocess.SubprocessError, ValueError) as error:
-        said = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else ""
+        said = explain(error) if isinstance(error, ValidationError) else ""
+        said = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else said
         words = " ".join(said.split())[-SAID // 4 :] or error
         raise UserError(
             f"{where} is not a Python that runs ({words}); give the path of an interpreter, such as .venv/bin/python"
         ) from None
-    if found["problem"]:
-        raise UserError(f"{where} cannot run a backend: {found['problem']}")
+    if found.problem:
+        raise UserError(f"{where} cannot run a backend: {found.problem}")
     return found

@@ -34,14 +34,8 @@ MAX_COMBINATIONS = 2_000_000
 LENT = ("sinks", "window", "softmax_scale", "soft_cap")
 # Heads that every sweep can have: what is wrong with a problem of these is wrong with the sweep, and not with its model.
 ANY_MODEL = {"num_qo_heads": 64, "num_kv_heads": 8, "head_dim_qk": 128, "head_dim_vo": 128, "head_dim_ckv": 512, "head_dim_kpe": 64}
-OF_POINTS = (
-    "backend",
-    "env",
-    "num_splits",
-    "out_dtype",
-    "flag",
-    "drafts",
-)  # beside the keys of a problem: known before a point has run
+# Beside the keys of a problem: known before a point has run.
+OF_POINTS = ("backend", "env", "num_splits", "out_dtype", "flag", "drafts")
 
 
 def expand(settings: Settings) -> list[Point]:
