@@ -9,7 +9,6 @@ from flashinfer-python 0.7.2.post1: `decode.py` (plan and run), `cute_dsl/attent
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -126,8 +125,13 @@ class CuteDsl(OtherWrapperDecode):
 
     def runner(self, wrapper: Any, call: dict[str, Any], inputs: Inputs) -> Runner:
         kernel, out = wrapper._cute_dsl_wrapper, call["out"]  # what the plan chose is nowhere else
-        run = _run_of(wrapper, call, inputs)
-        launch = _after_zeros(out, run) if kernel._reduction == "atomic" else run
+        adds = kernel._reduction == "atomic"  # with splits the kernel adds to its output, so clearing it is part of every call
+
+        def launch() -> None:
+            if adds:
+                out.zero_()
+            wrapper.run(inputs.q, inputs.kv, **call)
+
         launch()  # with sinks it is compiled at the first call
         return Runner(
             launch,
@@ -137,20 +141,6 @@ class CuteDsl(OtherWrapperDecode):
             caller_scale=common.fp8_output_scale(inputs.problem),
             kernel_config=f"kv_splits={kernel._kv_splits} reduction={kernel._reduction}",
         )
-
-
-def _run_of(wrapper: Any, call: dict[str, Any], inputs: Inputs) -> Callable[[], object]:
-    return lambda: wrapper.run(inputs.q, inputs.kv, **call)
-
-
-def _after_zeros(out: Tensor, run: Callable[[], object]) -> Callable[[], object]:
-    """The call over an output of zeros. With splits the kernel adds to its output, so clearing it is part of every call."""
-
-    def launch() -> None:
-        out.zero_()
-        run()
-
-    return launch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +174,7 @@ class CuTile(OtherWrapperDecode):
         return common.split_workspace_bytes(problem) + 4 * problem.batch_size * problem.table_width
 
     def runner(self, wrapper: Any, call: dict[str, Any], inputs: Inputs) -> Runner:
-        run = _run_of(wrapper, call, inputs)
+        run = partial(wrapper.run, inputs.q, inputs.kv, **call)
         run()
         return Runner(run, call["out"], "cutile", inputs.problem.q_dtype)
 

@@ -50,7 +50,10 @@ def composed(overrides: Sequence[str], config_dir: str | None = None) -> Config:
                 f"{CONFIG_DIR}{config_dir}: a defaults list in it leads back to its own file; leave one name out of it"
             ) from None
         except MissingConfigException as error:
-            raise UserError(_without_file(error)) from None
+            group, name = str(error.missing_cfg_file).rpartition("/")[::2]
+            hint = f"; a file of your own is found with --config-dir DIR, as DIR/{group}/{name}.yaml" if group else ""
+            options = (option for option in error.options or () if option != "base")
+            raise UserError(unknown(group or "defaults", name, options) + hint) from None
         except ConfigCompositionException as error:
             raise UserError(_of_word(_first_refused(search, words)) or _as_said(error)) from None
         except Exception as error:  # of whatever class: what Hydra composes is what was typed, or lies in the folder
@@ -163,12 +166,6 @@ def _folder(config_dir: str) -> Path:
 
 def _escaped(folder: Path) -> str:
     return str(folder).replace("\\", "\\\\").replace('"', '\\"')
-
-
-def _without_file(error: MissingConfigException) -> str:
-    group, name = str(error.missing_cfg_file).rpartition("/")[::2]
-    own = f"; a file of your own is found with --config-dir DIR, as DIR/{group}/{name}.yaml" if group else ""
-    return unknown(group or "defaults", name, (option for option in error.options or () if option != "base")) + own
 
 
 def _as_said(error: Exception) -> str:

@@ -31,7 +31,10 @@ OF_ENTRY: dict[str, Callable[[Any], str]] = {  # the kind of a layer, by the key
     ),
     "hybrid_layer_pattern": lambda one: WINDOWED if one else FULL,  # MiMo
     "attn_type_list": lambda one: FULL if one else LINEAR,  # MiniMax
-    "block_configs": lambda one: _of_block(one["attention"]),  # Nemotron NAS
+    # Nemotron NAS
+    "block_configs": lambda one: (
+        "MLP" if one["attention"].get("no_op") else LINEAR if one["attention"].get("replace_with_linear") else FULL
+    ),
 }
 OF_NUMBER: dict[str, Callable[[Keys, int], str]] = {  # the kind of layer i, by the key that says it for all
     "linear_attn_config": lambda c, i: FULL if i + 1 in c["linear_attn_config"]["full_attn_layers"] else LINEAR,  # Kimi
@@ -39,9 +42,8 @@ OF_NUMBER: dict[str, Callable[[Keys, int], str]] = {  # the kind of layer i, by 
     "attn_layer_period": lambda c, i: FULL if i % c["attn_layer_period"] == c.get("attn_layer_offset", 0) else "Mamba",  # Jamba
     "attn_layer_indices": lambda c, i: FULL if i in c["attn_layer_indices"] else "Mamba",  # Bamba
     "full_attn_idxs": lambda c, i: FULL if i in c["full_attn_idxs"] else "convolution",  # LFM2
-    "block_types": lambda c, i: (
-        WINDOWED if c["block_types"][i % len(c["block_types"])] == "attention" else LINEAR
-    ),  # RecurrentGemma
+    # RecurrentGemma
+    "block_types": lambda c, i: WINDOWED if c["block_types"][i % len(c["block_types"])] == "attention" else LINEAR,
     "sliding_window_pattern": lambda c, i: _of_pattern(c["sliding_window_pattern"], i),
     "max_window_layers": lambda c, i: FULL if c.get("use_sliding_window") and i < c["max_window_layers"] else WINDOWED,  # Qwen
 }
@@ -142,6 +144,7 @@ def _keys_of(c: Keys, asked: str) -> Keys:
         named = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
         raise UserError(f"{asked}: none of the layers of {who} attends: {named}; give another model")
     found = {"model_type": c.get("model_type"), **_heads_of(c, heads, asked)}
+    kv = found["num_kv_heads"]
     if window:
         found |= {"sliding_window": window, "windowed": _own_of_window(c, found)}
     found |= {
@@ -155,7 +158,8 @@ def _keys_of(c: Keys, asked: str) -> Keys:
         "layer": _layer_of(c) if kinds.keys() <= {FULL, WINDOWED} and not found.get("windowed") else None,
         "sizes": {"hidden_size": c.get("hidden_size"), "num_layers": c.get("num_hidden_layers")},
         "page_size": 64,
-        "tp": [n for n in range(1, MAX_TP + 1) if _is_split(heads, found["num_kv_heads"], n)],
+        # Engines split the heads over so many GPUs, and copy fewer KV heads (vllm/model_executor/models/qwen3.py).
+        "tp": [n for n in range(1, MAX_TP + 1) if heads % n == 0 and (kv % n == 0 or n % kv == 0)],
         "architecture": next(iter(c.get("architectures") or ()), None),
         "path": c.get("_name_or_path"),
     }
@@ -224,10 +228,6 @@ def _kinds_of(c: Keys) -> Counter[str]:
     return Counter(kind_of(c, i) for i in layers)
 
 
-def _of_block(attention: Keys) -> str:
-    return "MLP" if attention.get("no_op") else LINEAR if attention.get("replace_with_linear") else FULL
-
-
 def _of_pattern(every: int | str, i: int) -> str:
     """Of Gemma and Cohere, where the last of so many layers attends to everything; Exaone writes LLLG."""
     is_full = every[i % len(every)] == "G" if isinstance(every, str) else (i + 1) % every == 0
@@ -278,11 +278,6 @@ def _layer_of(c: Keys) -> Keys | None:
         "num_layers": c.get("num_hidden_layers"),
     }
     return {key: value for key, value in found.items() if value}
-
-
-def _is_split(heads: int, kv: int, tp: int) -> bool:
-    """Whether engines split the heads over `tp` GPUs; fewer KV heads are copied (vllm/model_executor/models/qwen3.py)."""
-    return heads % tp == 0 and (kv % tp == 0 or tp % kv == 0)
 
 
 def _named(found: Keys, path: Path) -> Keys:

@@ -245,7 +245,7 @@ class Scheduler:
     def _replace(self, active: ActiveWorker) -> None:
         """Ends the worker. What it had not finished goes to the front of the queue, and its slot is free."""
         active.worker.kill()
-        self._retries.put_back(active)
+        self.queue.put_first(active.take_unfinished(), active.devices)
         self.active.remove(active)
         self._look_at = 0.0
 
@@ -302,10 +302,6 @@ class Retries:
             else:
                 reason = f"{again.machines_lost} machines were lost one after another while it ran there"
                 self.rows.append(self.on_fault(again, active.slot, "failed", reason))
-
-    def put_back(self, active: ActiveWorker) -> None:
-        """The worker is gone: what it had not finished goes to the front of the queue, together."""
-        self.queue.put_first(active.take_unfinished(), active.devices)
 
     def _keep(self, rows: Iterable[Row], tasks: Sequence[Task], active: ActiveWorker) -> None:
         """Keeps rows, except those of tasks that ran out of memory and have not had the worker to themselves yet.
@@ -379,21 +375,12 @@ class WorkQueue:
 
         A task under which a machine was lost waits while other work could be lost with it (`others_at_work`).
         """
-        index = self._index_for(device_name, others_at_work)
-        if index is None:
-            return None
-        batch = self._batches[index]
-        del self._batches[index]
-        return batch
-
-    def _index_for(self, device_name: str, others_at_work: bool) -> int | None:
-        risky: int | None = None
-        for index, batch in enumerate(self._batches):
-            if device_name in batch.devices:
-                if not batch.tasks[0].machines_lost:
-                    return index
-                risky = index if risky is None else risky
-        return None if others_at_work else risky
+        found = next((b for b in self._batches if device_name in b.devices and not b.tasks[0].machines_lost), None)
+        if found is None and not others_at_work:
+            found = next((b for b in self._batches if device_name in b.devices), None)
+        if found is not None:
+            self._batches.remove(found)
+        return found
 
 
 @dataclass(eq=False)

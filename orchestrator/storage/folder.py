@@ -277,7 +277,10 @@ class FolderLock:
                 os.close(self._folder)
                 raise
         except OSError as error:
-            raise UserError(_unwritable(path, error)) from None
+            place = f"results.path={str(path)!r}: "
+            if isinstance(error, NotPlain):
+                raise UserError(f"{place}{error.filename}: {error.strerror}") from None
+            raise UserError(f"{place}cannot be written ({error.strerror}); allowed: a folder that is yours, or a new one") from None
         with suppress(OSError):  # on a full disk the lock works, but does not name its owner
             self._file.truncate(0)
             self._file.write(f"process {os.getpid()} on {platform.node()}".encode())
@@ -313,9 +316,3 @@ class FolderLock:
         with suppress(OSError), open_to_read(self.path, follow=False) as file:
             return for_line(file.read(200).decode(errors="replace")).strip() or "another process"
         return "another process"
-
-
-def _unwritable(path: Path, error: OSError) -> str:
-    if isinstance(error, NotPlain):
-        return f"results.path={str(path)!r}: {error.filename}: {error.strerror}"
-    return f"results.path={str(path)!r}: cannot be written ({error.strerror}); allowed: a folder that is yours, or a new one"

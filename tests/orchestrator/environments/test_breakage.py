@@ -91,7 +91,7 @@ def test_an_interpreter_that_is_gone_costs_its_own_points_alone(
     forked: list[ForkedPopen], problem: Callable[..., Problem], monkeypatch: pytest.MonkeyPatch
 ):
     """It was there when the environment was made."""
-    described = {"packages": {"torch": "2"}, "cuda": None, "problem": ""}
+    described = making.Described(packages={"torch": "2"})
     monkeypatch.setattr(making, "_described", lambda environment, python: described)
 
     def no_file(*_words: object, **_keys: object) -> None:
