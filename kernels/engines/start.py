@@ -78,8 +78,8 @@ class EngineStart:
         p, layer = self.problems[0], self.layer
         wide = layer.intermediate_size * (layer.experts_per_token or 1) + (layer.shared_intermediate_size or 0)
         found: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": layer.hidden_size, "num_hidden_layers": self.layers}
-        found |= {"num_attention_heads": p.num_qo_heads, "num_key_value_heads": p.num_kv_heads, "torch_dtype": "bfloat16"}
-        found |= {"intermediate_size": -(-layer.of_mlp(wide, p.tp) // 64) * 64, "tie_word_embeddings": False}
+        found |= {"num_attention_heads": p.num_qo_heads, "num_key_value_heads": p.num_kv_heads, "tie_word_embeddings": False}
+        found |= {"intermediate_size": -(-layer.of_mlp(wide, p.tp) // 64) * 64, "rope_theta": 10000.0}
         if p.latent:
             found |= {"qk_nope_head_dim": nope_dim(p), "qk_rope_head_dim": p.head_dim_kpe, "v_head_dim": p.head_dim_vo}
             found |= {"q_lora_rank": layer.q_lora_rank, "kv_lora_rank": p.head_dim_ckv, "first_k_dense_replace": self.layers}
