@@ -20,7 +20,8 @@ LAYERS = 4  # of the model, unless timing.step_layers says otherwise
 START_S = 33.0  # 25 to 40 s on an H200, its imports included; the first time of a backend takes longest
 VOCABULARY = 32_000  # so that embeddings take little memory
 PREFILL_TOKENS = 16_384  # of all requests in one step
-WARM, TIMED, TIMED_DRAFTS, PROFILED, PROFILES = 15, 100, 40, 12, 3  # steps, and how often a profile is tried
+# Steps, and how often a profile is tried. During the first ones the clock recovers from the prefill, which reaches the power cap.
+WARM, TIMED, TIMED_DRAFTS, PROFILED, PROFILES = 40, 100, 40, 12, 3
 PAGES_MORE, BYTES_MORE = 1.08, 2**28  # of the cache: vLLM keeps some pages for itself
 ACTIVATION_BYTES = 6 * 2**30  # of a prefill of PREFILL_TOKENS, with room for graphs and workspaces
 POINT_OVERHEAD_S, STEP_OVERHEAD_S, PREFILL_SHARE = 1.0, 2e-3, 0.45  # PREFILL_SHARE: of the matrix rate that prompts reach

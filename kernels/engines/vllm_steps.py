@@ -33,7 +33,7 @@ ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_HAS_FLASHINFER_CUBIN
 ENVIRONMENT |= {"VLLM_USE_DEEP_GEMM": "0", "VLLM_DEEP_GEMM_WARMUP": "skip", "VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
 ENVIRONMENT |= {"NCCL_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 DRAFT_TOKENS = 50  # ids of prompts if there are drafts: the last token has occurred before, so that each step proposes all
-MAX_NAME, MAX_KERNELS = 160, 16  # characters of a kernel's name; kernels of a kind that a row names
+MAX_NAME, MAX_OTHER, MAX_KERNELS = 320, 60, 16  # characters of an attention kernel's name, and another's; kernels of a kind
 READS = 4  # how often the clocks are read while steps are timed
 
 
@@ -135,8 +135,8 @@ class Running:
         try:
             self._until(steps["warm"], batch)
             for at in range(READS):
-                read()
                 self._until(steps["timed"] // READS, batch, fresh=at == 0)
+                read()
             timed = self.watch.times()
             for _ in range(steps["profiles"]):  # a step in which a draft was short makes a profile useless
                 with _profile() as profile:
@@ -279,13 +279,13 @@ def kernels_of(events: Sequence[Any], spec: Mapping[str, Any], steps: int, graph
     uneven = [name for name, of in in_layers.items() if len(of) % (steps * layers)]
     return {
         **{f"{phase}_kernels": " | ".join(ordered[phase]) or None for phase in phases},
-        "other_kernels": " | ".join(f"{name} {sum(times['other'][name]) / steps:.1f}" for name in ordered["other"]),
+        "other_kernels": " | ".join(f"{name[:MAX_OTHER]} {sum(times['other'][name]) / steps:.1f}" for name in ordered["other"]),
         "attention_us": (main + combine) / layers,
         "attention_main_us": main / layers,
         "attention_combine_us": combine / layers,
         "attention_metadata_us": metadata,
         "attention_share": (main + combine + metadata) / (main + combine + metadata + other),
         "engine_kernels_us": main + combine + metadata + other,
-        "engine_graph": f"{graph}, {launches / steps:g} launches a step",
+        "engine_graph": f"{graph}, {launches / steps:g} graph launches a step",
         "reason": f"not equally often in each layer: {', '.join(uneven)}" if uneven else "",
     }

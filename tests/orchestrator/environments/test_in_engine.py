@@ -58,7 +58,7 @@ def test_a_row_says_what_ran_in_the_engine(ran: pd.DataFrame):
     assert "FlashAttnFwdSm90" in row["main_kernels"] and row["combine_kernels"] == "FlashAttnFwdCombine"
     assert (row["attention_us"], row["attention_main_us"], row["attention_metadata_us"]) == (42, 40, 3)
     assert row["engine_kernels_us"] == 4 * 142 + 3 and row["attention_share"] == pytest.approx((4 * 42 + 3) / 571)
-    assert row["other_kernels"] == "nvjet_product 400.0" and row["engine_graph"] == "FULL_DECODE_ONLY, 1 launches a step"
+    assert row["other_kernels"] == "nvjet_product 400.0" and row["engine_graph"] == "FULL_DECODE_ONLY, 1 graph launches a step"
     assert ran.loc["FLASHINFER", 1, 2]["kernel_config"].endswith("decode_kernel=XQA") and row["engine_step_us"] == 1000
 
 
