@@ -13,7 +13,7 @@ from orchestrator.tables import Grid
 
 NEEDS = (
     "rows of a running engine (+sweep=in_engine), and isolated rows of the same model, GPU and lengths beside them: "
-    "results.path=ENGINE_DIR,ISOLATED_DIR"
+    "'results.path=[ENGINE_DIR,ISOLATED_DIR]'"
 )
 # What an isolated time is good for: the error of attention at the median, the share of points within 5% or 2 µs, pairs of one sign.
 MEDIAN_ERROR, WITHIN, SAME_SIGN = 0.02, 0.9, 0.98
@@ -81,9 +81,10 @@ def _figures(r: Record) -> Iterator[tuple[str, str, str, str]]:
         return
     same = r["same_attention"] / r["decided"]
     yield "of these with the same sign in attention", f"{same:.1%}", f"{SAME_SIGN:.0%}", _so(same >= SAME_SIGN)
+    yield "with the same sign in all kernels of a step", f"{r['same_kernels'] / r['decided']:.1%}", "", ""
     shown = f"{r['same_step'] / r['decided']:.1%} ({r['shown_same']:,} of {r['shown']:,} where two starts differ by less)"
-    yield "with the same sign in whole steps on the GPU", shown, "", ""
-    yield "with the same sign in whole steps by the wall", f"{r['same_wall'] / r['decided']:.1%}", "", ""
+    yield "with the same sign in steps on the GPU, with their gaps", shown, "", ""
+    yield "with the same sign in steps by the wall", f"{r['same_wall'] / r['decided']:.1%}", "", ""
 
 
 def _so(holds: bool) -> str:
@@ -99,7 +100,7 @@ def summary(data: Dataset) -> str | None:
             f"{r['same_attention'] or 0:,} of {r['decided'] or 0:,} pairs of flags that are predicted "
             "to differ by more than the error have the same sign"
             if r["compared"]
-            else ", and no isolated row is beside them: results.path=ENGINE_DIR,ISOLATED_DIR"
+            else ", and no isolated row is beside them: 'results.path=[ENGINE_DIR,ISOLATED_DIR]'"
         )
         for r in data.records("FROM in_engine_figures ORDER BY ALL")
     )
@@ -125,18 +126,18 @@ TABLES = {  # of the rest of their queries
     "attention in a layer, each point": f"""
         flag, {OF_POINT}, kv_tokens AS "KV tokens|,.0f", start, isolated_us AS "isolated µs|,.1f",
         predicted_us AS "predicted µs|,.1f", measured_us AS "measured µs|,.1f", error AS "error|+.1%",
-        metadata_us AS "plan µs a step|,.1f", step_us AS "step µs (GPU)|,.0f", wall_us AS "step µs (wall)|,.0f",
-        share AS "share of a step|.0%"
+        metadata_us AS "plan µs a step|,.1f", kernels_us AS "kernels µs a step|,.0f", step_us AS "step µs (GPU)|,.0f",
+        wall_us AS "step µs (wall)|,.0f", share AS "share of a step|.0%"
         FROM in_engine ORDER BY ALL""",
     "each two flags: what the other takes over the first, less 1": f"""
-        flag, other, {OF_POINT}, predicted AS "predicted|+.1%", attention AS "attention|+.1%", step AS "step (GPU)|+.1%",
-        wall AS "step (wall)|+.1%", so
+        flag, other, {OF_POINT}, predicted AS "predicted|+.1%", attention AS "attention|+.1%",
+        kernels AS "kernels of a step|+.1%", step AS "step (GPU)|+.1%", wall AS "step (wall)|+.1%", so
         FROM in_engine_pairs ORDER BY ALL""",
     "what starts of one point differ by: the range over the least": f"""
         flag, {OF_POINT}, starts, attention_range AS "attention|.1%", step_range AS "step (GPU)|.1%",
         wall_range AS "step (wall)|.1%"
         FROM in_engine_starts ORDER BY ALL""",
-    "a step beside attention, on the GPU: of each layer, and once a step if several numbers of layers were measured": """
+    "the kernels of a step beside attention: of each layer, and once a step if several numbers of layers were measured": """
         model, tp, tokens AS "query tokens", array_to_string(layers, ', ') AS "layers measured", layer_us AS "a layer, µs|,.1f",
         if(len(layers) > 1, fixed_us, NULL) AS "once, µs|,.1f"
         FROM engine_rest ORDER BY ALL""",

@@ -10,7 +10,7 @@ FROM (
 )
 LEFT JOIN (
     SELECT device_name, engine, engine_version, count(*) AS pairs, count_if(decided) AS decided,
-           count_if(decided AND same_attention) AS same_attention, count_if(decided AND same_step) AS same_step,
+           count_if(decided AND same_attention) AS same_attention, count_if(decided AND same_kernels) AS same_kernels, count_if(decided AND same_step) AS same_step,
            count_if(decided AND same_wall) AS same_wall, count_if(decided AND shown > step_floor) AS shown,
            count_if(decided AND shown > step_floor AND same_step) AS shown_same
     FROM in_engine_pairs

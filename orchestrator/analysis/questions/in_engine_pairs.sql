@@ -1,6 +1,7 @@
 -- Does the better flag of two stay the better one inside an engine? A row for each two flags that were timed at one workload and run
--- calls that differ; times of several starts are their median. `predicted`, `attention`, `step` and `wall` are what the second flag takes
--- over the first, less 1: by isolated rows, in attention inside the engine at the same length, in whole steps on the GPU, by the wall.
+-- calls that differ; times of several starts are their median. `predicted`, `attention`, `kernels`, `step` and `wall` are what the second
+-- flag takes over the first, less 1: by isolated rows, in attention inside the engine at the same length, in all kernels of a step, in
+-- steps on the GPU with the gaps between kernels, and by the wall.
 -- `decided`: the predicted difference is larger than the 90th percentile of the errors of `in_engine` on that device (`limit_error`).
 -- `shown` is what the difference in attention makes of a step, over the step: below `step_floor` or `wall_floor`, the 90th percentile of
 -- what two starts of one point differ by (0 if nothing was started twice), a step cannot show it.
@@ -9,7 +10,8 @@
 WITH every AS (
     SELECT device_name, engine, engine_version, model, tp, kv_dtype, batch_size, s_qo, s_kv, page_size, layers, flag,
            any_value(called) AS called, count(*) AS starts, median(isolated_us) AS isolated_us,
-           median(measured_us * isolated_us / predicted_us) AS attention_us, median(step_us) AS step_us, median(wall_us) AS wall_us,
+           median(measured_us * isolated_us / predicted_us) AS attention_us, median(kernels_us) AS kernels_us, median(step_us) AS step_us,
+           median(wall_us) AS wall_us,
            median(idle_share) AS idle_share, median(host_us) AS host_us
     FROM in_engine
     WHERE error IS NOT NULL
@@ -31,12 +33,14 @@ SELECT *, CASE
             WHEN shown < if(same_step, wall_floor, step_floor)
                 THEN format('it is {:.1f}% of one, and two starts differ by {:.1f}%', 100 * shown, 100 * if(same_step, wall_floor, step_floor))
             ELSE format('it is {:.1f}% of one, which is not explained', 100 * shown) END END AS so
-FROM (SELECT a.* EXCLUDE (flag, called, starts, isolated_us, attention_us, step_us, wall_us, idle_share, host_us),
+FROM (SELECT a.* EXCLUDE (flag, called, starts, isolated_us, attention_us, kernels_us, step_us, wall_us, idle_share, host_us),
        a.flag AS flag, b.flag AS other, a.called AS called, b.called AS other_called, least(a.starts, b.starts) AS starts,
        a.isolated_us, b.isolated_us AS other_isolated_us, b.isolated_us / a.isolated_us - 1 AS predicted,
-       b.attention_us / a.attention_us - 1 AS attention, b.step_us / a.step_us - 1 AS step, b.wall_us / a.wall_us - 1 AS wall,
+       b.attention_us / a.attention_us - 1 AS attention, b.kernels_us / a.kernels_us - 1 AS kernels,
+       b.step_us / a.step_us - 1 AS step, b.wall_us / a.wall_us - 1 AS wall,
        abs(b.isolated_us - a.isolated_us) > limit_error * greatest(a.isolated_us, b.isolated_us) AS decided,
-       sign(predicted) = sign(attention) AS same_attention, sign(predicted) = sign(step) AS same_step, sign(predicted) = sign(wall) AS same_wall,
+       sign(predicted) = sign(attention) AS same_attention, sign(predicted) = sign(kernels) AS same_kernels,
+       sign(predicted) = sign(step) AS same_step, sign(predicted) = sign(wall) AS same_wall,
        layers * abs(b.attention_us - a.attention_us) / a.step_us AS shown, limit_error,
        coalesce(step_floor, 0) AS step_floor, coalesce(wall_floor, 0) AS wall_floor,
        greatest(a.idle_share, b.idle_share) AS idle_share, a.host_us, b.host_us AS other_host_us

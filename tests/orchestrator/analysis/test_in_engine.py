@@ -190,11 +190,11 @@ def test_the_statement_has_its_figures_and_says_what_is_missed():
 
 
 def test_what_does_not_scale_with_the_layers_is_apart():
-    rows = [inside("FLASH_ATTN", 100.0, FLASH, step_layers=n, engine_step_us=n * 600.0 + 120.0) for n in (4, 8)]
-    (line,) = lines(in_engine.grids(answered(THREE[0], *rows)), "a step beside attention")
+    rows = [inside("FLASH_ATTN", 100.0, FLASH, step_layers=n, engine_kernels_us=n * 600.0 + 120.0) for n in (4, 8)]
+    (line,) = lines(in_engine.grids(answered(THREE[0], *rows)), "the kernels of a step beside attention")
 
     assert (line["a layer, µs"], line["once, µs"], line["layers measured"]) == ("500.0", "120.0", "4, 8")
-    (line,) = lines(in_engine.grids(answered(THREE[0], rows[0])), "a step beside attention")
+    (line,) = lines(in_engine.grids(answered(THREE[0], rows[0])), "the kernels of a step beside attention")
     assert (line["a layer, µs"], line["once, µs"]) == ("530.0", "–")
 
 
@@ -205,7 +205,7 @@ def test_without_rows_of_an_engine_there_is_no_answer():
 LLAMA = {"model": "llama_3_1_70b", "device_name": "NVIDIA H200"}
 ISOLATED = [alone("flash_attn_3_vllm", us, "flash_attn_3", s_qo=q, batch_size=8, **LLAMA) for q, us in ((1, 100.0), (4, 110.0))]
 STEPS = [
-    inside("FLASH_ATTN", us, FLASH, s_qo=q, step_layers=n, engine_step_us=n * (us + 500.0 + q) + 120.0, **LLAMA)
+    inside("FLASH_ATTN", us, FLASH, s_qo=q, step_layers=n, engine_kernels_us=n * (us + 500.0 + q) + 120.0, **LLAMA)
     for q, us in ((1, 101.0), (4, 130.0))
     for n in (4, 8)
 ]
