@@ -50,7 +50,7 @@ def judge_whole(out: Tensor, inputs: Inputs, answer: Answer, how: Arithmetic, ls
 @by_routine
 def judge_rows(out: Tensor, inputs: Inputs, answer: Answer, how: Arithmetic) -> Verdict:
     """Compares the rows of an output alone, each within its own tolerance."""
-    limits = answer.kept(("limits of rows", how), lambda: row_tolerances(inputs, answer, how))
+    limits = answer.kept(("limits of rows", how.rounding), lambda: row_tolerances(inputs, answer, how))
     lengths = answer.kept("sizes of rows", lambda: sizes(answer.out))
     return judge_by(out, answer.out, inputs.problem, how, (limits, lengths))
 
@@ -60,11 +60,11 @@ def output_errors(out: Tensor, inputs: Inputs, answer: Answer, how: Arithmetic) 
 
     A row whose logits are so large that rounding them moves weights by more than the limit of an estimate says nothing of keys.
     """
-    problem = inputs.problem
-    unsure = answer.kept(("unsure", how), lambda: excess_of_logits(inputs, answer, how) > bias(problem, how))
-    least = answer.kept(("least", how), lambda: smallest_weights(inputs, answer, how))
+    problem, key = inputs.problem, how.rounding
+    unsure = answer.kept(("unsure", key), lambda: excess_of_logits(inputs, answer, how) > bias(problem, how))
+    least = answer.kept(("least", key), lambda: smallest_weights(inputs, answer, how))
     error, in_8_bits = off_by(out, answer.out, how), how.compute_dtype in FP8
-    return OutputErrors(inputs, answer, error, noise_floor(problem), least, unsure, how, in_8_bits)
+    return OutputErrors(inputs, answer, error, noise_floor(problem), least, unsure, key, in_8_bits)
 
 
 def weight_test_of(problem: Problem, how: Arithmetic, inputs: int = 1, answer: Answer | None = None) -> WeightTest:

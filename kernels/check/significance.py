@@ -277,27 +277,20 @@ class WholeBlocks:
 def whole_blocks(p: Problem, lengths: tuple[int, int], start: int, levels: Levels, device: torch.device) -> WholeBlocks | None:
     """Of requests with these numbers of query tokens and keys. Blocks begin behind key `start`. None if no block is whole."""
     length, at = lengths[1], 0
-    rows = _rows_by_key(p, lengths, device)
-    found: list[tuple[int, Tensor, Tensor]] = []
+    found: list[tuple[int, int, int, int]] = []  # of each row: the size of its blocks, the first's place and middle key, how many
     seen_from = 0 if p.window is None else max(0, length - p.window)
     width = max(-(-count // (LEVELS_SIDE_BY_SIDE if size == 1 else 1)) for size, count in levels)
     for size, count in levels:
         first, stop = -(-max(0, seen_from - start) // size), min((length - start) // size, count)
-        half_seen = rows[start + size * first + size // 2 :: size][: max(0, stop - first)]
-        index = torch.arange(at + first, at + max(first, stop), dtype=torch.int32, device=device)
-        parts = [slice(begin, begin + width) for begin in range(0, len(index), width)]
-        found += [(size, index[part], half_seen[part]) for part in parts]
+        begins = range(first, stop, width)
+        found += [(size, at + begin, start + size * begin + size // 2, min(width, stop - begin)) for begin in begins]
         at += count
     if not found:
         return None
-    places = torch.cat([_filled(index, width) for _, index, _ in found])
-    seen = torch.stack([_filled(seen_by, width) for _, _, seen_by in found])
-    return WholeBlocks(tuple(size for size, _, _ in found), places, seen)
-
-
-def _filled(row: Tensor, width: int) -> Tensor:
-    """The row, with its last element behind it up to this width."""
-    return torch.cat((row, row[-1:].expand(width - len(row))))
+    sizes, places, middles, counts = torch.tensor(found).to(device, non_blocking=True).T[:, :, None]  # [rows, 1] each
+    block = torch.arange(width, device=device).minimum(counts - 1)
+    seen = _rows_by_key(p, lengths, device)[middles + sizes * block]
+    return WholeBlocks(tuple(size for size, *_ in found), (places + block).flatten().int(), seen)
 
 
 def _rows_by_key(p: Problem, lengths: tuple[int, int], device: torch.device) -> Tensor:
@@ -305,7 +298,7 @@ def _rows_by_key(p: Problem, lengths: tuple[int, int], device: torch.device) -> 
     (q_len, length), tokens = lengths, [token for part in weighed_parts(p, lengths[0]) for token in part]
     if p.mask == "full":
         return torch.full((length,), float(min(len(tokens), p.window or len(tokens))), device=device)
-    positions = torch.tensor(tokens, device=device) + length - q_len
+    positions = torch.tensor(tokens).to(device, non_blocking=True) + length - q_len
     later = len(tokens) - torch.searchsorted(positions, torch.arange(length, device=device))
     return later.clamp_min(1).float()
 

@@ -170,7 +170,7 @@ class OutputCheck:
 
         inputs, answer, how = self.call.shared.inputs, self.call.answer, self.call.arithmetic
         coin = random.Random(f"changed tokens {inputs.problem.seed}")
-        changes = answer.kept(("changes", how), lambda: change_tokens(inputs, answer, how, coin))
+        changes = answer.kept(("changes", how.rounding), lambda: change_tokens(inputs, answer, how, coin))
         self.stale_covered = sum(one.requests for one in changes) / inputs.problem.judged.batch_size
         try:
             for changed in changes:
