@@ -17,7 +17,7 @@ from kernels.check.judgement import judge_whole
 from kernels.check.log_sum_exp import judge_with_lse
 from kernels.check.oracle import Verdict, judge, reference
 from kernels.check.tolerance import row_tolerances
-from kernels.conformance.problems import LISTED_BY_SPEC, TREE, changed, describe, shorter
+from kernels.conformance.problems import LISTED_BY_SPEC, TREE, changed, describe, next_batches
 from kernels.cuda import synchronize
 from kernels.device import Device
 from kernels.inputs import Inputs
@@ -184,18 +184,6 @@ def runner_fields(adapter: Adapter, device: Device, problem: Problem) -> CheckFi
     return passed(f"{runner.resolved_backend} computes in {runner.compute_dtype} and adds up in {runner.accumulator_dtype}")
 
 
-# Other batches and problems for which an engine may plan a wrapper again, beside the same batch with less context (`shorter`).
-NEXT_BATCHES = (
-    {"seq_lens": "random", "seed": 1},
-    {"mask": "full", "s_qo": 4, "tree": None},
-    TREE,
-    {"window": 9},
-    {"sinks": True},
-    {"q_dtype": "fp8_e4m3", "kv_dtype": "fp8_e4m3", "head_dim_qk": 128, "head_dim_vo": 128},
-    {"q_dtype": "fp16", "kv_dtype": "fp16"},
-)
-
-
 def plans_again(adapter: Adapter, device: Device, problem: Problem) -> CheckFinding:
     """A wrapper that is planned for one batch and then for another answers the second, by the kernel of a new wrapper.
 
@@ -205,8 +193,7 @@ def plans_again(adapter: Adapter, device: Device, problem: Problem) -> CheckFind
     runner = adapter.prepared(first, device)
     if runner.plan_again is None:
         return CheckFinding("not run", "it has no wrapper that lives on between batches (Runner.plan_again)")
-    next_batches = (shorter(problem), *(changed(problem, keys) for keys in NEXT_BATCHES))
-    others = [p for p in next_batches if p is not None and not adapter.unmet(p, device)]
+    others = [p for p in next_batches(problem) if not adapter.unmet(p, device)]
     kernels = set()
     for other in others:
         batch = draw(other, device.kind)

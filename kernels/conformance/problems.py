@@ -69,6 +69,12 @@ def shorter(problem: Problem) -> Problem | None:
     return changed(problem, batch_spec.keys_of(batch_spec.name(zip(q_lens, less, strict=True)))) if less != [*kv_lens] else None
 
 
+def next_batches(problem: Problem) -> list[Problem]:
+    """Batches and problems for which an engine may plan a wrapper again."""
+    others = (changed(problem, keys) for keys in _expanded(_data(__package__)["next_batches"]))
+    return [other for other in (shorter(problem), *others) if other is not None]
+
+
 @lru_cache(maxsize=256)  # the searches for all backends of a routine begin at the same problems
 def neighbours(problem: Problem) -> tuple[Problem, ...]:
     """Problems that differ from this one in one axis, none twice."""

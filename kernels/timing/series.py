@@ -109,12 +109,8 @@ class ThrottleFilter:
 
     def block_medians(self) -> list[tuple[float, float] | None]:
         """Median time in µs and mean SM clock in MHz of the unthrottled samples of each block taken; None for one without any."""
-        found: list[tuple[float, float] | None] = []
-        for judged in self._judged:
-            kept = [(us, mhz) for us, mhz, unthrottled in _samples(judged) if unthrottled]
-            clock = statistics.fmean(mhz for _, mhz in kept) if kept else math.nan
-            found.append((statistics.median(us for us, _ in kept), clock) if kept else None)
-        return found
+        kept = ([(us, mhz) for us, mhz, unthrottled in _samples(judged) if unthrottled] for judged in self._judged)
+        return [(statistics.median(us for us, _ in one), statistics.fmean(mhz for _, mhz in one)) if one else None for one in kept]
 
     def throttled_us(self) -> list[float]:
         """Throttled samples in microseconds, in the order they were taken."""

@@ -388,11 +388,11 @@ def load(config: Mapping[str, Any]) -> Settings:
 
     A key that only other modes have is left out here: `read_keys.complaint` refuses it where it was typed.
     """
+    if config.get("mode") not in MODES:
+        raise UserError(unknown_mode(str(config.get("mode"))))
     if config.get("sweep") is None:
         _require_no_sweep(config)
         config = {**config, "sweep": {"name": "none"}}
-    if config.get("mode") not in MODES:
-        raise UserError(unknown_mode(str(config.get("mode"))))
     ours = SuspectSettings if config.get("rerun") == "suspects" and config["mode"] in SUSPECTING else OF_MODE[config["mode"]]
     others = frozenset(all_keys()) - keys_of(ours)
     try:
@@ -414,17 +414,14 @@ def renamed_values(config: Mapping[str, Any]) -> list[str]:
 
 
 def _require_no_sweep(config: Mapping[str, Any]) -> None:
-    """Raises UserError if the mode needs a sweep, or a dataset instead, and neither is named; also for an unknown mode."""
-    mode, path = str(config.get("mode")), (config.get("results") or {}).get("path")
-    if (rules := MODES.get(mode)) is None:
-        raise UserError(unknown_mode(mode))
+    """Raises UserError if the mode needs a sweep, or a dataset instead, and neither is named."""
+    mode, path = config["mode"], (config.get("results") or {}).get("path")
+    rules = MODES[mode]
     if rules.needs == "nothing" or (rules.reads_dataset and path != NO_SWEEP_PATH):
         return
-    if (mode == "report" and config.get("question") in FOR_DEPLOYMENT) or (
-        mode == "export" and config.get("export") in exports.ENGINES
-    ):
-        return  # the dataset is found by its deployment
-    if mode == "report" and config.get("question") == "columns":  # of every dataset
+    if mode == "report" and config.get("question") in (*FOR_DEPLOYMENT, "columns"):
+        return  # the dataset is found by its deployment; columns are of every dataset
+    if mode == "export" and config.get("export") in exports.ENGINES:
         return
     if extra := sorted(config.keys() - set(all_keys()) - {"hydra"}):
         near = nearest_key(extra[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from itertools import product
 from math import prod
@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 from kernels.problem import Problem
 from orchestrator.config.base import Scalar
+from orchestrator.config.ranges import several
 from orchestrator.errors import unknown
 
 WeightRules = tuple[Mapping[str, Scalar], ...]  # each has keys of a problem, and its weight
@@ -27,7 +28,7 @@ def checked_weights(given: Any) -> WeightRules:
         raise ValueError(
             "weights=[]: allowed: one workload or more, such as [{s_qo: 4, weight: 1}]; leave it out to weigh all alike"
         )
-    entries = [] if given is None else given if isinstance(given, list | tuple) else [given]
+    entries = () if given is None else several(given)
     allowed = [name for name in Problem.model_fields if name != "tree"]  # a tree has a name, in `mask`
     for entry in entries:
         weight = entry.get(WEIGHT) if isinstance(entry, Mapping) else None
@@ -41,18 +42,14 @@ def checked_weights(given: Any) -> WeightRules:
                 raise ValueError(f"weights={entry!r}: {key} comes with the backend; a workload has one weight, whatever its {key}")
             if key not in allowed:
                 raise ValueError(unknown(f"weights={entry!r}", key, [*allowed, WEIGHT]))
-            if not _values(entry[key]) or not all(map(partial(_fits, key), _values(entry[key]))):
+            if not several(entry[key]) or not all(map(partial(_fits, key), several(entry[key]))):
                 raise ValueError(f"weights={entry!r}: {key}={entry[key]!r}; allowed: a value, or a list of values")
-    if (count := sum(prod(len(_values(value)) for value in entry.values()) for entry in entries)) > MAX_WORKLOADS:
+    if (count := sum(prod(len(several(value)) for value in entry.values()) for entry in entries)) > MAX_WORKLOADS:
         raise ValueError(f"weights: its lists make {count:,} workloads; allowed: up to {MAX_WORKLOADS:,}")
-    return tuple(dict(zip(entry, values, strict=True)) for entry in entries for values in product(*map(_values, entry.values())))
+    return tuple(dict(zip(entry, values, strict=True)) for entry in entries for values in product(*map(several, entry.values())))
 
 
 def _fits(key: str, value: object) -> bool:
     """Whether a value may be one of a problem's key: true and false stand for themselves alone, and for no number."""
     of = Problem.model_fields[key].annotation
     return isinstance(value, Scalar) and isinstance(value, bool) <= (bool in (of, *get_args(of)))
-
-
-def _values(given: Any) -> Sequence[Any]:
-    return given if isinstance(given, list | tuple) else (given,)

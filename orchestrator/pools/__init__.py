@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -88,8 +89,7 @@ class _Beginning:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self._on_terminate = signal.getsignal(signal.SIGTERM)  # Ray's own would end the process with rows unsealed
-        self._error: BaseException | None = None
-        self._done, self._over = threading.Event(), threading.Event()
+        self._begun, self._over = Future[None](), threading.Event()
         threading.Thread(target=self._begin, name="ray", daemon=True).start()
 
     def _begin(self) -> None:
@@ -97,19 +97,16 @@ class _Beginning:
             from orchestrator.pools.ray import connection
 
             connection.begin(self.cluster)
+            self._begun.set_result(None)
         except BaseException as error:  # is raised where the pool is wanted
-            self._error = error
-        finally:
-            self._done.set()
+            self._begun.set_exception(error)
         self._over.wait()  # the processes of Ray end with the thread that has started them (PR_SET_PDEATHSIG)
 
     @contextmanager
     def pool(self, versions: VersionRule, names: tuple[str, ...], early: bool, say: Say) -> Iterator[ComputePool]:
         """Raises UserError if no Ray can be reached."""
         say(f"joining the Ray at {self.cluster.address}" if self.cluster.address else "Ray starts on this machine")
-        self._done.wait()
-        if self._error is not None:
-            raise self._error
+        self._begun.result()
         from orchestrator.pools.ray import connection
 
         if threading.current_thread() is threading.main_thread():
@@ -122,8 +119,7 @@ class _Beginning:
 
     def end(self) -> None:
         """Ends what has begun, once."""
-        self._done.wait()
-        if self._error is None:
+        if self._begun.exception() is None:
             from orchestrator.pools.ray import connection
 
             connection.end()

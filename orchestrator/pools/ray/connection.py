@@ -87,7 +87,9 @@ def _init_ray(cluster: Cluster) -> None:
         given = {"num_cpus": len(devices), "num_gpus": gpus, "object_store_memory": OBJECT_STORE_BYTES}
         ray.init(address="local", include_dashboard=False, **given, **quiet)
     else:
-        _require_reachable(str(cluster.address))
+        host, _, port = str(cluster.address).removeprefix("ray://").rpartition(":")
+        if host and port.isdigit():  # raises OSError at once if nobody listens there, for which Ray would wait minutes
+            socket.create_connection((host, int(port)), timeout=REACH_SECONDS).close()
         packages = [str(ROOT)] if PACKAGED else [str(ROOT / name) for name in ("conf", "kernels", "orchestrator")]
         ray.init(address=cluster.address, runtime_env={"py_modules": packages}, **quiet)
 
@@ -98,13 +100,6 @@ def _head(cluster: Cluster) -> str:
     if scheme == "ray":
         return client if ":" in client else f"{client}:{CLIENT_PORT}"
     return str(ray.get_runtime_context().gcs_address)
-
-
-def _require_reachable(address: str) -> None:
-    """Raises OSError at once if nobody listens at HOST:PORT, for which Ray would wait minutes."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if host and port.isdigit():
-        socket.create_connection((host, int(port)), timeout=REACH_SECONDS).close()
 
 
 def listens(address: str) -> bool:
