@@ -51,7 +51,8 @@ ENGINE_ATTENTION = """
         FROM engine_points GROUP BY ALL
     )
     GROUP BY model, device_name, tp, kv_dtype, batch_size, s_kv, s_qo
-    QUALIFY min(s_qo) OVER (PARTITION BY model, device_name, tp, kv_dtype, batch_size, s_kv) = 1"""
+    WINDOW alike AS (PARTITION BY model, device_name, tp, kv_dtype, batch_size, s_kv)
+    QUALIFY min(s_qo) OVER alike = 1 AND max(s_qo) OVER alike > 1"""
 BY_STEPS = "timing.context=step: no embedding, output projection or sampling"
 
 
@@ -95,7 +96,7 @@ def create_measured_rest(data: Dataset, source: Dataset | None, draft: Draft) ->
     """The table `measured_rest` of a dataset: the rest of a step at each batch and draft, if draft.rest measured it.
 
     Beside it, `measured_steps` has what was measured, by the query tokens of a batch, and `engine_attention` the least attention in
-    a layer of a running engine over its flags, where one query token was timed too; it is moved in proportion to its own KV length.
+    a layer of a running engine over its flags, where one query token and a draft were timed, in proportion to the KV length.
     `source` is the dataset that draft.rest names; None for the preset, or for none. Raises UserError if none of the dataset's
     models was measured on its devices, or if nobody says how many layers one has.
     """

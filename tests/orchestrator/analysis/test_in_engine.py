@@ -233,10 +233,10 @@ def test_drafts_take_the_rest_of_a_step_and_attention_from_the_engine_and_say_so
     ]
 
 
-def test_attention_of_an_engine_counts_only_where_one_query_token_was_timed_too(tmp_path: Path):
-    pq.write_table(to_table([row for row in STEPS if row["s_qo"] == 4]), tmp_path / "engine.parquet")
-    drafts_alone = Draft(rest=str(tmp_path / "engine.parquet"), layers=80)
-    data = views_of(to_table(ISOLATED), drafts_alone)
+@pytest.mark.parametrize("length", [1, 4])
+def test_attention_of_an_engine_counts_only_where_one_query_token_and_a_draft_were_timed(tmp_path: Path, length: int):
+    pq.write_table(to_table([row for row in STEPS if row["s_qo"] == length]), tmp_path / "engine.parquet")
+    data = views_of(to_table(ISOLATED), Draft(rest=str(tmp_path / "engine.parquet"), layers=80))
 
     assert data.scalar("SELECT count(*) FROM engine_attention") == 0
 
