@@ -8,57 +8,35 @@ from __future__ import annotations
 
 from importlib.resources import files
 from types import NoneType
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints, is_typeddict
 
 import yaml
 
 from kernels.problem import Problem
 from kernels.timing.config import RENAMED_L2
+from orchestrator.storage.columns import sections
 from orchestrator.storage.columns.kinds import Column, ColumnType, FromColumn, Status
-from orchestrator.storage.columns.sections import (
-    CheckColumns,
-    CostColumns,
-    EnergyColumns,
-    EngineColumns,
-    HostColumns,
-    Identity,
-    ProblemColumns,
-    ProvenanceColumns,
-    RateColumns,
-    TimeColumns,
-)  # fmt: skip
 
 __all__ = ["COLUMNS", "RESULT_COLUMNS", "SECTIONS", "Column", "ColumnType", "FromColumn", "Row", "Status"]
 
 
 class Row(
-    Identity,
-    ProblemColumns,
-    TimeColumns,
-    EnergyColumns,
-    HostColumns,
-    EngineColumns,
-    RateColumns,
-    CheckColumns,
-    CostColumns,
-    ProvenanceColumns,
+    sections.Identity,
+    sections.ProblemColumns,
+    sections.TimeColumns,
+    sections.EnergyColumns,
+    sections.HostColumns,
+    sections.EngineColumns,
+    sections.RateColumns,
+    sections.CheckColumns,
+    sections.CostColumns,
+    sections.ProvenanceColumns,
     total=False,
 ):
     """A row, or the part of it that is known so far. `row.finish` completes it: then every column is there."""
 
 
-SECTIONS: dict[str, Any] = {
-    "identity": Identity,
-    "problem": ProblemColumns,
-    "time": TimeColumns,
-    "energy": EnergyColumns,
-    "host": HostColumns,
-    "engine": EngineColumns,
-    "rate": RateColumns,
-    "check": CheckColumns,
-    "cost": CostColumns,
-    "provenance": ProvenanceColumns,
-}
+SECTIONS = {one.__name__.removesuffix("Columns").lower(): one for one in vars(sections).values() if is_typeddict(one)}
 TYPES: dict[object, ColumnType] = {
     str: "string",
     Status: "string",
