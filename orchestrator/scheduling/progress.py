@@ -13,19 +13,9 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Self
 
+from rich import progress
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    SpinnerColumn,
-    Task,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.progress import Progress as Bar
 from rich.text import Text
 
 from kernels.compile.build import Built
@@ -42,14 +32,14 @@ class Progress:
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self._bar = Bar(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
+        self._bar = progress.Progress(
+            progress.SpinnerColumn(),
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TimeElapsedColumn(),
             TimeLeftColumn(),
-            TextColumn("{task.fields[note]}"),
+            progress.TextColumn("{task.fields[note]}"),
             console=console,
             disable=not console.is_terminal,
         )
@@ -80,7 +70,7 @@ class Progress:
         self._bar.update(self._points, left=self._left)
         self._begin(self._points, len(todo.decisions), "workers load their libraries" if todo.decisions_of("run") else "")
 
-    def _begin(self, line: TaskID, total: int | None, note: str) -> None:
+    def _begin(self, line: progress.TaskID, total: int | None, note: str) -> None:
         self._bar.start_task(line)
         self._bar.update(line, total=total, note=note, visible=True)
 
@@ -157,10 +147,10 @@ class TimeLeft:
         return (prior + taken) / (prior + self._total - self._left) if self._total > 0 else 1.0
 
 
-class TimeLeftColumn(TimeRemainingColumn):
+class TimeLeftColumn(progress.TimeRemainingColumn):
     """Shows the field `left` of a task, a `TimeLeft`; of a task without one what rich estimates by its steps."""
 
-    def render(self, task: Task) -> Text:
+    def render(self, task: progress.Task) -> Text:
         left = task.fields.get("left")
         if left is None or task.finished:
             return super().render(task)
