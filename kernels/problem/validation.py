@@ -68,14 +68,10 @@ def _lengths(p: ProblemFields) -> None:
             )
     if p.seq_lens == "listed" and p.batch_spec is None:
         raise ValueError("seq_lens='listed': allowed with a batch_spec, which lists them; type fixed or random, or give batch_spec")
-    if (
-        p.batch_spec is not None
-        and p.routine not in KEYLESS_ROUTINES
-        and not all(kv for _, _, kv in batch_spec.parse(p.batch_spec))
-    ):
-        raise ValueError(
-            f"batch_spec={p.batch_spec!r}: allowed without keys (s0) with routine {', '.join(KEYLESS_ROUTINES)}, not {p.routine}"
-        )
+    lacks_keys = p.batch_spec is not None and not all(kv for _, _, kv in batch_spec.parse(p.batch_spec))
+    if lacks_keys and p.routine not in KEYLESS_ROUTINES:
+        where = f"allowed without keys (s0) with routine {', '.join(KEYLESS_ROUTINES)}, not {p.routine}"
+        raise ValueError(f"batch_spec={p.batch_spec!r}: {where}")
     if p.s_qo > p.s_kv and p.mask == "full" and p.window is not None:
         raise ValueError(f"window={p.window}: allowed with s_qo <= s_kv, where each query token has a key of its own")
     if p.s_qo > p.s_kv and p.mask != "full":
