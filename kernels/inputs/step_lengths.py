@@ -64,7 +64,7 @@ def steps_before(inputs: Inputs, back: int) -> StepLengths:
     p = inputs.problem
     least = (q + (p.shared_prefix or 0) for q in p.q_lens)
     earlier = (kv - back * q if p.paged else kv for q, kv in zip(p.q_lens, p.kv_lens, strict=True))
-    lengths = tuple(map(max, least, earlier))
+    lengths = tuple(map(min, p.kv_lens, map(max, least, earlier)))  # without keys, or in cross attention, there are fewer than that
     real = p.real.batch_size if isinstance(p, PaddedBatch) else p.batch_size
     return of_lengths(inputs, (*lengths[:real], *p.kv_lens[real:]))  # a padded request has the same length in every step
 

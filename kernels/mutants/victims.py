@@ -105,7 +105,10 @@ def keyless(p: Problem) -> Needs:
 
 
 def keyless_lse(of_sink: bool, p: Problem) -> Needs:
-    return keyless(p) | {"a log-sum-exp (return_lse)": p.return_lse, "sinks, or none": p.sinks == of_sink}
+    return keyless(p) | {
+        "a log-sum-exp (return_lse)": p.return_lse,
+        f"sinks={str(of_sink).lower()}": p.sinks == of_sink,
+    }
 
 
 def two_requests(p: Problem) -> Needs:

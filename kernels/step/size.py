@@ -33,6 +33,7 @@ def unmet(problem: Problem) -> list[str]:
         "a routine of attention over keys and values": routine_of(problem.routine) is None,
         "keys and values of 8 bits or more, since its KV append does not pack nvfp4": problem.kv_dtype != "nvfp4",
         "no padded requests (graph_batch=null)": problem.graph_batch is None,
+        "a key of its own for every query token, since a step writes it": problem.s_qo <= problem.s_kv and not problem.lacks_keys,
         "an even head_dim, for its rotary embedding": (problem.head_dim_kpe or problem.head_dim_qk) % 2 == 0,
     }
     return [sentence for sentence, met in needs.items() if not met]

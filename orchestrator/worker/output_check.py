@@ -171,7 +171,8 @@ class OutputCheck:
         inputs, answer, how = self.call.shared.inputs, self.call.answer, self.call.arithmetic
         coin = random.Random(f"changed tokens {inputs.problem.seed}")
         changes = answer.kept(("changes", how.rounding), lambda: change_tokens(inputs, answer, how, coin))
-        self.stale_covered = sum(one.requests for one in changes) / inputs.problem.judged.batch_size
+        judged = inputs.problem.judged
+        self.stale_covered = sum(one.requests for one in changes) / (judged.batch_size - judged.kv_lens.count(0))
         try:
             for changed in changes:
                 verdict = self._judge_changed(verdict, changed) if verdict.passed else verdict

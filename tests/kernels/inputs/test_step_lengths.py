@@ -37,6 +37,13 @@ def test_no_request_is_shorter_than_its_queries_and_a_prefix_stays_whole():
     assert last_steps(cascade, 8)[0].kv_lens == (35, 35)
 
 
+def test_a_request_without_keys_stays_without_and_cross_attention_gets_no_more_keys():
+    mixed = draw(Problem.model_validate({**KEYS, "batch_spec": "q2s7_q2s0"}), "cpu")
+
+    assert [step.kv_lens for step in last_steps(mixed, 3)] == [(3, 0), (5, 0), (7, 0)]
+    assert last_steps(drawn(s_qo=9, s_kv=4, mask="full"), 2)[0].kv_lens == (4, 4)
+
+
 def test_without_pages_every_step_has_the_inputs_own_lengths():
     ragged = drawn(routine="ragged_prefill", s_qo=5, s_kv=20)
 

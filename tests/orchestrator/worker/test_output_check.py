@@ -88,6 +88,14 @@ def test_a_row_says_whether_launches_and_batches_give_the_same_bits(batch: int, 
     assert rows_of(problem(batch_size=2), ["honest"])["honest"]["batch_invariant"] is None
 
 
+@pytest.mark.parametrize(("spec", "same"), [("q1s0_2q1s200_q1s0", True), ("q3s0_q3s80", None)])
+def test_requests_without_keys_have_no_answer_to_keep_and_no_batch_of_their_own(spec: str, same: bool | None):
+    p = Problem(num_qo_heads=4, num_kv_heads=2, head_dim_qk=32, head_dim_vo=32, page_size=16, batch_spec=spec)
+    row = rows_of(p, ["torch_chunks"], replace(CONFIG, batch_invariance=True))["torch_chunks"]
+
+    assert (row["status"], row["check_stale_covered"], row["batch_invariant"]) == ("ok", 1.0, same)
+
+
 @pytest.mark.parametrize(("backend", "words"), REFUSED.items())
 def test_what_could_compute_untimed_is_refused(backend: str, words: str, problem: Callable[..., Problem]):
     row = rows_of(problem(s_kv=64, return_lse="lse" in backend), [backend])[backend]
