@@ -118,19 +118,12 @@ class SimulatedRun:
         """Times in microseconds."""
         return np.exp(self.pairs["log_us_a"].to_numpy())
 
-    @property
-    def memory(self) -> Floats:
-        """1 for points that memory binds, else 0."""
-        return (self.pairs["bound_a"] == "memory").to_numpy(dtype=float)
-
 
 def target(rows: pd.DataFrame, *, interleaved: bool = False, cards: int = 0, ceilings: bool = False) -> SimulatedRun:
     """A dataset compared with itself, as if it had been measured again: on the same card, or shared out over other cards, whose
     ceilings are known or not."""
-    later = rows.assign(
-        started_at=rows["started_at"] + pd.Timedelta(days=0 if interleaved else 1),
-        finished_at=rows["finished_at"] + pd.Timedelta(days=0 if interleaved else 1),
-    )
+    gap = pd.Timedelta(days=0 if interleaved else 1)
+    later = rows.assign(started_at=rows["started_at"] + gap, finished_at=rows["finished_at"] + gap)
     shared = later.groupby("group_id", sort=False).ngroup().to_numpy()
     if cards:
         later = later.assign(device_uuid=[f"card {number % cards}" for number in shared])
@@ -176,7 +169,8 @@ def other_cards(count: int, rel: float) -> Extra:
     """Each card differs from the baseline's, by `rel` where memory binds and by `CARD_US` a launch (standard deviations)."""
 
     def drawn(of: SimulatedRun, draw: Draw) -> Floats:
-        return of.memory * draw.normal(0, rel, count)[of.card] + draw.normal(0, CARD_US, count)[of.card] / of.us
+        memory_bound = (of.pairs["bound_a"] == "memory").to_numpy()
+        return memory_bound * draw.normal(0, rel, count)[of.card] + draw.normal(0, CARD_US, count)[of.card] / of.us
 
     return drawn
 
@@ -193,22 +187,12 @@ def correlated(by: float) -> Extra:
 
 def drift(by: float) -> Extra:
     """The clock falls or rises during the run, which goes through the points in the order of their size."""
-
-    def drawn(of: SimulatedRun, draw: Draw) -> Floats:
-        order = np.argsort(np.argsort(of.us)) / max(1, len(of.us) - 1)
-        return draw.choice([-1, 1]) * by * (order - 0.5)
-
-    return drawn
+    return lambda of, draw: draw.choice([-1, 1]) * by * np.linspace(-0.5, 0.5, len(of.us))[np.argsort(np.argsort(of.us))]
 
 
 def one_faster(by: float) -> Extra:
     """A backend, another one in each run, takes less time: no reason to call the others slower."""
-
-    def drawn(of: SimulatedRun, draw: Draw) -> Floats:
-        codes = of.backend
-        return np.where(codes == draw.integers(codes.max() + 1), np.log1p(-by), 0.0)
-
-    return drawn
+    return lambda of, draw: np.where(of.backend == draw.integers(of.backend.max() + 1), np.log1p(-by), 0.0)
 
 
 def heavy_tails(by: float, freedom: int) -> Extra:
@@ -238,11 +222,9 @@ class Scenario:
         return bool(found.points.any() or found.by_group.any())
 
 
-def red_share(one: Scenario, count: int, seed: int = 0) -> tuple[float, float, float]:
-    """Share of unchanged runs that are red, and of those with a red point and with a red group."""
-    found = [(bool(d.points.any()), bool(d.by_group.any())) for d in (one.gate.decide(r) for r, _ in one.runs(count, seed))]
-    points, groups = np.array(found).T
-    return float((points | groups).mean()), float(points.mean()), float(groups.mean())
+def red_share(one: Scenario, count: int, seed: int = 0) -> float:
+    """Share of unchanged runs that are red."""
+    return float(np.mean([one.red(log_ratio) for log_ratio, _ in one.runs(count, seed)]))
 
 
 def found_groups(one: Scenario, column: str, by: float, count: int, seed: int = 1) -> tuple[float, float]:
@@ -304,7 +286,7 @@ def cases(rows: pd.DataFrame, real: tuple[list[PairPool], list[PairPool], list[P
 def found(case: Case, count: int) -> Rates:
     """The case's rates, from `count` unchanged runs and as many again for each kind of change."""
     name, parts = case
-    red = np.mean([red_share(one, count // len(parts), seed)[0] for seed, one in enumerate(parts)])
+    red = np.mean([red_share(one, count // len(parts), seed) for seed, one in enumerate(parts)])
     point = np.mean([found_points(one, 0.10, max(1, count // 4 // len(parts)), seed) for seed, one in enumerate(parts)])
     backend, others = None, {}
     if len(parts) == 1:
@@ -337,20 +319,19 @@ class Rates:
 
 def show_targets(lines: Sequence[Rates]) -> None:
     """Prints the worst line of each column beside its target, and how many lines hold it."""
-    red = {line.name: line.red for line in lines}
-    worst = max(red, key=lambda name: red[name])
-    hold = sum(share <= MAX_RED for share in red.values())
-    at_most(f"{HEADER[1]} ({hold} of {len(red)} hold; the worst: {worst})", [100 * red[worst]], 100 * MAX_RED, "%")
+    worst = max(lines, key=lambda line: line.red)
+    hold = sum(line.red <= MAX_RED for line in lines)
+    at_most(f"{HEADER[1]} ({hold} of {len(lines)} hold; the worst: {worst.name})", [100 * worst.red], 100 * MAX_RED, "%")
     columns = (
-        {line.name: line.backend for line in lines if line.backend is not None},
-        {line.name: min(line.others.values()) for line in lines if line.others},
-        {line.name: line.point for line in lines},
+        [(line.backend, line.name) for line in lines if line.backend is not None],
+        [(min(line.others.values()), line.name) for line in lines if line.others],
+        [(line.point, line.name) for line in lines],
     )
     for title, target, shares in zip(HEADER[2:], (FOUND_GROUPS, FOUND_GROUPS, FOUND_POINTS), columns, strict=True):
         if shares:
-            worst = min(shares, key=lambda name: shares[name])
-            hold = sum(share >= target for share in shares.values())
-            at_least(f"{title} ({hold} of {len(shares)} hold; the worst: {worst})", [100 * shares[worst]], 100 * target, "%")
+            share, name = min(shares)
+            hold = sum(one >= target for one, _ in shares)
+            at_least(f"{title} ({hold} of {len(shares)} hold; the worst: {name})", [100 * share], 100 * target, "%")
 
 
 def main(count: int) -> None:
