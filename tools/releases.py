@@ -241,7 +241,8 @@ def _drawn(problem: str) -> Any:
 
 def backends_of(library: str) -> list[Adapter]:
     """The backends whose kernels come from a library, in the order of their routines."""
-    found = [adapter for adapter in registry.adapters().values() if adapter.distributions[:1] == (library,)]
+    adapters = registry.adapters().values()
+    found = [adapter for adapter in adapters if adapter.distributions[:1] == (library,) and adapter.routine in ROUTINES]
     return sorted(found, key=lambda adapter: (list(ROUTINES).index(adapter.routine), adapter.name))
 
 
@@ -251,6 +252,11 @@ class Standing:
 
     of_call: dict[str, str]
     allowed: dict[str, bool]
+
+    def begins(self) -> tuple[str, str]:
+        """The first release whose rule allows it, and the first that takes the call."""
+        call = next(release for release, kind in self.of_call.items() if kind != "none")
+        return next(release for release, allowed in self.allowed.items() if allowed), call
 
 
 @cache
@@ -299,13 +305,9 @@ def row_of(adapter: Adapter, library: str) -> tuple[str, ...]:
     by_kind = {kind: [r for r in releases if plain.of_call[r] == kind] for kind in ("same", "adapted", "none")}
     later = []
     for feature in FEATURES:
-        if (one := standing(adapter, library, feature)) is not None and one != plain:
-            rule = next(r for r in releases if one.allowed[r])
-            call = next(r for r in releases if one.of_call[r] != "none")
-            if rule != next(r for r in releases if plain.allowed[r]) or call != next(
-                r for r in releases if plain.of_call[r] != "none"
-            ):
-                later.append(f"{feature} {rule}" + (f" ({call})" if call != rule else ""))
+        if (one := standing(adapter, library, feature)) is not None and one.begins() != plain.begins():
+            rule, call = one.begins()
+            later.append(f"{feature} {rule}" + (f" ({call})" if call != rule else ""))
     known_for = [release for release in releases if plain.allowed[release]]
     return (adapter.routine, adapter.name, ranges(known_for, releases), *(ranges(by_kind[kind], releases) for kind in by_kind),
             ", ".join(later) or "–")  # fmt: skip
