@@ -25,6 +25,7 @@ class LaunchLog:
         self.out = out
         room = min(KEPT, kept_bytes // max(1, out.nbytes))
         self._kept = out.new_empty(room if room > 1 else 0, *out.shape)
+        self._places = self._kept.unbind()
         self.restart()
 
     def restart(self, out: Tensor | None = None) -> None:
@@ -46,7 +47,7 @@ class LaunchLog:
         if not len(self._kept):
             self._compare(self.out[None])
             return
-        self._kept[self._waiting].copy_(self.out)
+        self._places[self._waiting].copy_(self.out)
         self._waiting += 1
         if self._waiting == len(self._kept):
             self._compare_kept()
