@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from kernels.inputs.draft_keys import plant_drafts
 from kernels.inputs.sentinel_logit import PLANTED, before_cap, keys_at, narrowest, planted_logit, queries_at, target_products
 from kernels.inputs.shifted_logits import drawn_elements, shift_logits
-from kernels.inputs.tensors import slots, usual_scale, write
+from kernels.inputs.tensors import bits, slots, usual_scale, write
 from kernels.problem.dtypes import SIZE_BITS
 
 if TYPE_CHECKING:
@@ -153,17 +153,16 @@ def _window_edges(problem: Problem, q_len: int, kv_len: int) -> list[tuple[int, 
     return edges
 
 
-def plants_of(problem: Problem, request: int) -> tuple[Tensor, Tensor]:
-    """The context plants of a request, and how many times the usual logit each gets [n].
+def plants_of(problem: Problem, q_len: int, kv_len: int, place: tuple[int, int] | None) -> tuple[Tensor, Tensor]:
+    """The context plants of a request with its large row at `place`, and how many times the usual logit each gets [n].
 
     The row with large logits keeps one plant alone, and a larger one: several would share the row by rounding errors. A soft cap
     makes these small, and there it has two.
     """
     import torch
 
-    q_len, kv_len = problem.q_lens[request], problem.kv_lens[request]
     plants = context_plants(problem, q_len, kv_len)
-    if (place := large_row(problem, request)) is None:
+    if place is None:
         return plants, torch.ones(plants.shape[1])
     kv_head, head = place
     positions = context_positions(problem, q_len, kv_len)
@@ -226,7 +225,9 @@ def _plant_context(inputs: Inputs) -> None:
     import torch
 
     p, device = inputs.problem, inputs.device
-    of_request = [plants_of(p, request) for request in range(p.batch_size)]
+    which = [(p.q_lens[request], p.kv_lens[request], large_row(p, request)) for request in range(p.batch_size)]
+    found = {one: plants_of(p, *one) for one in set(which)}  # many requests have the same
+    of_request = [found[one] for one in which]
     counts = torch.tensor([plants.shape[1] for plants, _ in of_request], device=device)
     request = torch.repeat_interleave(torch.arange(p.batch_size, device=device), counts)
     position, kv_head, head, query = torch.cat([plants for plants, _ in of_request], dim=1).to(device)
@@ -260,14 +261,19 @@ def _enlarge_logits(inputs: Inputs) -> None:
 
     They become less over few keys, whose planted logits are small, if a query would be larger than `LARGEST_QUERY`.
     """
-    p = inputs.problem
+    import torch
+
+    p, found = inputs.problem, list[tuple[int, int, float]]()
     for request in range(p.batch_size):
         if place := large_row(p, request):
-            kv_head, head = place
-            row = inputs.queries(request).stop - 1, kv_head * p.group_size + head, slice(drawn_elements(p))
-            factor = LARGE_LOGIT / before_cap(p, planted_logit(p, p.kv_lens[request], usual_scale(p) * inputs.k_scale))
-            q = inputs.q[row].float()
-            inputs.q[row] = (q * (LARGEST_QUERY / q.abs().amax()).clamp_max(factor)).to(inputs.q.dtype)
+            logit = before_cap(p, planted_logit(p, p.kv_lens[request], usual_scale(p) * inputs.k_scale))
+            found.append((inputs.queries(request).stop - 1, place[0] * p.group_size + place[1], LARGE_LOGIT / logit))
+    if found:
+        rows, heads, factors = (torch.tensor(one).to(inputs.device, non_blocking=True) for one in zip(*found, strict=True))
+        at = rows, heads, slice(drawn_elements(p))
+        q = bits(inputs.q)[at].view(inputs.q.dtype).float()  # [n, D]
+        factor = (LARGEST_QUERY / q.abs().amax(-1)).minimum(factors.to(q.dtype))
+        bits(inputs.q)[at] = bits((q * factor[:, None]).to(inputs.q.dtype))
 
 
 def planted_positions(start: int, stop: int, n: int, capacity: int, heads: int) -> tuple[list[int], int]:

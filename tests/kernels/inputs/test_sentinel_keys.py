@@ -45,7 +45,7 @@ def logits_of(p: Problem, request: int) -> torch.Tensor:
 def test_a_planted_key_has_its_logit_with_the_row_it_is_aimed_at(keys: dict[str, object]):
     p = Problem.model_validate({**WIDE, "s_kv": 4000, **keys})
     logits = logits_of(p, 1)
-    (position, kv_head, head, query), size = plants_of(p, 1)
+    (position, kv_head, head, query), size = plants_of(p, p.q_lens[1], p.kv_lens[1], large_row(p, 1))
     found = logits[query, kv_head * p.group_size + head, position]
     large = size > 1
     meant = planted_logit(p, 4000, p.head_dim_qk**-0.5 * (0.5 if "fp8" in p.kv_dtype or p.kv_dtype == "nvfp4" else 1.0))
