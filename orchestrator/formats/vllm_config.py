@@ -144,7 +144,7 @@ def _parts(config: YamlFile, where: str, spec: str, latent: bool) -> Iterator[tu
     if (segments := config.rest.collect(config.line(where), lambda: batch_spec.parse(spec))) is None:
         return
     if not latent:
-        is_prefill = any(q > 1 and (q > MAX_DRAFT or q >= kv) for _, q, kv in segments)
+        is_prefill = any(q > 1 and (q > MAX_DRAFT or q >= kv > 0) for _, q, kv in segments)
         yield spec, "prefill" if is_prefill else _decode(segments)
         return
     longest = MAX_LENGTH if config.data.get("mode") == BOTH_SIDES else MAX_DRAFT
@@ -155,8 +155,10 @@ def _parts(config: YamlFile, where: str, spec: str, latent: bool) -> Iterator[tu
         config.leave_out(where, what, batch_spec.spelled(chunks))
     if prompts:
         yield batch_spec.spelled(prompts), "prefill"
-    if decodes:
+    if any(kv for _, _, kv in decodes):
         yield batch_spec.spelled(decodes), _decode(decodes)
+    elif decodes:
+        config.leave_out(where, "with requests without keys alone beside its prompts", batch_spec.spelled(decodes))
 
 
 def _decode(segments: Sequence[Segment]) -> Phase:

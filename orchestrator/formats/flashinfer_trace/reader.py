@@ -81,7 +81,11 @@ def rule_of(trace: Mapping[str, Any], root: Path) -> tuple[Rule, bool]:
         lengths = _of_table(definition, axes, inputs, tensors)
     else:
         lengths = _exact(definition, axes, tensors) if tensors else _even(definition, axes)
-    keys = definition.keys | batch_spec.keys_of(batch_spec.name(_checked(*lengths))) | {"mask": "causal", "sinks": False}
+    keys = (
+        definition.keys
+        | batch_spec.keys_of(batch_spec.name(_checked(*lengths, least=0 if tensors else 1)))
+        | {"mask": "causal", "sinks": False}
+    )
     if "page_size" in keys and not definition.has_table:
         keys |= _order(tensors)
     return keys | _scale(definition, inputs), bool(tensors)
@@ -138,9 +142,9 @@ def _exact(definition: Definition, axes: Mapping[str, Any], tensors: Mapping[str
     last = tensors.get("kv_last_page_len", [definition.page_size] * len(pages))
     if definition.page_size > 1 and ("kv_last_page_len" not in tensors or len(last) != len(pages)):
         raise ValueError("kv_last_page_len: one number a request is needed with pages of several tokens")
-    if wrong := [tokens for tokens in last if not 1 <= tokens <= definition.page_size]:
+    if wrong := [tokens for count, tokens in zip(pages, last, strict=True) if not min(count, 1) <= tokens <= definition.page_size]:
         raise ValueError(f"kv_last_page_len={wrong[0]}: allowed: 1 to page_size {definition.page_size}")
-    kvs = [(count - 1) * definition.page_size + tokens for count, tokens in zip(pages, last, strict=True)]
+    kvs = [(count - 1) * definition.page_size + tokens if count else 0 for count, tokens in zip(pages, last, strict=True)]
     total = axes.get("num_kv_indices", axes.get("total_kv"))
     if total is not None and total != sum(pages):
         raise ValueError(f"kv_indptr ends at {sum(pages)} and the axes say {total}")
@@ -194,14 +198,14 @@ def _differences(name: str, offsets: list[int]) -> list[int]:
     return found
 
 
-def _checked(queries: list[int], kvs: list[int]) -> list[tuple[int, int]]:
-    """The lengths of each request. Raises ValueError if one has no token, or more query tokens than KV tokens."""
+def _checked(queries: list[int], kvs: list[int], *, least: int) -> list[tuple[int, int]]:
+    """The lengths of each request. Raises ValueError if one has no query token, fewer than `least` KV tokens, or too few."""
     if len(queries) != len(kvs):
         raise ValueError(f"queries of {len(queries)} requests and keys of {len(kvs)}; allowed: as many of both")
     for query, kv in zip(queries, kvs, strict=True):
-        if query < 1 or kv < 1:
+        if query < 1 or kv < least:
             raise ValueError(f"a request with {query} query and {kv} KV tokens; allowed: at least one of each")
-        if query > kv:
+        if query > kv > 0:
             why = "since they count the query tokens. Such workloads were captured on a prefix only"
             raise ValueError(f"a request with {query} query tokens over {kv} KV tokens; allowed: as many KV tokens or more, {why}")
     return list(zip(queries, kvs, strict=True))

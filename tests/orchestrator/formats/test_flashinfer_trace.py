@@ -259,7 +259,6 @@ def test_a_line_without_a_counterpart_is_named(tmp_path: Path, line: object, wor
         ({"kv_indptr": [0, 5, 3, 12]}, "the offsets fall"),
         ({"kv_indptr": [1, 5]}, "offsets from 0 on"),
         ({"kv_indptr": [0, 5, 11]}, "kv_indptr ends at 11 and the axes say 12"),
-        ({"kv_indptr": [0, 0, 12]}, "a request with 1 query and 0 KV tokens"),
         ({"other": [0]}, "it has no tensor 'kv_indptr'"),
     ],
 )
@@ -267,6 +266,14 @@ def test_wrong_tensors_are_named(tmp_path: Path, vectors: dict[str, list[int]], 
     path = written(tmp_path, workload(axes={"batch_size": 3, "num_kv_indices": 12}, tensors=("kv_indptr",)), **vectors)
     with pytest.raises(UserError, match=words):
         problems(path)
+
+
+def test_a_request_without_keys_is_one_where_the_tensors_say_so(tmp_path: Path):
+    path = written(
+        tmp_path, workload(axes={"batch_size": 3, "num_kv_indices": 12}, tensors=("kv_indptr",)), kv_indptr=[0, 0, 4, 12]
+    )
+
+    assert [problem.kv_lens for problem in problems(path)] == [(0, 4, 8)]
 
 
 def test_a_damaged_safetensors_file_is_named_in_words(tmp_path: Path):

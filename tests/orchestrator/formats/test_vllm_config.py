@@ -228,14 +228,16 @@ def test_without_a_device_a_name_is_all_that_vllm_runs_by_it(tmp_path: Path):
 
 
 def test_prompts_of_mla_are_calls_of_their_own_and_chunks_over_a_cache_are_counted(tmp_path: Path):
-    text = f"{LATENT}batch_specs:\n- 2q1k_8q1s1k\n- q512s4k\n- q256s4k_4q1s1k\nbackends: [FLASHMLA]\n"
+    text = f"{LATENT}batch_specs:\n- 2q1k_8q1s1k\n- q512s4k\n- q256s4k_4q1s1k\n- q1k_q1s0\nbackends: [FLASHMLA]\n"
     found, said = noted(lambda: points(tmp_path, text))
 
     assert [(p.problem.routine, p.problem.batch_size, p.problem.s_qo, p.problem.head_dim_qk) for p in found] == [
         ("ragged_prefill", 2, 1024, 192),
         ("mla", 8, 1, 192),
         ("mla", 4, 1, 192),
+        ("ragged_prefill", 1, 1024, 192),
     ]
+    assert "1 line with requests without keys alone beside its prompts: q1s0" in said
     assert "2 lines with chunks of prompts over cached tokens, which MLA runs as two calls and a merge: q512s4k, q256s4k" in said
 
 
