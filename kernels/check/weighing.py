@@ -48,7 +48,7 @@ CHUNK_BYTES = 256 * 2**20  # of the largest temporary tensor in fp32
 # Requests are weighed together up to this many bytes of it, so that a GPU waits less for Python: of 128 requests of MLA on an H200,
 # weighed one by one, a judgement took 0.7 s. It takes six to eight such tensors, and a sixteenth of the free memory leaves as much
 # again.
-GROUP_BYTES, SHARE_OF_FREE = 2**31, 16
+GROUP_BYTES, SHARE_OF_FREE = 5 * 2**29, 16  # 64 requests of 131,072 tokens at once
 
 
 def weigh(errors: OutputErrors) -> Iterator[KeyWeights]:
