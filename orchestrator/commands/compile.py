@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from kernels.compile.build import Built
     from kernels.compile.module_cache import Library
     from kernels.timing.ceilings import Ceilings
-    from orchestrator.config.environment import Environment
     from orchestrator.config.settings import CompileSettings, Settings
     from orchestrator.libraries import LibraryVersions
     from orchestrator.planning.plan import ModuleKey, Plan
@@ -76,6 +75,7 @@ def _compile(invocation: Invocation[CompileSettings]) -> list[Compilation]:
     """
     from orchestrator import libraries
     from orchestrator.config.environment import find
+    from orchestrator.environments.modules import CompileRequest
     from orchestrator.machines import require_same_versions
     from orchestrator.planning.decide import make_plan
     from orchestrator.planning.replay import points_of
@@ -90,44 +90,32 @@ def _compile(invocation: Invocation[CompileSettings]) -> list[Compilation]:
         there = pool.make_environments(wanted, progress.stage)
         devices = [settings.device] if settings.device else pool.devices
         plan = make_plan(points, devices, settings, environments=there, releases=pool.versions)
-        compiler = Compiler(settings, plan, pool, progress)
-        own = Compilation(None, compiler.here(), require_same_versions(pool.versions))
-        return [own, *(compiler.there(one, there[one.name]) for one in wanted)]
+        parts = [Compilation(None, _built_here(settings, plan, pool, progress), require_same_versions(pool.versions))]
+        for environment in wanted:
+            versions = there[environment.name]
+            needed = [decision.point for decision in plan.decisions_of("run") if decision.point.env == environment.name]
+            archived = _archived(settings, versions, {device.arch for device in devices})
+            bring = settings.modules is not None
+            asked = CompileRequest(environment, needed, settings.adapters, archived, settings.device, bring=bring)
+            found = pool.compile_in(asked, progress.stage)
+            of_table = any(one.error for one in found.built)  # then the table has them
+            errors = () if of_table else tuple(found.errors.values())
+            parts.append(Compilation(environment.name, found.built, versions, errors))
+        return parts
 
 
-@dataclass(frozen=True)
-class Compiler:
-    """Compiles the modules of a plan on the machines of a pool."""
+def _built_here(settings: CompileSettings, plan: Plan, pool: ComputePool, progress: Progress) -> list[Built]:
+    """The modules of the points that need no other environment."""
+    from orchestrator.scheduling.builds import iter_built
 
-    settings: CompileSettings
-    plan: Plan
-    pool: ComputePool
-    progress: Progress
-
-    def here(self) -> list[Built]:
-        """The modules of the points that need no other environment."""
-        from orchestrator.scheduling.builds import iter_built
-
-        modules = list(self.plan.modules)
-        found = _archived(self.settings, self.pool.versions[0], {arch for arch, _ in modules})
-        self.progress.begin_modules(len(modules), len(found.keys() & set(modules)))
-        built = []
-        for one in iter_built(self.pool.build(modules, found)):
-            self.progress.module(one)
-            built.append(one)
-        return built
-
-    def there(self, environment: Environment, versions: LibraryVersions) -> Compilation:
-        """The modules of the points of an environment with these library versions."""
-        from orchestrator.environments.modules import CompileRequest
-
-        settings, device = self.settings, self.settings.device
-        points = [decision.point for decision in self.plan.decisions_of("run") if decision.point.env == environment.name]
-        archived = _archived(settings, versions, {one.arch for one in ([device] if device else self.pool.devices)})
-        asked = CompileRequest(environment, points, settings.adapters, archived, device, bring=settings.modules is not None)
-        found = self.pool.compile_in(asked, self.progress.stage)
-        of_table = any(one.error for one in found.built)  # then the table has them
-        return Compilation(environment.name, found.built, versions, () if of_table else tuple(found.errors.values()))
+    modules = list(plan.modules)
+    found = _archived(settings, pool.versions[0], {arch for arch, _ in modules})
+    progress.begin_modules(len(modules), len(found.keys() & set(modules)))
+    built = []
+    for one in iter_built(pool.build(modules, found)):
+        progress.module(one)
+        built.append(one)
+    return built
 
 
 def _archived(settings: CompileSettings, versions: LibraryVersions, archs: set[str]) -> dict[ModuleKey, Library]:

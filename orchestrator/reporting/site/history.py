@@ -88,20 +88,16 @@ def _lines(rows: pd.DataFrame, named: Sequence[str], several: Sequence[str], dat
     change = f"{mark(*(bool(end['rough']) for end in ends))}{ends[1]['us'] / ends[0]['us'] - 1:+.1%}"
     for number, record in enumerate(rows.tail(MAX_MEASUREMENTS).to_dict("records")):
         of = datasets[record["dataset"]]
-        times = ("–" if _missing(record[name]) else f"{record[name]:,.2f}" for name in ("us", "low_us", "high_us"))
-        date = "–" if _missing(record["finished_at"]) else f"{record['finished_at']:%Y-%m-%d %H:%M UTC}"
+        times = ("–" if pd.isna(record[name]) else f"{record[name]:,.2f}" for name in ("us", "low_us", "high_us"))
+        date = "–" if pd.isna(record["finished_at"]) else f"{record['finished_at']:%Y-%m-%d %H:%M UTC}"
         told = (shown(_word(record[name])) if name == "kernel" else _word(record[name]) for name in several)
         us, *interval = times
         cells = (*map(for_markdown_cell, (f"{mark(record['rough'])}{us}", *interval, *told)),)
         yield row([*((point, change) if number == 0 else ("", "")), date, link(f"../datasets/{of.slug}.html", of.name), *cells])
 
 
-def _missing(value: Any) -> bool:
-    return value is None or value != value  # noqa: PLR0124  # NaN and NaT
-
-
 def _word(value: Any) -> str:
     """A value of a column as a person reads it: pandas makes whole numbers of a column with gaps floating."""
-    if _missing(value):
+    if pd.isna(value):
         return "–"
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
