@@ -146,10 +146,8 @@ class KeepsAnswer(Mutant):
 
         def launch() -> None:
             right()
-            key = (
-                float(inputs.q[at].float().sum()),
-                float(inputs.kv[0][0, 0, 0, -1].float()),
-            )  # of the cache, a sign that decoys turn
+            # Of the cache, a sign that decoys turn.
+            key = float(inputs.q[at].float().sum()), float(inputs.kv[0][0, 0, 0, -1].float())
             right.out[rows] = kept.setdefault(key, right.out[rows].clone())
 
         return self._runner(launch, right, inputs.problem)

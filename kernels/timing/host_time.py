@@ -73,10 +73,8 @@ def measure(runner: Runner, inputs: Inputs, profiler: Profile | None = None) -> 
         with suppress(RuntimeError):  # the device may be lost
             steps_before(inputs, 0).write_into(inputs)
         raise
-    notes = "; ".join(filter(None, ("" if runner.plan_step else UNSTATED, counted if isinstance(counted, str) else "")))
-    if isinstance(counted, str):
-        return HostCost(plan, call, note=notes)
-    return HostCost(plan, call, *counted, note=notes)
+    (of_plan, of_call), why = ((None, None), counted) if isinstance(counted, str) else (counted, "")
+    return HostCost(plan, call, of_plan, of_call, "; ".join(filter(None, ("" if runner.plan_step else UNSTATED, why))))
 
 
 def _time_plans(plan: PlanStep, inputs: Inputs) -> HostTime:

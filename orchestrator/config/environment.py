@@ -69,7 +69,8 @@ def find(name: str, typed: dict[str, Any]) -> Environment:
             f"sweep.env={shown!r}: allowed: a name of up to 100 letters, digits, _ . : + ! and -, such as flashinfer:0.6.13 or mine"
         )
     own = {library_version.shown(key): keys for key, keys in typed.items()}  # as `config/sweep.py` has the names of a sweep
-    keys = own[name] if name in own else _of_file(name)
+    file = own_files("env").get(name)
+    keys = own.get(name) if name in own or file is None else untrusted_yaml.read(str(file), "sweep.env")[1]
     if keys is not None and not isinstance(keys, Mapping):
         raise UserError(
             f"env.{name}={keys!r}: allowed: a mapping; type \"+env.{name}={{requirements: ['flashinfer-python==0.6.13']}}\""
@@ -86,12 +87,3 @@ def find(name: str, typed: dict[str, Any]) -> Environment:
         return Environment.model_validate({"name": name, **keys})
     except ValidationError as error:
         raise UserError(explain(error, f"env.{name}")) from None
-
-
-def _of_file(name: str) -> dict[str, Any] | None:
-    if (file := own_files("env").get(name)) is None:
-        return None
-    _, keys = untrusted_yaml.read(str(file), "sweep.env")
-    if not isinstance(keys, dict):
-        raise UserError(f"conf/env/{name}.yaml: it holds {keys!r}; allowed: keys such as requirements, wheels and python")
-    return keys

@@ -43,17 +43,17 @@ def is_read(override: str, mode: str, question: str | None = None, *, suspects: 
 
 
 def _questions_of(override: str, *default: str) -> tuple[str, ...]:
-    return READ_BY_QUESTIONS.get(_path_of(override), READ_BY_QUESTIONS.get(key_of(override), default))
+    return READ_BY_QUESTIONS.get(path_of(override), READ_BY_QUESTIONS.get(key_of(override), default))
 
 
-def _path_of(override: str) -> str:
+def path_of(override: str) -> str:
     """The whole key: `draft.layers` of `draft.layers=80`."""
     return override.lstrip("+~").partition("=")[0]
 
 
 def key_of(override: str) -> str:
     """The first part of an override's key: `draft` of `draft.layers=80`."""
-    return _path_of(override).partition(".")[0]
+    return path_of(override).partition(".")[0]
 
 
 def only_read(overrides: Iterable[str], mode: str) -> list[str]:
@@ -78,7 +78,7 @@ def complaint(overrides: Sequence[str], mode: str, question: str | None = None) 
                 if of_mode
                 else " or ".join(f"question={name}" for name in _questions_of(override, "best"))
             )
-            return f"{_path_of(override)}: {does_not} does not read it; leave it out, or type {does}"
+            return f"{path_of(override)}: {does_not} does not read it; leave it out, or type {does}"
     return _of_measuring(overrides, mode)
 
 
@@ -88,11 +88,11 @@ def _of_suspects(overrides: Sequence[str], mode: str) -> bool:
 
 def _of_measuring(overrides: Sequence[str], mode: str) -> str | None:
     """What is wrong with the first key of a measurement in a command that measures nothing, and names no sweep either."""
-    if mode not in MEASURE_NOTHING or any(_path_of(override) in SWEEPS for override in overrides):
+    if mode not in MEASURE_NOTHING or any(path_of(override) in SWEEPS for override in overrides):
         return None
     for override in overrides:
         key = key_of(override)
-        if _path_of(override) == "model" and not override.startswith("+") and mode in CHOOSE_A_MODEL:
+        if path_of(override) == "model" and not override.startswith("+") and mode in CHOOSE_A_MODEL:
             continue
         if key in OF_MEASURING and not (key == "adapters" and mode in TAKE_ADAPTERS):
             rows = "" if mode in TAKE_ADAPTERS else ", or choose rows by their columns: type where={COLUMN: VALUE}"

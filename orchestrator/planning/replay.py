@@ -12,7 +12,7 @@ from pathlib import PurePath
 from kernels import registry
 from kernels.problem.routine import routine_of
 from orchestrator import PROGRAM
-from orchestrator.config.read_keys import key_of, only_read
+from orchestrator.config.read_keys import key_of, only_read, path_of
 from orchestrator.config.settings import Points, Settings, mutants_of
 from orchestrator.errors import UserError
 from orchestrator.planning.expand import chosen, expand
@@ -88,8 +88,8 @@ def overrides_of(path: str, point_id: str | None, typed: Sequence[str] = ()) -> 
         raise UserError(f"point={point_id!r}: its row has no command of this project; type +sweep=NAME, with the sweep that has it")
     if "mode=check_power" in words:
         raise UserError(f"point={point_id!r}: its row is of a wrong kernel; type its own command: {shlex.join(words)}")
-    own = {_path_of(word) for word in typed}
-    stored = [word for word in words[3:] if _path_of(word) not in own]
+    own = {path_of(word) for word in typed}
+    stored = [word for word in words[3:] if path_of(word) not in own]
     if asked := [word for word in stored if _needs_trust(word)]:
         raise UserError(
             f"point={point_id!r}: its command has {shlex.join(asked)}, which runs or reads what the dataset names; "
@@ -105,7 +105,7 @@ def require_no_environment(sweep: object, typed: Sequence[str]) -> None:
 
     It installs packages, whose builds are code. This is judged of the values too, since Hydra reads words otherwise than a person.
     """
-    if _names_environment(sweep) and not any(OF_ENVIRONMENT.search(word) or _path_of(word) == "--config-dir" for word in typed):
+    if _names_environment(sweep) and not any(OF_ENVIRONMENT.search(word) or path_of(word) == "--config-dir" for word in typed):
         raise UserError("sweep.env: the command of the point's row names an environment; if you trust it, type sweep.env=[...] too")
 
 
@@ -113,10 +113,6 @@ def _names_environment(value: object) -> bool:
     if isinstance(value, dict):
         return value.get("env") is not None or any(map(_names_environment, value.values()))
     return isinstance(value, list) and any(map(_names_environment, value))
-
-
-def _path_of(word: str) -> str:
-    return word.lstrip("+~").partition("=")[0]
 
 
 def _needs_trust(word: str) -> bool:
