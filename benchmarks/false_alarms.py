@@ -16,11 +16,11 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
 
+import pandas as pd
 from rich.console import Console
 
 from benchmarks.right_points import ARITHMETICS, SHAPES, EmulatedPoint, fits
@@ -32,52 +32,24 @@ NEAREST = ("largest error, in tolerances", "largest `weight_over_limit`", "large
 HEADER = ("kind", "points", "false alarms", "rate at most (95%)", *NEAREST)
 
 
-@dataclass
-class Count:
-    """Points of one kind: how many there were, how many were called wrong, and how near the right ones came to each limit."""
-
-    points: int = 0
-    alarms: int = 0
-    nearest: tuple[float, ...] = (0.0,) * len(NEAREST)
-
-    def add(self, other: Count) -> None:
-        self.points += other.points
-        self.alarms += other.alarms
-        self.nearest = tuple(map(max, self.nearest, other.nearest))
-
-
-Counts = dict[tuple[str, str], Count]  # by shape and arithmetic
+def judged(seed: int) -> list[tuple[object, ...]]:
+    """Of each point of a seed: its shape, its arithmetic, whether the check calls it wrong, and how near it comes to each limit."""
+    found: list[tuple[object, ...]] = []
+    for shape, how in ((shape, how) for shape in SHAPES for how in ARITHMETICS if fits(shape, how)):
+        reason, verdict = EmulatedPoint(shape, how, seed).alarm()
+        if reason:
+            print(f"{shape}, {how}, seed {seed}: {reason}", flush=True)
+        rms = (verdict.rms_err or 0.0) / (verdict.max_error or 1.0)
+        near = (min(of, 1.0) for of in (verdict.of_tolerance, verdict.weight_over_limit or 0.0, rms))
+        found.append((shape, str(how), bool(reason), *near))
+    return found
 
 
-def points(seeds: Sequence[int]) -> Iterator[EmulatedPoint]:
-    return (EmulatedPoint(shape, how, seed) for seed in seeds for shape in SHAPES for how in ARITHMETICS if fits(shape, how))
-
-
-def _grid(counts: Counts) -> Grid:
-    """By arithmetic, by shape, and all together: each point is in one line of the first kind and in one of the second."""
-    lines: dict[str, Count] = {}
-    for which in (1, 0):
-        for key, count in counts.items():
-            lines.setdefault(key[which], Count()).add(count)
-    whole = Count()
-    for count in counts.values():
-        whole.add(count)
-    return Grid("", HEADER, tuple(_cells(name, count) for name, count in (*lines.items(), ("all", whole))))
-
-
-def _cells(name: str, count: Count) -> tuple[str, ...]:
-    most = f"{upper_bound(count.alarms, count.points):.2g}" if count.points else "–"
-    return (name, f"{count.points:,}", str(count.alarms), most, *(f"{of:.2f}" for of in count.nearest))
-
-
-def counted(seeds: Sequence[int], processes: int = 1) -> Counts:
-    """The counts of all seeds. Each false alarm is printed as it comes."""
-    counts: Counts = {}
+def all_judged(seeds: Sequence[int], processes: int = 1) -> pd.DataFrame:
+    """A line for each point of all seeds. Each false alarm is printed as it comes."""
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), one_core) if processes > 1 else nullcontext() as pool:
-        for of_seed in pool.map(count, seeds) if pool else map(count, seeds):
-            for kind, more in of_seed.items():
-                counts.setdefault(kind, Count()).add(more)
-    return counts
+        found = [*(pool.map(judged, seeds) if pool else map(judged, seeds))]
+    return pd.DataFrame([line for of_seed in found for line in of_seed], columns=["shape", "arithmetic", "alarm", *NEAREST])
 
 
 def one_core() -> None:
@@ -87,16 +59,16 @@ def one_core() -> None:
     torch.set_num_threads(1)
 
 
-def count(seed: int) -> Counts:
-    counts: Counts = {}
-    for point in points([seed]):
-        reason, verdict = point.alarm()
-        if reason:
-            print(f"{point.shape}, {point.how}, seed {seed}: {reason}", flush=True)
-        rms = (verdict.rms_err or 0.0) / (verdict.max_error or 1.0)
-        near = tuple(min(of, 1.0) for of in (verdict.of_tolerance, verdict.weight_over_limit or 0.0, rms))
-        counts.setdefault((point.shape, str(point.how)), Count()).add(Count(1, int(bool(reason)), near))
-    return counts
+def grid(points: pd.DataFrame) -> Grid:
+    """By arithmetic, by shape, and all together: each point is in one line of the first kind and in one of the second."""
+    lines = [*points.groupby("arithmetic", sort=False), *points.groupby("shape", sort=False), ("all", points)]
+    return Grid("", HEADER, tuple(_cells(str(name), some) for name, some in lines))
+
+
+def _cells(name: str, points: pd.DataFrame) -> tuple[str, ...]:
+    alarms = int(points["alarm"].sum())
+    nearest = (f"{of:.2f}" for of in points[list(NEAREST)].max())
+    return (name, f"{len(points):,}", str(alarms), f"{upper_bound(alarms, len(points)):.2g}", *nearest)
 
 
 def main() -> int:
@@ -108,7 +80,7 @@ def main() -> int:
     if given.stop <= given.first:
         parser.error(f"seeds {given.first} to {given.stop}: allowed: a stop above the first; type {given.first} {given.first + 1}")
     one_core()
-    tables.draw(Console(width=160), [_grid(counted(range(given.first, given.stop), given.processes))])
+    tables.draw(Console(width=160), [grid(all_judged(range(given.first, given.stop), given.processes))])
     return 0
 
 
