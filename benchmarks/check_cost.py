@@ -19,7 +19,6 @@ import os
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -39,6 +38,7 @@ from orchestrator.tables import Grid, markdown
 Size = tuple[int, int]  # batch_size, s_kv
 LAUNCH = "launch of the kernel"
 TARGET_MS = 40  # a point of the main sweep
+SPENT = ("seconds", "operations", "waits")
 OUTSIDE = "outside check_s: "  # while a point is measured
 # Owner of a function, its name, and its phase. What another one calls is subtracted from it.
 PHASES = (
@@ -106,13 +106,11 @@ def _listed(args: Any) -> list[Any]:
 
 
 class Phases:
-    """Seconds, operations, waits, and calls of each phase, by size of problem."""
+    """What each call of a phase spent (`SPENT`), with the size of its problem, and the size of each point."""
 
     def __init__(self) -> None:
-        self.size: Size = (0, 0)
-        self.points: dict[Size, int] = defaultdict(int)
-        self.spent: dict[Size, dict[str, np.ndarray]] = defaultdict(lambda: defaultdict(lambda: np.zeros(3)))
-        self.calls: dict[Size, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+        self.sizes: list[Size] = []
+        self.calls: list[tuple[object, ...]] = []
         self.operations = Operations()
         self._open: list[tuple[str, np.ndarray]] = []  # of phases that have begun: the name, and what those inside have spent
 
@@ -134,10 +132,6 @@ class Phases:
 
         return wrapped
 
-    def begin_point(self, size: Size) -> None:
-        self.size = size
-        self.points[size] += 1
-
     def _named(self, name: str) -> str:
         """A phase; a launch is named after the one it belongs to, and so is all that runs while a point is measured."""
         outer = next((phase for phase, _ in reversed(self._open) if ": " in phase), "")
@@ -147,8 +141,7 @@ class Phases:
 
     def _close(self, spent: np.ndarray) -> None:
         phase, inside = self._open.pop()
-        self.spent[self.size][phase] += spent - inside
-        self.calls[self.size][phase] += 1
+        self.calls.append((self.sizes[-1] if self.sizes else None, phase, *(spent - inside)))
         if self._open:
             self._open[-1][1].__iadd__(spent)
 
@@ -180,7 +173,7 @@ def wrap(phases: Phases) -> None:
     prepare = PointRunner.prepare
 
     def noted(self: PointRunner, task: Any) -> Any:
-        phases.begin_point((task.point.problem.batch_size, task.point.problem.s_kv))
+        phases.sizes.append((task.point.problem.batch_size, task.point.problem.s_kv))
         return prepare(self, task)
 
     PointRunner.prepare = noted  # type: ignore[method-assign]
@@ -198,25 +191,28 @@ def run(overrides: list[str]) -> pd.DataFrame:
 
 def table_of(phases: Phases, sizes: list[Size], title: str) -> Grid:
     """The phases of some sizes together, the longest first."""
-    points = sum(phases.points[size] for size in sizes)
-    spent, calls = defaultdict[str, np.ndarray](lambda: np.zeros(3)), defaultdict[str, int](int)
-    for size in sizes:
-        for phase, some in phases.spent[size].items():
-            spent[phase] += some
-            calls[phase] += phases.calls[size][phase]
-    whole = sum((some for phase, some in spent.items() if not phase.startswith(OUTSIDE)), np.zeros(3))
-    launches = sum(count for phase, count in calls.items() if phase.endswith(LAUNCH))
+    points = sum(size in sizes for size in phases.sizes)
+    calls = pd.DataFrame([call[1:] for call in phases.calls if call[0] in sizes], columns=["phase", *SPENT])
+    spent, counts = calls.groupby("phase").sum().sort_values("seconds", ascending=False), calls["phase"].value_counts()
+    whole = spent[~spent.index.str.startswith(OUTSIDE)].sum()
+    launches = counts[counts.index.str.endswith(LAUNCH)].sum()
 
-    def cells(name: str, count: str, some: np.ndarray) -> tuple[str, ...]:
-        counts = [f"{one / points:.0f}" for one in some[1:]]
-        return (name, count, f"{some[0]:.3f}", f"{some[0] / (whole[0] or 1.0):.1%}", f"{1e3 * some[0] / points:.2f}", *counts)
+    def cells(name: str, count: str, some: pd.Series) -> tuple[str, ...]:
+        seconds, *others = some
+        share = seconds / (whole["seconds"] or 1.0)
+        return (
+            name,
+            count,
+            f"{seconds:.3f}",
+            f"{share:.1%}",
+            f"{1e3 * seconds / points:.2f}",
+            *(f"{n / points:.0f}" for n in others),
+        )
 
-    longest_first = sorted(spent.items(), key=lambda item: -item[1][0])
-    rows = [cells(phase, f"{calls[phase] / points:.1f}", some) for phase, some in longest_first]
+    rows = [cells(str(phase), f"{counts[phase] / points:.1f}", some) for phase, some in spent.iterrows()]
     head = ("phase", "calls a point", "seconds", "share", "ms a point", "ops a point", "waits a point")
-    of_all = cells("all in check_s", "", whole)
-    shown = len(head) if whole[1] else 5
-    grid = tuple(row[:shown] for row in (*rows, of_all))
+    shown = len(head) if whole["operations"] else 5
+    grid = tuple(row[:shown] for row in (*rows, cells("all in check_s", "", whole)))
     return Grid(f"{title}: {points} points, {launches / points:.1f} launches of the kernel a point", head[:shown], grid)
 
 
@@ -245,7 +241,7 @@ def main(overrides: list[str]) -> None:
         for mode in (phases.operations, Transfers(phases.operations)) if os.environ.get("COUNT") else ():
             counting.enter_context(mode)
         run(overrides)
-    sizes = sorted(phases.points)
+    sizes = sorted(set(phases.sizes))
     each = [table_of(phases, [size], f"batch {size[0]} x {size[1]:,}") for size in sizes]
     print(markdown([*each, table_of(phases, sizes, "all sizes")] if len(sizes) > 1 else each))
 
