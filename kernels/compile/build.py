@@ -50,6 +50,11 @@ class Built:
     compiled_on: str = ""
     sources: str | None = None
 
+    @property
+    def key(self) -> tuple[str, Module]:
+        """Architecture and module, as plans name it."""
+        return self.arch, self.module
+
 
 def build(module: Module, arch: str) -> Built:
     """Compiles a module for an architecture such as `9.0a` into the library's cache. Returns at once if it is compiled already.

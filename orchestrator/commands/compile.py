@@ -62,7 +62,7 @@ def _write(invocation: Invocation[CompileSettings], path: str, parts: Sequence[C
     from orchestrator.scheduling import archive
 
     for part in parts:
-        counts = archive.write(path, {(b.arch, b.module): b.library for b in part.built if b.library}, part.versions)
+        counts = archive.write(path, {b.key: b.library for b in part.built if b.library}, part.versions)
     of = ", ".join(f"{count} for {library}" for library, count in counts.items())
     invocation.say(f"{path} has {sum(counts.values())} modules ({of}); on the machine that runs them, type:")
     invocation.say(f"  {invocation.command_with('mode=', 'device=')}")

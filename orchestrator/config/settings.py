@@ -203,17 +203,16 @@ class ReplaySettings(Points):
         return self.into or companion(self.results.path, self.mode)
 
 
-class PlanSettings(Points):
-    """mode=plan."""
-
-    device: Device | None = None
-    format: Format = "terminal"
-
-
 class CompileSettings(Points):
     """mode=compile."""
 
     device: Device | None = None
+
+
+class PlanSettings(CompileSettings):
+    """mode=plan."""
+
+    format: Format = "terminal"
 
 
 class BisectSettings(Chosen):

@@ -6,13 +6,11 @@ it while others wait. The lock of a run that was killed is free again.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import sysconfig
@@ -31,6 +29,7 @@ from kernels.environment import describe
 from orchestrator.config.environment import Environment
 from orchestrator.environments import shared
 from orchestrator.errors import UserError, explain
+from orchestrator.process import end_with_parent
 from orchestrator.untrusted.door import from_json
 from orchestrator.untrusted.text import without_credentials
 
@@ -43,7 +42,6 @@ UNREACHABLE = re.compile(
     r"error sending request|dns error|failed to lookup|could not connect|connect(ion)? (error|refused|timed)", re.I
 )
 DISABLED = "Network connectivity is disabled"
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 Say = Callable[[str], None]
 
@@ -196,11 +194,6 @@ def _uv(environment: Environment, words: Sequence[str], say: Say) -> None:
     uv = shutil.which("uv", path=os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", ""))))
     if uv is None:
         raise UserError("sweep.env: uv, which makes environments, is not installed; type: pip install uv")
-    libc = ctypes.CDLL(None)
-
-    def end_with_parent() -> None:
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
     said: list[str] = []
     process = subprocess.Popen(
         [uv, *words],

@@ -53,7 +53,7 @@ def merged(parts: Iterable[Compiled]) -> Compiled:
         found.errors |= part.errors
         found.seconds = {i: max(found.seconds.get(i, 0.0), part.seconds.get(i, 0.0)) for i in found.seconds | part.seconds}
         both = sorted([*found.built, *part.built], key=lambda one: one.error is not None)  # an error counts, whoever else has it
-        found.built = list({(one.arch, one.module): one for one in both}.values())
+        found.built = list({one.key: one for one in both}.values())
     return found
 
 

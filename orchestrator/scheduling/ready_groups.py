@@ -80,14 +80,13 @@ class ReadyGroups:
         return [Batch(tuple(self._task(decision) for decision in group.decisions), group.devices) for group in groups]
 
     def _note(self, built: Built) -> None:
-        key = built.arch, built.module
         log.info("%s: %s after %.1f s", built.module, "did not compile" if built.error else "compiled", built.seconds)
         self.on_built(built)
-        self._seconds[key] = built.seconds
+        self._seconds[built.key] = built.seconds
         if built.error:
-            self._broken[key] = built.error
+            self._broken[built.key] = built.error
         for _, missing in self._waiting.values():
-            missing.discard(key)
+            missing.discard(built.key)
 
     def _require_compiler(self, give_up: bool) -> None:
         if not self.builds.stranded:

@@ -16,7 +16,8 @@ from kernels.device import Device
 from orchestrator.errors import WorkerDied
 from orchestrator.machines import Machine
 from orchestrator.planning.plan import ModuleKey
-from orchestrator.pools.ray.nodes import Nodes, describe, end_with_parent, identity, pinned_to, words
+from orchestrator.pools.ray.nodes import Nodes, describe, identity, pinned_to, words
+from orchestrator.process import end_with_parent
 from orchestrator.scheduling.interfaces import PendingResult, Slot
 from orchestrator.worker.messages import Task, WorkerConfig, WorkResult
 from orchestrator.worker.point_runner import PointRunner

@@ -18,7 +18,8 @@ from kernels.compile.module_cache import Library
 from kernels.compile.records import found_again
 from orchestrator.machines import Machine
 from orchestrator.planning.plan import ModuleKey
-from orchestrator.pools.ray.nodes import end_with_parent, pinned_to, words
+from orchestrator.pools.ray.nodes import pinned_to, words
+from orchestrator.process import end_with_parent
 
 MAX_ATTEMPTS = 2  # at a module whose compilers may have run out of memory
 MAX_THREADS = 256  # Ray's limit on calls that one actor serves at a time; ours is `builds_at_once`
@@ -76,7 +77,7 @@ class RayBuilds:
         self._ended: list[Built] = []
         there = self._there([key for key in keys if key not in found], local, ready or {})
         self._ended += there
-        self._stored |= {_key(built): ray.put(built) for built in there}
+        self._stored |= {built.key: ray.put(built) for built in there}
         self._queue = deque(key for key in self._queue if key not in self._stored)
         for arch, module in keys:
             if library := found.get((arch, module)):
@@ -198,31 +199,27 @@ class RayBuilds:
         if built.library is None or built.arch not in self._loaded:
             self._ended.append(built)
             return
-        self._stored[_key(built)] = stored or ray.put(built)
+        self._stored[built.key] = stored or ray.put(built)
         without_library = replace(built, library=None)
         homes = dict.fromkeys([*self.homes(built.arch), *joining])
-        self._installing |= {_put(node, self._stored[_key(built)]): (without_library, node) for node in homes}
+        self._installing |= {_put(node, self._stored[built.key]): (without_library, node) for node in homes}
         if not homes:  # a machine that joins will get it
             self._ended.append(without_library)
 
     def _installed(self, answer: Any) -> None:
         without_library, node = self._installing.pop(answer)
-        parts = self._parts.setdefault(_key(without_library), [])
+        parts = self._parts.setdefault(without_library.key, [])
         try:
             parts.append(ray.get(answer))
         except RayError as error:
             if not self.is_gone(node):
                 parts.append(replace(without_library, error=f"it did not reach a machine: {words(error)}"))
-        if _key(without_library) not in self._on_their_way():  # a machine that is gone does not make the module fail on the others
+        if without_library.key not in self._on_their_way():  # a machine that is gone does not make the module fail on the others
             self._ended.append(min(parts, key=lambda part: part.error is not None, default=without_library))
-            del self._parts[_key(without_library)]
+            del self._parts[without_library.key]
 
     def _on_their_way(self) -> set[ModuleKey]:
-        return {_key(without_library) for without_library, _ in self._installing.values()}
-
-
-def _key(built: Built) -> ModuleKey:
-    return built.arch, built.module
+        return {without_library.key for without_library, _ in self._installing.values()}
 
 
 def _put(node: str, stored: Any) -> Any:

@@ -28,7 +28,8 @@ from ray.util import list_named_actors
 
 from orchestrator.code_version import own_version
 from orchestrator.pools.ray.actor import new_worker
-from orchestrator.pools.ray.nodes import alive, end_with_parent
+from orchestrator.pools.ray.nodes import alive
+from orchestrator.process import end_with_parent
 
 NAMESPACE = "attention-orchestrator"
 LOOK_SECONDS = 0.5

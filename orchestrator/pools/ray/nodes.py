@@ -5,7 +5,6 @@ A machine that joins describes itself and gets the kernel modules; then it count
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import time
@@ -24,7 +23,6 @@ from orchestrator.errors import LeftOut, UserError
 from orchestrator.machines import Machine
 from orchestrator.process import start_time
 
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 ANSWER_SECONDS = 30.0  # within which a machine that is there runs a task that does nothing
 END_SECONDS = 60.0  # within which a process ends after SIGKILL; a driver takes seconds to give tens of GB back
 
@@ -211,14 +209,6 @@ def identity(pid: int) -> tuple[int, str] | None:
     """A process id with its start time, since ids are reused; None once the process has ended and its memory is free."""
     started = start_time(pid)
     return None if started is None else (pid, started)
-
-
-def end_with_parent() -> None:
-    """Ends this process as soon as its parent ends.
-
-    Ray only asks it to end. While a kernel hangs it would not react, and would keep its GPU from the next run.
-    """
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def end(process: tuple[int, str]) -> None:
