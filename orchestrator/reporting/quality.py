@@ -8,6 +8,7 @@ import math
 from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
+from kernels.problem.routine import found
 from orchestrator.analysis.names import shown
 from orchestrator.analysis.noise import RANGES_US, aa_pairs
 from orchestrator.tables import Grid
@@ -225,10 +226,11 @@ def _promised(rows: pd.DataFrame) -> pd.Series:
     """Whether the row itself says that the check catches a fault like this one. Rows that failed say nothing.
 
     It says so of faults in all rows of a KV head, and of pairs that are wrong in all requests. A drawn one is wrong in one
-    request, so it counts if there is no other.
+    request, so it counts if there is no other; a routine in a folder may judge query tokens as requests.
     """
     is_lost_or_doubled = rows["kind"].isin(["lost", "doubled"]) & (rows["size"] >= rows["check_min_tokens"].fillna(math.inf))
-    return is_lost_or_doubled | ((rows["kind"] == "pair") & (rows["check_pairs_covered"] == 1) & (rows["batch_size"] == 1))
+    is_alone = (rows["batch_size"] == 1) & ~rows["routine"].isin(found())
+    return is_lost_or_doubled | ((rows["kind"] == "pair") & (rows["check_pairs_covered"] == 1) & is_alone)
 
 
 def _rate(rows: pd.DataFrame) -> tuple[str, str, str]:

@@ -61,7 +61,7 @@ def clauses(current: pd.DataFrame) -> list[Clause]:
     alarms, known = int((right["status"] == "mismatch").sum()), right if len(right) else wrong
     rate = f"at most {upper_bound(alarms, len(right)):.2%} (95%)" if len(right) else "no number"
     alarm = Clause(RARELY, rate, "right outputs passed", alarms, len(right), FALSE_ALARMS)
-    of_folders = [name for name in found() if (wrong["routine"] == name).any()]
+    of_folders = [name for name, routine in found().items() if not routine.attends and (wrong["routine"] == name).any()]
     own = [clause for name in of_folders for clause in _of_folder(name, drawn_faults(current[current["routine"] == name]))]
     wrong, right = (rows[~rows["routine"].isin(of_folders)] for rows in (wrong, right))
     if wrong.empty:
@@ -69,7 +69,8 @@ def clauses(current: pd.DataFrame) -> list[Clause]:
     known, rest = (rows[~rows["routine"].isin(of_folders)] for rows in (known, current))
     faults, listed = _promised(drawn_faults(rest), right), wrong["backend"].str.partition("@")[0]
     lost = faults[faults["kind"].isin(["lost", "doubled", "stale"]) & (faults["size"] >= faults["n"])]
-    pairs = faults[(faults["kind"] == "pair") & (faults["covered"] == 1) & (faults["batch_size"] == 1)]
+    is_alone = (faults["batch_size"] == 1) & ~faults["routine"].isin(found())  # as in `quality`
+    pairs = faults[(faults["kind"] == "pair") & (faults["covered"] == 1) & is_alone]
     of_logits, kept = wrong[listed.isin(OF_LOGITS)], wrong[(listed == KEPT) & (wrong["check_stale_covered"] == 1)]
     heads = wrong[listed == HEAD_OFF]
     of_pairs = _said(known["check_pairs_covered"], "{mean:.2%} of the pairs, at least {least:.2%}")

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.right_kernels import RightKernel, Roundings, Schedule
 from kernels import mutants, registry
 from kernels.check import oracle
 from kernels.check.changed_token import change_tokens
@@ -265,3 +266,19 @@ def test_the_same_batch_by_query_tokens_is_dense_attention_over_pages_of_one():
     assert (rows.routine, rows.batch_size, rows.s_qo, rows.page_size) == ("mla", 6, 1, 1)
     assert rows.kv_lens == (64, 128, 128, 64, 128, 128) and rows.judged is rows is problem.judged
     assert rows.apart == ((2, 5), (1, 4), (0, 3)) and rows.attention_flops == problem.flops
+
+
+@pytest.mark.parametrize(
+    "keys", [{"s_kv": 77}, {"s_kv": 400}, {"s_kv": 400, "index_padding": "within"}, {"head_dim_kpe": 0}], ids=str
+)
+def test_kernels_that_only_round_are_right(keys: dict[str, Any]):
+    how, coin = Roundings("bf16", "bf16", "bf16"), random.Random(7)
+    for seed in range(4):
+        inputs = draw(problem_of(**keys, return_lse=False, seed=seed), "cpu")
+        assert isinstance(inputs, SparseInputs)
+        rows = inputs.rows
+        kernel = RightKernel(how, Schedule.draw(rows.problem, how, coin))
+        verdict = judge_whole(kernel(rows)[0], rows, oracle.answer(rows), kernel.arithmetic(rows.problem))
+
+        assert verdict.passed, verdict.reason
+        assert verdict.weight_over_limit is not None and verdict.weight_over_limit < 0.8

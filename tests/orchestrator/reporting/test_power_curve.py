@@ -8,6 +8,7 @@ import pytest
 from orchestrator.reporting.quality import alarm_grids, curve_grids, size_grids
 
 COMMON = {
+    "routine": "paged_decode",
     "backend": "drawn_000",
     "device_name": "cpu",
     "kv_dtype": "bf16",
@@ -27,15 +28,16 @@ def test_a_fault_that_was_missed_though_its_row_promised_is_counted():
     rows += [
         row("pair: query 0, key 9", "ok"),
         row("pair: query 0, key 9", "ok", batch_size=1),
+        row("pair: query 0, key 9", "ok", batch_size=1, routine="sparse_mla"),  # of one query token of several
         row("halved 4: keys 0 to 3", "failed"),
     ]
     (grid,) = curve_grids(pd.DataFrame(rows))
 
-    assert grid.title == "1 of 5 drawn faults caught, 2 missed that their rows promise to catch · cpu"
+    assert grid.title == "1 of 6 drawn faults caught, 2 missed that their rows promise to catch · cpu"
     assert [cells[:6] for cells in grid.cells] == [
         ("the widest", "lost", "bf16", "5 to 16", "0 of 1", "0.0%"),
         ("the widest", "lost", "bf16", "17 to 64", "1 of 2", "50.0%"),
-        ("the widest", "pair", "bf16", "1", "0 of 2", "0.0%"),
+        ("the widest", "pair", "bf16", "1", "0 of 3", "0.0%"),
     ]
 
 

@@ -47,6 +47,16 @@ def test_each_clause_has_its_number_and_what_tested_it():
     assert statement.broken(pd.DataFrame(ALL)) == []
 
 
+def test_a_routine_of_a_folder_that_is_attention_makes_the_promises_of_attention():
+    rows = [{**row, "routine": "sparse_mla"} for row in ALL]
+    (grid,) = statement.grids(pd.DataFrame(rows))
+
+    assert [cells[2] for cells in grid.cells][:2] == [
+        "1 of 1 drawn faults",
+        "not tested; type mode=check_power check.draws=20 sweep.batch_size=[1]",
+    ]
+
+
 @pytest.mark.parametrize(
     ("row", "words"),
     [
