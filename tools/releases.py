@@ -268,12 +268,11 @@ def standing(adapter: Adapter, library: str, feature: str, releases: tuple[str, 
     releases = releases or tuple(releases_of(library))
     newest = tried(adapter, library, newest_release, feature)
     assert not newest.error, f"{adapter.name}, {feature}: {newest.error}"
-    of_call = {release: _against(newest, tried(adapter, library, release, feature)) for release in releases}
+    of_call = {}
+    for release in releases:
+        other = tried(adapter, library, release, feature)
+        of_call[release] = "none" if other.error else "same" if other.calls == newest.calls else "adapted"
     return Standing(of_call, {release: not adapter.for_versions({library: release}).unmet(*found) for release in releases})
-
-
-def _against(newest: Tried, other: Tried) -> str:
-    return "none" if other.error else "same" if other.calls == newest.calls else "adapted"
 
 
 def contradictions(adapter: Adapter, library: str, releases: tuple[str, ...] = ()) -> list[str]:

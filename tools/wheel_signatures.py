@@ -13,7 +13,8 @@ from __future__ import annotations
 import ast
 import json
 import sys
-from collections.abc import Iterator
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -105,15 +106,11 @@ def of_flashinfer(wheel: Wheel) -> Found:
             key = f"{module}:{name}"
             if isinstance(node, ast.ClassDef):
                 found[key] = "class"
-                found |= {f"{key}.{method.name}": signature(method) for method in _methods(node)}
+                methods = (one for one in node.body if isinstance(one, ast.FunctionDef) and one.name in METHODS)
+                found |= {f"{key}.{method.name}": signature(method) for method in methods}
             else:
                 found[key] = None if node is None else signature(node)
     return found
-
-
-def _methods(node: ast.ClassDef) -> Iterator[ast.FunctionDef]:
-    last = {one.name: one for one in node.body if isinstance(one, ast.FunctionDef) and one.name in METHODS}
-    yield from last.values()
 
 
 def of_flash_attn_3(wheel: Wheel) -> Found:
@@ -143,14 +140,8 @@ def read(folder: Path) -> dict[str, dict[str, object]]:
 def changes(by_release: dict[str, Found]) -> dict[str, list[list[str | None]]]:
     """Each signature with the release from which on it is so."""
     keys = dict.fromkeys(key for found in by_release.values() for key in found)
-    listed: dict[str, list[list[str | None]]] = {}
-    for key in keys:
-        known: list[list[str | None]] = []
-        for release, found in by_release.items():
-            if not known or known[-1][1] != found.get(key):
-                known.append([release, found.get(key)])
-        listed[key] = known
-    return listed
+    of_key = {key: [(release, found.get(key)) for release, found in by_release.items()] for key in keys}
+    return {key: [[next(same)[0], text] for text, same in groupby(of, key=itemgetter(1))] for key, of in of_key.items()}
 
 
 def main() -> None:
