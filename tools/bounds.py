@@ -16,7 +16,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
@@ -115,15 +115,8 @@ def resolved(requirements: Sequence[str], *more: str) -> dict[str, str]:
     with tempfile.NamedTemporaryFile("w", suffix=".in") as file:
         file.write("\n".join(requirements))
         file.flush()
-        lines = uv("pip", "compile", "--quiet", "--prerelease", "allow", *options, file.name, *more).splitlines()
-    return dict(_of_lines(lines))
-
-
-def _of_lines(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
-    for line in lines:
-        name, is_pin, version = line.partition(";")[0].strip().partition("==")
-        if is_pin:
-            yield name.partition("[")[0], version
+        said = uv("pip", "compile", "--quiet", "--prerelease", "allow", *options, file.name, *more)
+    return dict(re.findall(r"^([\w.-]+)(?:\[.*?\])?==([^\s;]+)", said, re.MULTILINE))
 
 
 def uv(*words: str) -> str:

@@ -20,7 +20,7 @@ from orchestrator.reporting.dashboard import data as page_data
 from orchestrator.reporting.dashboard import linked, packing
 from orchestrator.reporting.document import html_body
 from orchestrator.reporting.site import datasets, history, pairs
-from orchestrator.reporting.site.datasets import Facts, Listed, Make, Names, link, row
+from orchestrator.reporting.site.datasets import Facts, Listed, Make, Names, link, table
 from orchestrator.reporting.site.target import Target
 from orchestrator.untrusted.text import for_line, for_markdown, for_markdown_cell
 
@@ -153,11 +153,11 @@ def _datasets(site: Site, slugs: Mapping[str, str], keys: Mapping[str, str], whe
             whole = page_data.parquet_of(data)
             has_file = len(whole) <= MAX_PARQUET
             listed = datasets.describe(data, place, slug, key, has_file=has_file)
-            table, header = page_data.rows_and_header(data, place)
+            drawn, header = page_data.rows_and_header(data, place)
         if has_file:
             site.target.write(file, whole, key)
         about = {"title": listed.name, "path": listed.name, **header, "parquet": f"../{file}" if has_file else None}
-        packed = packing.pack(table, {**about, "embedded": False})
+        packed = packing.pack(drawn, {**about, "embedded": False})
         facts = {name: getattr(listed, name) for name in ("name", "facts", "rows", "ok", "answer", "has_file")}
         html_page = linked.make(packed, listed.name, site.shared, f"../{ASSETS}", "../index.html")
         site.target.write(page, html_page, key, facts)
@@ -186,23 +186,19 @@ def _index(
             for_markdown(words),
             "## Datasets",
             "The dashboard of each is behind its name.",
-            _table(OF_DATASET, [_of_dataset(one) for one in sorted(by_name, key=_last, reverse=True)]),
+            table(OF_DATASET, [_of_dataset(one) for one in sorted(by_name, key=_last, reverse=True)]),
             *(
-                ("## Comparisons", f"GPUs and versions with common points{more}", _table(("pair", "answer"), cells_compared))
+                ("## Comparisons", f"GPUs and versions with common points{more}", table(("pair", "answer"), cells_compared))
                 if compared
                 else ()
             ),
-            *(("## History", "Points that several runs measured.", _table(OF_HISTORY, cells_of_histories)) if histories else ()),
+            *(("## History", "Points that several runs measured.", table(OF_HISTORY, cells_of_histories)) if histories else ()),
         ]
     )
 
 
 OF_DATASET = ("dataset", "answer for its first deployment", "GPU", "model", "versions", "measured", "rows", "ok", "file")
 OF_HISTORY = ("GPU", "backend", "points", "the largest change, last over first")
-
-
-def _table(header: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
-    return "\n".join([row(header), row(["---"] * len(header)), *map(row, cells)])
 
 
 def _last(one: Listed) -> str:

@@ -104,9 +104,9 @@ def link(address: str, words: str) -> str:
     return f"[{plain}]({address})"
 
 
-def row(cells: Iterable[str]) -> str:
-    """A line of a table in Markdown, of cells that are Markdown."""
-    return f"| {' | '.join(cells)} |"
+def table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown, of cells that are Markdown."""
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *lines))
 
 
 def digest(place: str, where: Where, code: str) -> str:

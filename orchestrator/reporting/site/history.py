@@ -12,7 +12,7 @@ import pandas as pd
 
 from orchestrator.analysis.names import shown
 from orchestrator.analysis.rough import mark
-from orchestrator.reporting.site.datasets import POINT_KEYS, VERSIONS, Facts, Listed, Names, Page, joined, link, row
+from orchestrator.reporting.site.datasets import POINT_KEYS, VERSIONS, Facts, Listed, Names, Page, joined, link, table
 from orchestrator.untrusted.text import for_markdown, for_markdown_cell
 
 MAX_POINTS = 300  # on a page
@@ -76,12 +76,11 @@ def _page(part: pd.DataFrame, datasets: Sequence[Listed]) -> tuple[str, Facts]:
     alike = (f"{key} {_word(part[key].iloc[0])}" for key in (*ALWAYS, *OF_EACH) if key not in (*named, *several))
     more = f"{MAX_POINTS} of {len(change):,} points, those that changed most. " if len(change) > MAX_POINTS else ""
     header = ("point", "change", "date", "dataset", "µs", "from", "to", *several)
-    table = "\n".join([row(header), row(["---"] * len(header)), *lines])
-    text = f"{more}All with {for_markdown(', '.join(alike))}. {LEGEND}\n\n{table}\n"
+    text = f"{more}All with {for_markdown(', '.join(alike))}. {LEGEND}\n\n{table(header, lines)}\n"
     return text, {"points": len(change), "most": float(np.exp(change.iloc[0]) - 1)}
 
 
-def _lines(rows: pd.DataFrame, named: Sequence[str], several: Sequence[str], datasets: Sequence[Listed]) -> Iterator[str]:
+def _lines(rows: pd.DataFrame, named: Sequence[str], several: Sequence[str], datasets: Sequence[Listed]) -> Iterator[Sequence[str]]:
     """A line for each of the newest measurements of a point. The first line names it and how far it changed in all."""
     ends = [rows.iloc[0], rows.iloc[-1]]
     point = for_markdown_cell(", ".join(f"{key} {_word(ends[0][key])}" for key in named))
@@ -93,7 +92,7 @@ def _lines(rows: pd.DataFrame, named: Sequence[str], several: Sequence[str], dat
         told = (shown(_word(record[name])) if name == "kernel" else _word(record[name]) for name in several)
         us, *interval = times
         cells = (*map(for_markdown_cell, (f"{mark(record['rough'])}{us}", *interval, *told)),)
-        yield row([*((point, change) if number == 0 else ("", "")), date, link(f"../datasets/{of.slug}.html", of.name), *cells])
+        yield [*((point, change) if number == 0 else ("", "")), date, link(f"../datasets/{of.slug}.html", of.name), *cells]
 
 
 def _word(value: Any) -> str:
