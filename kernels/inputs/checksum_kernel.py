@@ -14,10 +14,7 @@ def sum_of_vectors(  # type: ignore[no-untyped-def]
     second_size, third_size, first_stride, second_stride, third_stride,
     W: tl.constexpr, WIDTH: tl.constexpr, VECTORS: tl.constexpr, FIRST_FACTOR: tl.constexpr, SECOND_FACTOR: tl.constexpr,
 ):  # fmt: skip
-    """The sums of some vectors' words, each times the weight of its place.
-
-    Places have 32 bits, since a GPU divides 64-bit numbers in some hundred instructions.
-    """
+    """The sums of some vectors' words, each times the weight of its place, which has 32 bits: a GPU divides longer ones slowly."""
     vector = tl.program_id(0) * VECTORS + tl.arange(0, VECTORS)
     present = vector < count
     rest = vector // third_size
