@@ -18,7 +18,7 @@ from tests.helpers.datasets import EVERY, RESULTS
 
 NO_FLAG = ("rules", "gated_delta")  # gated delta nets: their engines have no flag for them
 FOLDERS = sorted({name.partition("/")[0] for name in EVERY if not any(word in name for word in NO_FLAG)})
-TYPED = ("--attention", "--prefill", "--decode", "-ac.")  # how a line with a flag of a backend begins
+TYPED = ("--attention", "--prefill", "--decode", "--dsa", "-ac.")  # how a line with a flag of a backend begins
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
