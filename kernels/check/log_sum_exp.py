@@ -28,10 +28,10 @@ def judge_with_lse(verdict: Verdict, lse: Tensor | None, answer: Answer, problem
     if not problem.return_lse:
         return verdict
     if lse is None:
-        return _failed(verdict, "the backend returned no log-sum-exp, and the problem asks for one (return_lse=true)")
+        return verdict.failed("the backend returned no log-sum-exp, and the problem asks for one (return_lse=true)")
     if lse.shape != answer.lse.shape or lse.dtype != torch.float32:
         wanted = f"fp32 {tuple(answer.lse.shape)}"
-        return _failed(verdict, f"the log-sum-exp is {str(lse.dtype).removeprefix('torch.')} {tuple(lse.shape)}, not {wanted}")
+        return verdict.failed(f"the log-sum-exp is {str(lse.dtype).removeprefix('torch.')} {tuple(lse.shape)}, not {wanted}")
     limits = lse_tolerance(problem, answer, how)
     empty = answer.lse.isneginf()  # rows without keys: nothing but -inf weighs nothing in a merge
     wrong = torch.where(empty, lse != -math.inf, ~lse.isfinite())
@@ -40,7 +40,7 @@ def judge_with_lse(verdict: Verdict, lse: Tensor | None, answer: Answer, problem
         words = f"{bad} of {lse.numel()} log-sum-exps are NaN, infinite or unwritten"
         if without := int((wrong & empty).sum()):
             words = f"the log-sum-exp of {without} of {int(empty.sum())} rows without keys is not -infinity"
-        return _failed(verdict, words)
+        return verdict.failed(words)
     errors = (lse * NATURAL[how.lse_base] - answer.lse).abs().masked_fill_(empty, 0.0)
     worst = int((errors / limits).argmax())
     error, limit = float(errors.flatten()[worst]), float(limits.flatten()[worst])
@@ -52,9 +52,4 @@ def judge_with_lse(verdict: Verdict, lse: Tensor | None, answer: Answer, problem
     other = "2" if how.lse_base == "e" else "e"
     if bool((((lse * NATURAL[other] - answer.lse).abs() <= limits) | empty).all()):
         words += f"; it is right in base {other}, and the backend states base {how.lse_base}"
-    return _failed(verdict, words)
-
-
-def _failed(verdict: Verdict, words: str) -> Verdict:
-    """Not passed, in these words, behind those about the output if that is wrong too."""
-    return replace(verdict, passed=False, reason="; ".join(filter(None, (verdict.reason, words))))
+    return verdict.failed(words)

@@ -87,6 +87,10 @@ class Verdict:
     rms_err: float | None = None
     max_error: float | None = None
 
+    def failed(self, words: str) -> Verdict:
+        """Not passed, in these words, behind those about the output if that is wrong too."""
+        return replace(self, passed=False, reason="; ".join(filter(None, (self.reason, words))))
+
     @property
     def of_tolerance(self) -> float:
         """The error in tolerances: above 1 it failed."""

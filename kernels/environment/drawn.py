@@ -14,6 +14,9 @@ from kernels.cuda import free_unused
 from kernels.device import Device
 from kernels.environment.wire import Header, to_bytes
 from kernels.inputs import Inputs
+from kernels.inputs.checksums import checksums
+from kernels.inputs.copied_tokens import Copied, copied_tokens
+from kernels.inputs.generate import draw_other_values, redraw
 from kernels.inputs.small_inputs import SmallInputs
 from kernels.inputs.unused_slots import UnusedSlots
 from kernels.timed_call import Changed, LaunchComparison, LocalOutputs, prepare_timer
@@ -23,7 +26,7 @@ from kernels.timing.nvml import DeviceMonitor
 from kernels.timing.timers import Timer
 
 Blobs = tuple[bytes, ...]
-Answer = Header | tuple[Header, Blobs]
+Answer = Header | tuple[Header, Blobs] | None
 
 
 def _asks(of: str, name: str) -> Callable[[DrawnProblem, int], Answer]:
@@ -52,36 +55,26 @@ class DrawnProblem:
         """Puts small inputs back, and says whether somebody had changed them."""
         return {"changed": bool(self._small.restore(wait=True))}
 
-    def fill(self, nan: bool) -> Header:
+    def fill(self, nan: bool) -> None:
         self._unused.fill(nan)
-        return {}
 
-    def redraw(self) -> Header:
-        from kernels.inputs.generate import redraw
-
+    def redraw(self) -> None:
         self._unused.look()
         redraw(self.inputs)
         self._unused.drawn_again()
-        return {}
 
     def draw_other_values(self, number: int) -> Header:
-        from kernels.inputs.generate import draw_other_values
-
         self._unused.look()
         draw_other_values(self.inputs, number)
         self._unused.drawn_again()
         return {"sums": self._sums()}
 
-    def copy_tokens(self, copied: list[tuple[int, int, int]]) -> Header:
+    def copy_tokens(self, copied: list[tuple[int, int, int]]) -> None:
         """Tokens are copies of others from now on, until `restore_tokens`: the request, the source and the target of each."""
-        from kernels.inputs.copied_tokens import Copied, copied_tokens
-
         self._copied.enter_context(copied_tokens(self.inputs, [Copied(*one) for one in copied]))
-        return {}
 
-    def restore_tokens(self) -> Header:
+    def restore_tokens(self) -> None:
         self._copied.close()
-        return {}
 
     def prepare(self, call: int, backend: str, timing: dict[str, Any], arch: str) -> Header:
         """Prepares a backend on the inputs, and says what is known of its call."""
@@ -105,16 +98,14 @@ class DrawnProblem:
             "peak_mem_bytes": None if before is None else (self._memory() or 0) - before,
         }
 
-    def refresh(self, call: int) -> Header:
+    def refresh(self, call: int) -> None:
         self._timers[call].runner.refresh()
-        return {}
 
     poison, launch, now, are_intact = (_asks("_outputs", name) for name in ("poison", "launch", "now", "are_intact"))
 
-    def compare_launches(self, call: int) -> Header:
+    def compare_launches(self, call: int) -> None:
         """The launches of a call are compared with the last one from now on, by the next three."""
         self._comparisons[call] = self._outputs[call].compare_launches()
-        return {}
 
     compare, restart, most_different = (_asks("_comparisons", name) for name in ("compare", "restart", "most_different"))
 
@@ -140,17 +131,14 @@ class DrawnProblem:
 
         return {"cost": asdict(host_time.measure(self._timers[call].runner, self.inputs.padded or self.inputs))}
 
-    def drop(self, call: int) -> Header:
+    def drop(self, call: int) -> None:
         """Forgets a call and gives its memory back."""
         for of_call in (self._timers, self._outputs, self._comparisons):
             of_call.pop(call, None)
         free_unused(self.device)
-        return {}
 
     def _sums(self) -> list[int]:
         """Checksums with a number in the slots that hold no token."""
-        from kernels.inputs.checksums import checksums
-
         self._unused.fill(nan=False)
         sums: list[int] = checksums(self.inputs).tolist()
         return sums

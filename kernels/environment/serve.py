@@ -68,13 +68,11 @@ class EnvironmentServer:
 
     def compile(
         self, points: list[tuple[str, dict[str, Any]]], device: dict[str, Any], plugins: list[str], archived: list[dict[str, Any]]
-    ) -> Header:
+    ) -> None:
         """Compiles the modules of (backend, problem) points, and tells of each as it ends. For a process that was not opened."""
-
         asked = [(backend, Problem.model_validate(problem)) for backend, problem in points]
         for built in compile_for(asked, Device.model_validate(device), tuple(plugins), archived):
             self.wire.send({"event": "built", **built})
-        return {}
 
     def answer(self, request: Header) -> tuple[Header, Blobs]:
         """The answer to one request. An exception is an answer too, and says whether the device still answers."""
@@ -86,7 +84,7 @@ class EnvironmentServer:
             healthy = self.opened is None or answers(self.opened.device)
             healthy = getattr(error, "healthy", healthy and self.engine is None)  # an engine may have requests left
             return {"error": {"kind": type(error).__name__, "message": said(error).partition(": ")[2]}, "healthy": healthy}, ()
-        return found if isinstance(found, tuple) else (found, ())
+        return found if isinstance(found, tuple) else (found or {}, ())
 
     def _method(self, name: str) -> Any:
         """The method of this name of whatever is there by now. Raises RuntimeError if what has it was not made yet."""
@@ -124,12 +122,11 @@ class OpenDevice:
         self.drawn = DrawnProblem(inputs, self.device, self.plugins, self.monitor)
         return self.drawn.sums()
 
-    def release(self) -> Header:
+    def release(self) -> None:
         """Forgets inputs and calls and gives their memory back."""
         if self.drawn is not None:
             self.drawn = None
             free_unused(self.device)
-        return {}
 
 
 def serve(reads: int, writes: int) -> None:

@@ -49,7 +49,8 @@ def checksums(inputs: Inputs) -> Tensor:
     small = [tensor for tensor in others if tensor.numel() <= AT_ONCE // 4]
     large = [tensor for tensor in others if tensor.numel() > AT_ONCE // 4]
     together = [torch.cat([_words(tensor).flatten() for tensor in small])] if small else []
-    return torch.stack([*(_sum_of_vectors(tensor) for tensor in cache), *(_sum(tensor, False) for tensor in large + together)])
+    sums = [*map(_sum_of_vectors, cache), *(sum_of_words(tensor, False) for tensor in large + together)]
+    return torch.stack(sums)
 
 
 def _sum_of_vectors(tensor: Tensor) -> Tensor:
@@ -62,19 +63,19 @@ def _sum_of_vectors(tensor: Tensor) -> Tensor:
             _KERNEL_AGREES[width] = _kernel_agrees(words[:1])
         if _KERNEL_AGREES[width]:
             return _sum_in_one_kernel(words)
-    return _sum(tensor, True)
+    return sum_of_words(tensor, True)
 
 
 def _kernel_agrees(words: Tensor) -> bool:
     """Whether the kernel gives torch's number for the first of these words here. Another Triton may not compile it."""
     try:
-        return bool(_sum_in_one_kernel(words) == _sum(words, True))
+        return bool(_sum_in_one_kernel(words) == sum_of_words(words, True))
     except Exception:  # Triton has many of its own
         return False
 
 
 def _sum_in_one_kernel(words: Tensor) -> Tensor:
-    """What `_sum` gives for vectors of 64-bit words [A, B, C, W], several times as fast. For CUDA devices."""
+    """What `sum_of_words` gives for vectors of 64-bit words [A, B, C, W], several times as fast. For CUDA devices."""
     from kernels.inputs.checksum_kernel import sum_of_vectors
 
     count, size = math.prod(words.shape[:-1]), words.shape[-1]
@@ -88,7 +89,7 @@ def _sum_in_one_kernel(words: Tensor) -> Tensor:
     return found.sum()
 
 
-def _sum(tensor: Tensor, of_vectors: bool) -> Tensor:
+def sum_of_words(tensor: Tensor, of_vectors: bool) -> Tensor:
     """The sum of a tensor's words, or of the sums of its vectors, each times a weight that follows from its place."""
     words = _words(tensor)
     numbers = math.prod(words.shape[1:-1] if of_vectors else words.shape[1:])  # in an index of the first dimension

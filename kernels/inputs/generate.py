@@ -12,7 +12,6 @@ kernel's: it may write numbers, NaN, or nothing there, since engines read none o
 from __future__ import annotations
 
 import math
-import zlib
 from dataclasses import replace
 
 import torch
@@ -24,7 +23,7 @@ from kernels.inputs.nvfp4 import BLOCK, quantize
 from kernels.inputs.sentinel_keys import plant
 from kernels.inputs.sentinel_logit import sink_logit
 from kernels.inputs.shifted_logits import shifts_of_sinks
-from kernels.inputs.tensors import K_SCALE, V_SCALE, is_scaled, query_size, usual_scale, write
+from kernels.inputs.tensors import K_SCALE, V_SCALE, generator_of, is_scaled, query_size, usual_scale, write
 from kernels.problem import Problem
 from kernels.problem.dtypes import torch_dtype
 from kernels.problem.padded import NULL_PAGE, PaddedBatch, launched
@@ -74,7 +73,7 @@ def empty_inputs(problem: Problem, device: torch.device | str) -> Inputs:
 @by_routine
 def redraw(inputs: Inputs) -> None:
     """Writes the values of a problem's inputs into their tensors, also if a backend has overwritten these."""
-    p, generator = inputs.problem, torch.Generator(device=inputs.device).manual_seed(inputs.problem.seed)
+    p, generator = inputs.problem, generator_of(inputs.problem, inputs.device)
     fill_normal(inputs.q, generator, query_size(inputs.problem))
     draw_tables(inputs, generator)
     _fill_cache(inputs, generator)
@@ -109,7 +108,7 @@ def draw_tables(inputs: Inputs, generator: torch.Generator) -> None:
 @by_routine
 def draw_other_values(inputs: Inputs, number: int) -> None:
     """Writes other queries, keys and values, the same for the same number from 1 on. All else stays, so that plans stay valid."""
-    generator = torch.Generator(device=inputs.device).manual_seed(zlib.crc32(f"{inputs.problem.seed} {number}".encode()))
+    generator = generator_of(inputs.problem, inputs.device, number)
     fill_normal(inputs.q, generator, query_size(inputs.problem))
     _fill_cache(inputs, generator)
     plant(inputs)

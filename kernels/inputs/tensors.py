@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from kernels.inputs.guards import guarded_output
@@ -269,6 +270,14 @@ def rounded(values: Tensor, dtype: torch.dtype) -> Tensor:
     return values.to(dtype)
 
 
+def generator_of(problem: Problem, device: torch.device | str, number: int | None = None) -> torch.Generator:
+    """Of a problem's values, or of other values by their number."""
+    import torch
+
+    seed = problem.seed if number is None else zlib.crc32(f"{problem.seed} {number}".encode())
+    return torch.Generator(device=device).manual_seed(seed)
+
+
 def bits(tensor: Tensor) -> Tensor:
     """The tensor itself, or its bytes where its dtype has 8 bits: torch indexes no 8-bit floats."""
     import torch
@@ -297,14 +306,19 @@ def other_queries(inputs: Inputs) -> Iterator[None]:
 
 
 @by_routine
-@contextmanager
-def other_cache(inputs: Inputs) -> Iterator[None]:
+def other_cache(inputs: Inputs) -> AbstractContextManager[None]:
     """Keys and values with opposite signs while it lasts: no copy of the cache is needed to restore it."""
-    _flip_signs(inputs)
+    return turned(partial(_flip_signs, inputs))
+
+
+@contextmanager
+def turned(turn: Callable[[], object]) -> Iterator[None]:
+    """Calls what undoes itself if it is called again, and calls it again at the end."""
+    turn()
     try:
         yield
     finally:
-        _flip_signs(inputs)
+        turn()
 
 
 def _flip_signs(inputs: Inputs) -> None:

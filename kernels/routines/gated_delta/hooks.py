@@ -15,7 +15,7 @@ from torch import Tensor
 from kernels.check.changed_token import VISIBLE, ChangedTokens
 from kernels.check.judgement import impossible
 from kernels.check.oracle import Verdict
-from kernels.inputs.checksums import place_weights
+from kernels.inputs.checksums import sum_of_words
 from kernels.problem import Problem
 from kernels.problem.arithmetic import Arithmetic
 from kernels.problem.dtypes import torch_dtype
@@ -44,13 +44,8 @@ def small_inputs(inputs: DeltaInputs) -> list[Tensor]:
 
 def checksums(inputs: DeltaInputs) -> Tensor:
     """An int64 for each tensor."""
-    return torch.stack([_sum(tensor) for tensor in vars(inputs).values() if isinstance(tensor, Tensor)])
-
-
-def _sum(tensor: Tensor) -> Tensor:
-    words = tensor.view({2: torch.int16, 4: torch.int32}[tensor.element_size()])
-    sums = words.view(-1, words.shape[-1] if words.dim() > 1 else 1).sum(-1, dtype=torch.int64)
-    return (sums * place_weights(0, len(sums), sums.device)).sum()
+    tensors = [tensor for tensor in vars(inputs).values() if isinstance(tensor, Tensor)]
+    return torch.stack([sum_of_words(tensor, of_vectors=tensor.dim() > 1) for tensor in tensors])
 
 
 def poison_unused_slots(inputs: DeltaInputs, value: float) -> None:
@@ -81,7 +76,7 @@ def judge_whole(out: Tensor, inputs: DeltaInputs, answer: DeltaAnswer, how: Arit
     if words := impossible(inputs.problem, how):
         verdict = replace(verdict, passed=False, reason=words)
     if lse is None:
-        return _failed(verdict, "the backend returned no states")
+        return verdict.failed("the backend returned no states")
     expected = answer.states
     if inputs.problem.axis("states") == "last" and lse.dim() == inputs.pool.dim():
         return _judge_pool(verdict, lse, inputs, expected[:, 0], how)
@@ -93,7 +88,7 @@ def _judge_pool(verdict: Verdict, pool: Tensor, inputs: DeltaInputs, last: Tenso
     slots, others = inputs.slots.long(), torch.ones(len(inputs.pool), dtype=torch.bool, device=inputs.device)
     others[slots] = False
     if pool.shape == inputs.pool.shape and not torch.equal(pool[others], inputs.pool[others].to(pool.dtype)):
-        verdict = _failed(verdict, "it wrote into slots of the pool that no request has")
+        verdict = verdict.failed("it wrote into slots of the pool that no request has")
     found = pool[slots] if pool.shape == inputs.pool.shape else pool
     return _judge_states(verdict, found[:, None], last[:, None], inputs.problem, how)
 
@@ -101,7 +96,7 @@ def _judge_pool(verdict: Verdict, pool: Tensor, inputs: DeltaInputs, last: Tenso
 def _judge_states(verdict: Verdict, found: Tensor, right: Tensor, p: Problem, how: Arithmetic) -> Verdict:
     """States [B, S, HV, V, K], by row and by head, in root mean square."""
     if found.shape != right.shape or found.dtype not in (torch_dtype(p.kv_dtype), torch.float32):
-        return _failed(verdict, f"the states are {found.dtype} {tuple(found.shape)}, not {p.kv_dtype} {tuple(right.shape)}")
+        return verdict.failed(f"the states are {found.dtype} {tuple(found.shape)}, not {p.kv_dtype} {tuple(right.shape)}")
     limit = tolerance(p, p.kv_dtype, how)
     rows = _relative(found.float() - right, right).flatten(0, -3)  # [states, HV, V]
     heads = rows.square().mean(-1).sqrt()
@@ -117,7 +112,7 @@ def _judge_states(verdict: Verdict, found: Tensor, right: Tensor, p: Problem, ho
     request, kept = divmod(state, right.shape[1])
     count, where = int((over > 1).sum()), f"state {kept} of request {request}, value head {head}"
     words = f"{where}, by {float(rows[state, head].max()):.3g} where {limit:.2g} is allowed"
-    return _failed(verdict, f"states of {count} of {over.numel()} heads are off, worst {words}")
+    return verdict.failed(f"states of {count} of {over.numel()} heads are off, worst {words}")
 
 
 def _relative(error: Tensor, right: Tensor) -> Tensor:
@@ -125,10 +120,6 @@ def _relative(error: Tensor, right: Tensor) -> Tensor:
     tiny = torch.finfo(torch.float32).tiny
     found: Tensor = (error.norm(dim=-1) / right.norm(dim=-1).clamp_min(tiny)).nan_to_num(nan=torch.inf)
     return found
-
-
-def _failed(verdict: Verdict, words: str) -> Verdict:
-    return replace(verdict, passed=False, reason="; ".join(filter(None, (verdict.reason, words))))
 
 
 def change_tokens(inputs: DeltaInputs, answer: DeltaAnswer, how: Arithmetic, coin: random.Random) -> list[ChangedTokens]:

@@ -12,15 +12,14 @@ in random order, and slots that no request has (`SPARE_SLOTS`), whose states are
 from __future__ import annotations
 
 import math
-import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from kernels.inputs.guards import guarded_output
+from kernels.inputs.tensors import generator_of, turned
 from kernels.problem import Problem
 from kernels.problem.dtypes import torch_dtype
 from kernels.routines.gated_delta.problem import GATE_DTYPE, kept_states, num_slots
@@ -106,15 +105,14 @@ def draw(problem: Problem, device: torch.device | str) -> DeltaInputs:
 
 def redraw(inputs: DeltaInputs) -> None:
     """Writes the values into their tensors again."""
-    _fill(inputs, torch.Generator(device=inputs.device).manual_seed(inputs.problem.seed))
-    order = torch.Generator().manual_seed(inputs.problem.seed)
-    inputs.slots.copy_(torch.randperm(len(inputs.pool), generator=order)[: inputs.problem.batch_size])
+    _fill(inputs, generator_of(inputs.problem, inputs.device))
+    order = torch.randperm(len(inputs.pool), generator=generator_of(inputs.problem, "cpu"))
+    inputs.slots.copy_(order[: inputs.problem.batch_size])
 
 
 def draw_other_values(inputs: DeltaInputs, number: int) -> None:
     """Writes other values, the same for the same number from 1 on; requests keep their slots."""
-    seed = zlib.crc32(f"{inputs.problem.seed} {number}".encode())
-    _fill(inputs, torch.Generator(device=inputs.device).manual_seed(seed))
+    _fill(inputs, generator_of(inputs.problem, inputs.device, number))
 
 
 def _fill(inputs: DeltaInputs, generator: torch.Generator) -> None:
@@ -129,30 +127,17 @@ def _fill(inputs: DeltaInputs, generator: torch.Generator) -> None:
     inputs.a_log.copy_(rate.log())
 
 
-@contextmanager
-def other_queries(inputs: DeltaInputs) -> Iterator[None]:
+def other_queries(inputs: DeltaInputs) -> AbstractContextManager[None]:
     """Queries with their elements in reverse order while it lasts."""
-    inputs.q.copy_(inputs.q.flip(-1))
-    try:
-        yield
-    finally:
-        inputs.q.copy_(inputs.q.flip(-1))
+    return turned(lambda: inputs.q.copy_(inputs.q.flip(-1)))
 
 
-@contextmanager
-def other_cache(inputs: DeltaInputs) -> Iterator[None]:
+def other_cache(inputs: DeltaInputs) -> AbstractContextManager[None]:
     """Values and states of opposite signs while it lasts: outputs and states then have opposite signs too."""
-    for tensor in (inputs.v, inputs.pool):
-        tensor.neg_()
-    try:
-        yield
-    finally:
-        for tensor in (inputs.v, inputs.pool):
-            tensor.neg_()
+    return turned(lambda: (inputs.v.neg_(), inputs.pool.neg_()))
 
 
-@contextmanager
-def copied_tokens(inputs: DeltaInputs, copied: tuple[Tensor]) -> Iterator[None]:
+def copied_tokens(inputs: DeltaInputs, copied: tuple[Tensor]) -> AbstractContextManager[None]:
     """Values and states have opposite signs in one element of each request and value head, int64 [B, HV], for a while.
 
     No element of a value meets another one, so the same elements of outputs and states turn their signs, and no others.
@@ -166,8 +151,4 @@ def copied_tokens(inputs: DeltaInputs, copied: tuple[Tensor]) -> Iterator[None]:
         values.mul_(signs[:, None])
         inputs.pool[rows] = inputs.pool[rows] * signs[..., None].to(inputs.pool.dtype)
 
-    turn()
-    try:
-        yield
-    finally:
-        turn()
+    return turned(turn)

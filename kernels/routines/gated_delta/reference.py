@@ -47,10 +47,9 @@ class DeltaAnswer(Answer):
     states: Tensor = field(kw_only=True)
 
     def checksum(self) -> Tensor:
-        from kernels.inputs.checksums import place_weights
+        from kernels.inputs.checksums import sum_of_words
 
-        words = torch.cat([t.view(torch.int32).sum(-1, dtype=torch.int64).flatten() for t in (self.out, self.states)])
-        return (words * place_weights(0, len(words), words.device)).sum()
+        return torch.stack([sum_of_words(rows, of_vectors=True) for rows in (self.out, self.states)]).sum()
 
 
 def normalised(rows: Tensor) -> Tensor:

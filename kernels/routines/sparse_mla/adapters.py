@@ -184,9 +184,6 @@ class FlashInferSparse(Mla):
     routine: str = ROUTINE
     passes: frozenset[Feature] | None = LENGTHS | {"scales of keys and values", "an output of another dtype"}
 
-    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
-        return self.rule(problem, device)
-
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         runner = super().prepare(judged(inputs), device)
         again = runner.plan_again

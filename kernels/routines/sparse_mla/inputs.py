@@ -8,7 +8,6 @@ for one of them. Besides, the own token of each query token is planted for the o
 # B = batch_size, T = query tokens of all requests, P = pages, N = slots a page, D = D_ckv + D_kpe, k = top_k
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -19,7 +18,7 @@ from kernels.inputs import Inputs
 from kernels.inputs.generate import UNUSED_ENTRY, UNUSED_SLOT, draw_tables, empty_inputs, fill_normal, poison_unused_slots
 from kernels.inputs.sentinel_keys import move, plant
 from kernels.inputs.sentinel_logit import PLANTED, queries_at, target_products
-from kernels.inputs.tensors import bits, query_size, slots
+from kernels.inputs.tensors import bits, generator_of, query_size, slots
 from kernels.problem import Problem
 from kernels.routines.sparse_mla.packed import PackedLatent, decoded
 from kernels.routines.sparse_mla.problem import DS_MLA, QueryRows, chosen, query_rows
@@ -59,7 +58,7 @@ class SparseInputs(Inputs):
     @cached_property
     def packed(self) -> PackedLatent:
         """The cache as fp8_ds_mla, which all backends of the problem read."""
-        return PackedLatent(self.rows.kv[0], self.problem.num_pages, distinct(self.rows.kv_indices))
+        return PackedLatent(self.rows.kv[0], self.problem.num_pages, torch.unique(self.rows.kv_indices).long())
 
     @property
     def unused_slots(self) -> tuple[Tensor, Tensor]:
@@ -85,7 +84,7 @@ def draw(problem: Problem, device: torch.device | str) -> SparseInputs:
         "kv_indices": empty(rows.num_listed_pages), "last_page_len": empty(t),
         "positions": empty(t, k, dtype=torch.int64), "unchosen": empty(0, dtype=torch.int64), "stored": stored,
     }  # fmt: skip
-    draw_tables(stored, generator := _generator(problem, device))
+    draw_tables(stored, generator := generator_of(problem, device))
     by_row = RowInputs(**tensors)
     _choose(stored, by_row, generator)
     by_row = replace(by_row, unchosen=_beside(by_row))
@@ -96,7 +95,7 @@ def draw(problem: Problem, device: torch.device | str) -> SparseInputs:
 
 def redraw(inputs: SparseInputs) -> None:
     """As `kernels.inputs.generate.redraw`."""
-    generator = _generator(inputs.problem, inputs.device)
+    generator = generator_of(inputs.problem, inputs.device)
     draw_tables(inputs, generator)
     _choose(inputs, inputs.rows, generator)
     inputs.indices.copy_(_with_padding(inputs.rows, generator))
@@ -106,12 +105,7 @@ def redraw(inputs: SparseInputs) -> None:
 
 def draw_other_values(inputs: SparseInputs, number: int) -> None:
     """As `kernels.inputs.generate.draw_other_values`."""
-    seed = zlib.crc32(f"{inputs.problem.seed} {number}".encode())
-    _fill(inputs, torch.Generator(device=inputs.device).manual_seed(seed))
-
-
-def _generator(problem: Problem, device: torch.device | str) -> torch.Generator:
-    return torch.Generator(device=device).manual_seed(problem.seed)
+    _fill(inputs, generator_of(inputs.problem, inputs.device, number))
 
 
 def _choose(stored: Inputs, rows: RowInputs, generator: torch.Generator) -> None:
@@ -122,11 +116,8 @@ def _choose(stored: Inputs, rows: RowInputs, generator: torch.Generator) -> None
     request = torch.repeat_interleave(torch.arange(p.batch_size, device=device), stored.q_lens.long())
     before = (stored.kv_lens - stored.q_lens).long()  # [B]: tokens of the context
     columns = torch.arange(max(1, int(before.max())), device=device)
-    order = (
-        torch.rand(len(before), len(columns), generator=generator, device=device)
-        .masked_fill_(columns >= before[:, None], 2)
-        .argsort(1)
-    )
+    drawn = torch.rand(len(before), len(columns), generator=generator, device=device)
+    order = drawn.masked_fill_(columns >= before[:, None], 2).argsort(1)
     column = torch.arange(rows.page_table.shape[1], device=device)
     of_context = order[request[:, None], (first + column) % before[request, None].clamp(min=1)]
     own = before[request] + torch.arange(p.num_q_tokens, device=device) - stored.qo_indptr.long()[request]
@@ -173,25 +164,17 @@ def _fill(inputs: SparseInputs, generator: torch.Generator) -> None:
     fill_normal(inputs.q, generator, query_size(p))
     cache = rows.kv[0]
     cache.copy_(torch.full((1,), UNUSED_SLOT, device=rows.device).to(cache.dtype))
-    listed = distinct(rows.kv_indices)
-    for start in range(0, len(listed), DRAWN_AT_ONCE):
-        at = listed[start : start + DRAWN_AT_ONCE]
+    parts = torch.unique(rows.kv_indices).long().split(DRAWN_AT_ONCE)
+    for at in parts:
         drawn = torch.empty(len(at), *cache.shape[1:], dtype=cache.dtype, device=rows.device)
         fill_normal(drawn, generator)
         bits(cache)[at] = bits(drawn)
     plant(rows)
     _plant_next(inputs)
     if p.kv_dtype == DS_MLA:
-        for start in range(0, len(listed), DRAWN_AT_ONCE):
-            at = listed[start : start + DRAWN_AT_ONCE]
+        for at in parts:
             cache[at] = decoded(cache[at])
     poison_unused_slots(rows, UNUSED_SLOT)
-
-
-def distinct(slots: Tensor) -> Tensor:
-    """int64 [n], each once."""
-    found: Tensor = torch.unique(slots)
-    return found.long()
 
 
 def _plant_next(inputs: SparseInputs) -> None:

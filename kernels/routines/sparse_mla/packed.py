@@ -62,8 +62,7 @@ class PackedLatent(InputCopy):
         self.refresh()
 
     def refresh(self) -> None:
-        for start in range(0, len(self._chosen), AT_ONCE):
-            at = self._chosen[start : start + AT_ONCE]
+        for at in torch.split(self._chosen, AT_ONCE):
             self._rows[at] = self._packed(self._latent[at])
 
     def _packed(self, latent: Tensor) -> Tensor:

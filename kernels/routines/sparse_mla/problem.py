@@ -109,11 +109,8 @@ def token_bytes(problem: Problem) -> int:
 @lru_cache(maxsize=256)
 def chosen(problem: Problem) -> tuple[TokenSet, ...]:
     """What each query token of the batch attends to, [T]. All that it may see where that is no more than `top_k`."""
-    top_k, listed, padded = (
-        int(problem.axis("top_k") or 1),
-        problem.axis("newest") == "listed",
-        problem.axis("index_padding") != "none",
-    )
+    top_k = int(problem.axis("top_k") or 1)
+    listed, padded = problem.axis("newest") == "listed", problem.axis("index_padding") != "none"
     found: list[TokenSet] = []
     for q_len, length in zip(problem.q_lens, problem.kv_lens, strict=True):
         context = length - q_len
