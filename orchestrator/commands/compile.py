@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.commands.invocation import BAD_POINTS, OK, Invocation
-from orchestrator.errors import NoWorkers
+from orchestrator.errors import NoWorkers, WorkerDied
 
 if TYPE_CHECKING:
     from kernels.compile.build import Built
@@ -126,15 +126,22 @@ def _archived(settings: CompileSettings, versions: LibraryVersions, archs: set[s
 
 
 def calibrate(invocation: Invocation[Settings]) -> int:
-    """Measures and prints the ceilings of every device of the cluster; 1 if a worker could not start."""
+    """Measures anew and prints the ceilings of every device of the cluster; 1 if a worker could not start."""
     from orchestrator.pools import connect
-    from orchestrator.scheduling.ceilings import measure_ceilings
     from orchestrator.tables import Grid, draw
+    from orchestrator.worker.messages import WorkerConfig
 
+    settings = invocation.settings
+    config = WorkerConfig(settings.timing, settings.check.enabled, settings.adapters, {}, recalibrate=True)
     try:
-        with connect(invocation.settings.cluster) as pool:
-            measured = measure_ceilings(pool, invocation.settings)
-    except NoWorkers as error:
+        with connect(settings.cluster) as pool:
+            started = [(slot, *pool.start(slot, config)) for slot in pool.slots]
+            try:
+                measured = [(slot, ready.result().ceilings) for slot, _, ready in started]
+            finally:
+                for _, worker, _ in started:
+                    worker.kill()
+    except (NoWorkers, WorkerDied) as error:
         invocation.say(f"stopped: {error}")
         return BAD_POINTS
     for slot, ceilings in measured:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from inspect import getdoc
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import yaml
 
 from orchestrator.analysis.dataset import Dataset, open_dataset
 from orchestrator.analysis.sources import columns_of
@@ -20,32 +23,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 KEYS = ("section", "type", "unit")  # of a column, for where=
-PAGE = """# The columns of a row
-
-What does each column of a dataset mean, and in which unit is it?
-
-A dataset has one row for each [point](glossary.md), on each kind of device and for each set of versions that it ran with.
-`pandas.read_parquet("results/NAME")` reads it.
-`python -m orchestrator mode=report question=columns` shows this page in a terminal.
-With `'columns=[median_us,check_*]'` or `'where={section: time}'` it shows these columns alone.
-With `results.path=DIR` it marks the columns that are not in that dataset, and those that are null in all of its rows.
-`where` takes `section`, `type` and `unit`.
-The Parquet file contains it too: `pyarrow.parquet.read_schema(FILE).field("median_us").metadata`.
-`make docs` writes this page from `orchestrator/storage/columns`.
-
-- `status` is the result of the point.
-  Only an `ok` row has times, because the time of a wrong answer means nothing.
-- A column *may be null* if its value is unknown, or does not apply to the row.
-- *ok rows only*: the column is null in every other row, and may be null in these too.
-- A column that came after a file was written has its default in that file's rows.
-  For an axis that is the value that was fixed before; any other column is null.
-- Ratios and rates are fractions of 1, not percent.
-"""
+BEGINNING = "columns_page.yaml"  # how the page begins
 
 
 def page() -> str:
     """`docs/columns.md`."""
-    parts = [PAGE]
+    parts: list[str] = [yaml.safe_load(files(__package__).joinpath(BEGINNING).read_text(encoding="utf-8"))["page"]]
     for section, grid in _grids().items():
         # As code: Markdown would take `list<double>` for HTML.
         cells = tuple((f"`{name}`", f"`{kind}`", *rest) for name, kind, *rest in grid.cells)

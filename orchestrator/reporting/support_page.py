@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from importlib.resources import files
 from itertools import product
 from typing import Any, TypeAlias
+
+import yaml
 
 from kernels import registry
 from kernels.adapter import Adapter
@@ -14,31 +17,12 @@ from kernels.problem import Problem
 from orchestrator.machines import known_devices
 from orchestrator.tables import Grid, markdown
 
-ARCHITECTURES = {
-    "SM80": "a100",
-    "SM89": "l40s",
-    "SM90": "h200",
-    "SM100": "b200",
-    "SM103": "b300",
-    "SM120": "rtx5090",
-    "CPU": "cpu",
-}
-USUAL_HEADS = {"num_qo_heads": 64, "num_kv_heads": 8, "head_dim_qk": 128, "head_dim_vo": 128}
-USUAL_MLA_HEADS = {
-    "num_qo_heads": 128,
-    "num_kv_heads": 128,
-    "head_dim_qk": 192,
-    "head_dim_vo": 128,
-    "head_dim_ckv": 512,
-    "head_dim_kpe": 64,
-}
-USUAL_SHAPES: dict[str, dict[str, Any]] = {
-    "paged_decode": USUAL_HEADS,
-    "paged_prefill": USUAL_HEADS,
-    "ragged_prefill": USUAL_HEADS,
-    "mla": USUAL_MLA_HEADS,
-    "cascade": {**USUAL_HEADS, "shared_prefix": 4096},
-    "merge_states": {**USUAL_HEADS, "num_states": 8},
+# What the cells ask about, and what the page begins with.
+USUAL: dict[str, Any] = yaml.safe_load(files(__package__).joinpath("support_page.yaml").read_text(encoding="utf-8"))
+ARCHITECTURES: dict[str, str] = USUAL["architectures"]  # and a GPU of each
+FEATURES: dict[str, dict[str, Any]] = {
+    name: {key: tuple(value) if isinstance(value, list) else value for key, value in keys.items()}
+    for name, keys in USUAL["features"].items()
 }
 Q_DTYPES = ("bf16", "fp16", "fp32", "fp8_e4m3", "fp8_e5m2")
 DTYPE_PAIRS = tuple(product(Q_DTYPES, (*Q_DTYPES, "nvfp4")))  # of queries, and of keys and values
@@ -46,59 +30,7 @@ DTYPE_PAIRS = tuple(product(Q_DTYPES, (*Q_DTYPES, "nvfp4")))  # of queries, and 
 DRAFT_LENGTHS = {str(s_qo): s_qo for s_qo in (1, 4, 32)}
 PROMPT_LENGTHS = {"chunk": 512, "whole": 8192}
 CONTEXT = 8192
-TREE = (-1, 0, 0, 1)
-FEATURES: dict[str, dict[str, Any]] = {
-    "full mask": {"s_qo": 4, "mask": "full"},
-    "tree mask": {"s_qo": 4, "mask": "binary", "tree": TREE},
-    "ragged drafts": {"s_qo": 4, "min_s_qo": 1},
-    "ragged contexts": {"seq_lens": "random"},
-    "sliding window": {"window": 128},
-    "sinks": {"sinks": True},
-    "page of 1": {"page_size": 1},
-    "page of 16": {"page_size": 16},
-    "page of 128": {"page_size": 128},
-    "NHD pages": {"kv_layout": "NHD"},
-    "5 heads a KV head": {"num_qo_heads": 40},
-    "head_dim 64": {"head_dim_qk": 64, "head_dim_vo": 64},
-    "head_dim 256": {"head_dim_qk": 256, "head_dim_vo": 256},
-    "head_dim 192/128": {"head_dim_qk": 192, "head_dim_vo": 128},
-    "log-sum-exp": {"return_lse": True},
-    "padded graph": {"graph_batch": 64},
-    "padded drafts": {"s_qo": 4, "graph_batch": 64},
-    "requests without keys": {"batch_spec": "7q1s8k_q1s0"},
-    "FP8 output": {"q_dtype": "fp8_e4m3", "kv_dtype": "fp8_e4m3", "out_dtype": "fp8_e4m3"},
-}
 Answers: TypeAlias = tuple[tuple[str, str], ...]  # what is served, in two columns
-NO_SUCH_FEATURES: dict[str, frozenset[str]] = {  # features that do not exist in a routine
-    "cascade": frozenset({"sliding window", "padded graph", "padded drafts", "requests without keys"}),
-    "merge_states": frozenset({"padded graph", "padded drafts", "requests without keys"}),
-    "ragged_prefill": frozenset({"page of 1", "page of 16", "page of 128", "NHD pages", "padded graph", "padded drafts"}),
-    "mla": frozenset(
-        {"sliding window", "sinks", "NHD pages", "5 heads a KV head", "head_dim 64", "head_dim 256", "head_dim 192/128"}
-    ),
-}
-
-PAGE = """# What each backend supports
-
-Which problems does each backend serve on each GPU architecture?
-
-    python -m orchestrator mode=support
-
-`make docs` writes this page from the backends' own rules (`needs` in `kernels/adapters/`), with flashinfer-python 0.7.2.post1.
-An H200 and an H100 ran problems on both sides of each condition; the rules of other GPUs follow the libraries' source code.
-
-The problem: {context:,} tokens of context, a causal mask, pages of 64 tokens, 64 query heads with 8 KV heads of 128.
-MLA has 128 heads and a latent of 512 + 64; a cascade shares its first 4,096 tokens; `merge_states` merges 8 states.
-
-- First table of a routine: the numbers of query tokens for each request that are served, out of {s_qo}, by dtypes.
-  `bf16/fp8_e4m3` are queries over keys and values; one dtype is that of all.
-  In ragged prefill `whole` is a prompt, and `chunk` its last 512 tokens.
-  Dtypes that are served nowhere are left out.
-- Second table: `single` (one query token a request), `uniform` (one number for all requests) or `varlen`, and what else is served.
-  Architectures stand in brackets if they are fewer than in the first table.
-
-`fa3` is FlashInfer's kernel, and `flash_attn_3` is FlashAttention-3.
-"""
 
 
 def page(plugins: tuple[str, ...] = ()) -> str:
@@ -108,8 +40,8 @@ def page(plugins: tuple[str, ...] = ()) -> str:
     """
     devices = {arch: known_devices()[name] for arch, name in ARCHITECTURES.items()}
     found = registry.adapters(plugins)
-    parts = [PAGE.format(s_qo=", ".join(DRAFT_LENGTHS), context=CONTEXT)]
-    for routine in USUAL_SHAPES:
+    parts = [USUAL["page"].format(s_qo=", ".join(DRAFT_LENGTHS), context=CONTEXT)]
+    for routine in USUAL["shapes"]:
         adapters = [adapter for (of, _), adapter in found.items() if of == routine]
         parts += [f"## {routine}\n", markdown([dtype_grid(adapters, devices), feature_grid(routine, adapters, devices)]), ""]
     return "\n".join(parts).rstrip() + "\n"
@@ -170,7 +102,7 @@ def _lengths_of(adapter: Adapter) -> dict[str, int]:
 
 def feature_grid(routine: str, adapters: list[Adapter], devices: dict[str, Device]) -> Grid:
     """A row for all backends of one library that serve the same features; architectures stand in brackets if not all do."""
-    features = {name: keys for name, keys in FEATURES.items() if name not in NO_SUCH_FEATURES.get(routine, frozenset())}
+    features = {name: keys for name, keys in FEATURES.items() if name not in USUAL["no_such_features"].get(routine, ())}
     served = {}
     for adapter in adapters:
         able = {name: _architectures(adapter, devices, keys) for name, keys in features.items()}
@@ -209,7 +141,7 @@ def supports(adapter: Adapter, device: Device, **keys: object) -> bool:
 
 @cache  # one problem for all backends and devices
 def _problem(routine: str, keys: tuple[tuple[str, Any], ...]) -> Problem:
-    usual_keys = {"routine": routine, "batch_size": 8, "s_kv": CONTEXT, **USUAL_SHAPES[routine]}
+    usual_keys = {"routine": routine, "batch_size": 8, "s_kv": CONTEXT, **USUAL["shapes"][routine]}
     given = {**usual_keys, **dict(keys)}
     listed = {"batch_size", "s_qo", "s_kv"} if "batch_spec" in given else set()
     return Problem.model_validate({key: value for key, value in given.items() if key not in listed})

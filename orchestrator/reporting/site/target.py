@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import secrets
 import shutil
 import stat
 from pathlib import Path
@@ -17,7 +15,7 @@ from typing import Any
 
 from orchestrator.errors import UserError
 from orchestrator.untrusted.door import from_json
-from orchestrator.untrusted.files import open_to_read
+from orchestrator.untrusted.files import open_to_read, write_whole
 
 MANIFEST = "site.json"  # that the folder is ours, and the files that we wrote
 MADE_BY = "attention-orchestrator mode=site"
@@ -168,12 +166,6 @@ def _put(file: Path, content: bytes) -> None:
     """
     if not file.is_symlink() and file.is_file() and file.stat().st_size == len(content) and file.read_bytes() == content:
         return
-    part = file.parent / f".{secrets.token_hex(8)}.part"
-    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    try:
-        with os.fdopen(fd, "wb") as opened:
-            opened.write(content)
-        part.replace(file)
-    except OSError:
-        part.unlink(missing_ok=True)
-        raise
+    if file.is_symlink():
+        file.unlink()
+    write_whole(file, content)
