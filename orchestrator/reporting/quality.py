@@ -5,6 +5,7 @@ and how often it called a right output wrong. A rate comes with its uncertainty.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
@@ -256,13 +257,8 @@ def upper_bound(cases: int, count: int) -> float:
 
 def count_needed(cases: int, rate: float) -> int:
     """The smallest count in which so many cases show that their rate is at most `rate`."""
-    low, high = cases, math.ceil((cases + 1) / rate)
-    while upper_bound(cases, high) > rate:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if upper_bound(cases, middle) > rate else (low, middle)
-    return high
+    enough = range(cases, math.ceil(4 * (cases + 1) / rate))  # of no cases 3 / rate are, and of many more little above cases / rate
+    return enough[bisect_left(enough, True, key=lambda count: upper_bound(cases, count) <= rate)]
 
 
 def _at_most(cases: int, count: int, rate: float) -> float:

@@ -96,19 +96,18 @@ class Progress:
 
     def rows(self, new: Iterable[Row]) -> None:
         """Counts finished points and names the last failure."""
-        last, came = None, list(new)
+        came = list(new)
         if self._left is not None:
             self._left.finished(str(row["point_id"]) for row in came)
+        self._statuses.update(row["status"] for row in came)
         for row in came:
-            self._statuses[row["status"]] += 1
-            last = row
             if row["status"] in BAD and self.console.is_terminal:
                 words = escape(for_terminal(f"{row['backend']} {row['point_id']}: {row['reason']}"))
                 self._bar.console.print(f"[red]{row['status']}[/] {words}", highlight=False)
-        if last is not None:
+        if came:
             failures = sum(self._statuses[status] for status in BAD)
-            done = sum(self._statuses.values())
-            self._bar.update(self._points, completed=done, note=f"{failures} failed" if failures else str(last["backend"]))
+            note = f"{failures} failed" if failures else str(came[-1]["backend"])
+            self._bar.update(self._points, completed=self._statuses.total(), note=note)
 
 
 class TimeLeft:

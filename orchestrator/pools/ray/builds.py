@@ -66,19 +66,17 @@ class RayBuilds:
         self._isas = {arch: {machine.isa for machine in self._at_home(arch)} for arch in archs}
         self._loaded = {arch for arch in archs if homes(arch)}  # architectures of devices in the cluster at its start
         self._had_compilers = {arch for arch in archs if self._able(arch)}
-        self._queue = deque(key for key in keys if key not in found)
-        self._tried: dict[ModuleKey, list[str]] = {key: [] for key in self._queue}  # the nodes that a module was given to
         self._builders: dict[tuple[str, str], Any] = {}  # by node and architecture
         self._building: dict[Any, tuple[ModuleKey, str, Any]] = {}  # by answer, the module, its node and builder
         self._installing: dict[Any, tuple[Built, str]] = {}  # by answer, the module and the node that it is put on
         self._parts: dict[ModuleKey, list[Built]] = {}  # one for each machine on which the module was installed
-        self._stored: dict[ModuleKey, Any] = {}  # compiled modules in Ray's store, for machines that join
         self._joining: dict[str, Collection[str]] = {}  # the architectures of machines that have joined, by node
-        self._ended: list[Built] = []
-        there = self._there([key for key in keys if key not in found], local, ready or {})
-        self._ended += there
-        self._stored |= {built.key: ray.put(built) for built in there}
-        self._queue = deque(key for key in self._queue if key not in self._stored)
+        new = [key for key in keys if key not in found]
+        self._ended = self._there(new, local, ready or {})
+        # Compiled modules in Ray's store, for machines that join.
+        self._stored: dict[ModuleKey, Any] = {built.key: ray.put(built) for built in self._ended}
+        self._queue = deque(key for key in new if key not in self._stored)
+        self._tried: dict[ModuleKey, list[str]] = {key: [] for key in self._queue}  # the nodes that a module was given to
         for arch, module in keys:
             if library := found.get((arch, module)):
                 self._spread(Built(module, arch, 0.0, library=library))
