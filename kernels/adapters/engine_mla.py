@@ -69,21 +69,11 @@ class FlashAttn3Mla(Adapter):
 
         def attend() -> Any:
             return flash_attn_varlen_func(
-                q=q,
-                k=k,
-                v=latent[..., :width],
-                q_v=inputs.q[..., :width],
-                seqused_k=inputs.kv_lens,
-                block_table=inputs.page_table,
-                softmax_scale=inputs.sm_scale,
-                causal=p.mask == "causal",
-                out=out,
-                fa_version=3,
-                scheduler_metadata=plan,
-                num_splits=self.num_splits or common.HEURISTIC,
-                return_softmax_lse=p.return_lse,
+                q=q, k=k, v=latent[..., :width], q_v=inputs.q[..., :width], seqused_k=inputs.kv_lens,
+                block_table=inputs.page_table, softmax_scale=inputs.sm_scale, causal=p.mask == "causal", out=out, fa_version=3,
+                scheduler_metadata=plan, num_splits=self.num_splits or common.HEURISTIC, return_softmax_lse=p.return_lse,
                 **lengths,
-            )
+            )  # fmt: skip
 
         return common.runner_of(inputs, attend, out, common.GIVEN if self.is_planned else common.MADE_IN_CALL, None)
 
@@ -92,18 +82,10 @@ class FlashAttn3Mla(Adapter):
 
         p = inputs.problem
         return get_scheduler_metadata(
-            batch_size=p.batch_size,
-            num_heads_q=p.num_qo_heads,
-            num_heads_kv=1,
-            headdim=p.head_dim_kpe or FEWEST_BESIDE,
-            headdim_v=p.head_dim_ckv,
-            cache_seqlens=inputs.kv_lens,
-            qkv_dtype=inputs.q.dtype,
-            page_size=p.page_size,
-            causal=p.mask == "causal",
-            num_splits=self.num_splits or common.HEURISTIC,
-            **lengths,
-        )
+            batch_size=p.batch_size, num_heads_q=p.num_qo_heads, num_heads_kv=1, headdim=p.head_dim_kpe or FEWEST_BESIDE,
+            headdim_v=p.head_dim_ckv, cache_seqlens=inputs.kv_lens, qkv_dtype=inputs.q.dtype, page_size=p.page_size,
+            causal=p.mask == "causal", num_splits=self.num_splits or common.HEURISTIC, **lengths,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,19 +123,12 @@ class TokenspeedMla(Adapter):
         p, out = inputs.problem, inputs.empty_output()
         size = _workspace_bytes(p, get_num_sm(inputs.device))
         given: dict[str, Any] = {
-            "query": latent.queries_by_request(inputs),
-            "kv_cache": inputs.latent,
-            "workspace_buffer": torch.zeros(size, dtype=torch.int8, device=inputs.device),
-            "kv_lora_rank": p.head_dim_ckv,
-            "qk_rope_head_dim": p.head_dim_kpe,
-            "block_tables": inputs.page_table,
-            "seq_lens": inputs.kv_lens,
-            "max_seq_len": p.longest,
-            "softmax_scale": inputs.sm_scale * inputs.k_scale,
-            "output_scale": inputs.v_scale,
-            "out": out.view(p.batch_size, p.s_qo, p.num_qo_heads, -1),
-            "causal_mask": p.mask == "causal",
-        }
+            "query": latent.queries_by_request(inputs), "kv_cache": inputs.latent,
+            "workspace_buffer": torch.zeros(size, dtype=torch.int8, device=inputs.device), "kv_lora_rank": p.head_dim_ckv,
+            "qk_rope_head_dim": p.head_dim_kpe, "block_tables": inputs.page_table, "seq_lens": inputs.kv_lens,
+            "max_seq_len": p.longest, "softmax_scale": inputs.sm_scale * inputs.k_scale, "output_scale": inputs.v_scale,
+            "out": out.view(p.batch_size, p.s_qo, p.num_qo_heads, -1), "causal_mask": p.mask == "causal",
+        }  # fmt: skip
 
         launch = partial(tokenspeed_mla_decode, **given)
         launch()  # compiles

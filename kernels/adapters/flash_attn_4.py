@@ -70,22 +70,13 @@ class FlashAttn4(FlashAttention):
         p, out, of = inputs.problem, inputs.empty_output(), all_keys(inputs)
         splits = 1 if device.is_sm(9) else self.num_splits or 0  # 0: the library chooses; on SM90 it has no splits
         given: dict[str, Any] = {
-            "cu_seqlens_q": of.qo_indptr,
-            "cu_seqlens_k": of.kv_indptr,
-            "seqused_k": of.kv_lens,
-            "page_table": of.page_table,
-            "max_seqlen_q": of.s_qo,
-            "max_seqlen_k": of.s_kv,
-            "softmax_scale": inputs.sm_scale,
-            "causal": of.causal,
+            "cu_seqlens_q": of.qo_indptr, "cu_seqlens_k": of.kv_indptr, "seqused_k": of.kv_lens, "page_table": of.page_table,
+            "max_seqlen_q": of.s_qo, "max_seqlen_k": of.s_kv, "softmax_scale": inputs.sm_scale, "causal": of.causal,
             "window_size_left": None if p.window is None else p.window - 1,
-            "window_size_right": None if p.window is None else 0 if of.causal else p.window - 1,
-            "softcap": p.soft_cap,
-            "learnable_sink": inputs.sinks,
-            "num_splits": splits,
-            "out": out,
+            "window_size_right": None if p.window is None else 0 if of.causal else p.window - 1, "softcap": p.soft_cap,
+            "learnable_sink": inputs.sinks, "num_splits": splits, "out": out,
             **dict(zip(("q_descale", "k_descale", "v_descale"), descales(inputs, p.batch_size), strict=True)),
-        }
+        }  # fmt: skip
 
         launch = partial(_flash_attn_fwd, inputs.q, of.k, of.v, **given)
         launch()  # compiles

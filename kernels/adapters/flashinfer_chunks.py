@@ -124,21 +124,10 @@ def _call(wrapper: Any, inputs: Inputs, part: Part, room: tuple[Tensor, ...], *,
     lens = torch.tensor([b - a for a, b in part])
     indptr = torch.nn.functional.pad(lens.cumsum(0), (1, 0)).int().to(device)
     plan(
-        wrapper,
-        inputs.qo_indptr,
-        indptr,
-        p.num_qo_heads,
-        p.num_kv_heads,
-        p.head_dim_qk,
-        p.head_dim_vo,
-        q_dtype=inputs.q.dtype,
-        causal=causal,
-        sm_scale=inputs.sm_scale,
-        **common.soft_cap_argument(p),
-        q_data_type=inputs.q.dtype,
-        kv_data_type=inputs.kv[0].dtype,
-        o_data_type=torch_dtype(p.output_dtype),
-    )
+        wrapper, inputs.qo_indptr, indptr, p.num_qo_heads, p.num_kv_heads, p.head_dim_qk, p.head_dim_vo, q_dtype=inputs.q.dtype,
+        causal=causal, sm_scale=inputs.sm_scale, **common.soft_cap_argument(p), q_data_type=inputs.q.dtype,
+        kv_data_type=inputs.kv[0].dtype, o_data_type=torch_dtype(p.output_dtype),
+    )  # fmt: skip
     caches, gathered = [cache.squeeze(1) for cache in inputs.kv], [memory[: len(tokens)] for memory in room]
 
     def call(out: Tensor, lse: Tensor) -> None:

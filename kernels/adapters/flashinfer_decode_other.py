@@ -134,13 +134,9 @@ class CuteDsl(OtherWrapperDecode):
 
         launch()  # with sinks it is compiled at the first call
         return Runner(
-            launch,
-            out,
-            "cute-dsl",
-            inputs.problem.q_dtype,
-            caller_scale=common.fp8_output_scale(inputs.problem),
+            launch, out, "cute-dsl", inputs.problem.q_dtype, caller_scale=common.fp8_output_scale(inputs.problem),
             kernel_config=f"kv_splits={kernel._kv_splits} reduction={kernel._reduction}",
-        )
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

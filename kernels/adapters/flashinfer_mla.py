@@ -181,14 +181,9 @@ class Mla(common.FlashInferAdapter):
         from flashinfer.mla import BatchMLAPagedAttentionWrapper
 
         wrapper = BatchMLAPagedAttentionWrapper(
-            common.workspace(inputs),
-            use_cuda_graph=True,
-            qo_indptr=inputs.qo_indptr.clone(),
-            kv_indptr=inputs.kv_indptr.clone(),
-            kv_indices=inputs.kv_indices.clone(),
-            kv_len_arr=inputs.kv_lens.clone(),
-            backend=self._backend(device),
-        )
+            common.workspace(inputs), use_cuda_graph=True, qo_indptr=inputs.qo_indptr.clone(), kv_indptr=inputs.kv_indptr.clone(),
+            kv_indices=inputs.kv_indices.clone(), kv_len_arr=inputs.kv_lens.clone(), backend=self._backend(device),
+        )  # fmt: skip
         return with_key(prepared(self, partial(_planned, wrapper), inputs, device), wrapper)
 
 

@@ -235,19 +235,10 @@ def _paged() -> Iterator[WrapperPrefill]:
     """The backends over pages. Seen on an H200: with drafts, cuDNN multiplies NaN by zero."""
     yield from (PagedPrefill(name=name) for name in ("fa2", "fa3", "auto"))
     yield PagedPrefill(
-        name="cudnn",
-        takes_window=False,
-        takes_sinks=False,
-        takes_soft_cap=False,
-        takes_more_queries=False,
-        takes_empty=False,
-        takes_no_keys=False,
-        reads_memory=UNREAD_MEMORY,
-        max_seq_len="passed",
-        skips_unused=False,
-        distributions=common.CUDNN,
+        name="cudnn", takes_window=False, takes_sinks=False, takes_soft_cap=False, takes_more_queries=False, takes_empty=False,
+        takes_no_keys=False, reads_memory=UNREAD_MEMORY, max_seq_len="passed", skips_unused=False, distributions=common.CUDNN,
         rules_hold_for=common.READ_ONLY,
-    )
+    )  # fmt: skip
 
 
 def _ragged() -> Iterator[WrapperPrefill]:

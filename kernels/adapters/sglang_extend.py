@@ -136,13 +136,9 @@ def _context(inputs: Inputs) -> dict[str, Any]:
     first = torch.zeros_like(stop) if left < 0 else (stop - left).clamp(min=0)
     starts, rows = token_rows(inputs, step, first, stop)
     return {
-        "k_buffer": k,
-        "v_buffer": v,
-        "kv_indptr": starts,
-        "kv_indices": rows,
-        "sliding_window_size": left,
+        "k_buffer": k, "v_buffer": v, "kv_indptr": starts, "kv_indices": rows, "sliding_window_size": left,
         "window_kv_offsets": first if left >= 0 else None,
-    }
+    }  # fmt: skip
 
 
 def _mask(inputs: Inputs) -> dict[str, Any]:

@@ -99,19 +99,11 @@ class FlashAttn3MlaOfSglang(OfSglang):
         p, out, width = inputs.problem, inputs.empty_output(), inputs.problem.value_dim
         latent = inputs.latent[:, :, None]  # [P, N, 1, D]
         given: dict[str, Any] = {
-            "q": inputs.q[..., width:],
-            "qv": inputs.q[..., :width],
-            "k_cache": latent[..., width:],
-            "v_cache": latent[..., :width],
-            "page_table": inputs.page_table,
-            "cache_seqlens": inputs.kv_lens,
-            "cu_seqlens_q": inputs.qo_indptr,
-            "max_seqlen_q": p.s_qo,
-            "softmax_scale": inputs.sm_scale,
-            "causal": p.mask == "causal",
-            "num_splits": self.num_splits or common.HEURISTIC,
-            "out": out,
-        }
+            "q": inputs.q[..., width:], "qv": inputs.q[..., :width], "k_cache": latent[..., width:],
+            "v_cache": latent[..., :width], "page_table": inputs.page_table, "cache_seqlens": inputs.kv_lens,
+            "cu_seqlens_q": inputs.qo_indptr, "max_seqlen_q": p.s_qo, "softmax_scale": inputs.sm_scale,
+            "causal": p.mask == "causal", "num_splits": self.num_splits or common.HEURISTIC, "out": out,
+        }  # fmt: skip
 
         attend = partial(flash_attn_with_kvcache, **given, return_softmax_lse=p.return_lse)
         return common.runner_of(inputs, attend, out, common.MADE_IN_CALL, nothing_to_plan)
@@ -122,17 +114,10 @@ def _shared(inputs: Inputs, out: Tensor) -> dict[str, Any]:
     p, of = inputs.problem, all_keys(inputs)
     _, k, v = common.descales(inputs, len(of.qo_indptr) - 1)
     return {
-        "cu_seqlens_q": of.qo_indptr,
-        "max_seqlen_q": of.s_qo,
-        "softmax_scale": inputs.sm_scale,
-        "causal": of.causal,
-        "window_size": common.window(p),
-        "softcap": p.soft_cap or 0.0,
-        "k_descale": k,
-        "v_descale": v,
-        "sinks": common.sinks_in_bf16(inputs),
-        "out": out,
-    }
+        "cu_seqlens_q": of.qo_indptr, "max_seqlen_q": of.s_qo, "softmax_scale": inputs.sm_scale, "causal": of.causal,
+        "window_size": common.window(p), "softcap": p.soft_cap or 0.0, "k_descale": k, "v_descale": v,
+        "sinks": common.sinks_in_bf16(inputs), "out": out,
+    }  # fmt: skip
 
 
 def _over_pages(inputs: Inputs, out: Tensor, metadata: Tensor | None, num_splits: int) -> Callable[..., Any]:
@@ -141,14 +126,9 @@ def _over_pages(inputs: Inputs, out: Tensor, metadata: Tensor | None, num_splits
 
     of = all_keys(inputs)
     given = {
-        **_shared(inputs, out),
-        "k_cache": of.k,
-        "v_cache": of.v,
-        "page_table": of.page_table,
-        "cache_seqlens": of.kv_lens,
-        "num_splits": num_splits,
-        "scheduler_metadata": metadata,
-    }
+        **_shared(inputs, out), "k_cache": of.k, "v_cache": of.v, "page_table": of.page_table, "cache_seqlens": of.kv_lens,
+        "num_splits": num_splits, "scheduler_metadata": metadata,
+    }  # fmt: skip
 
     return partial(flash_attn_with_kvcache, inputs.q, **given)
 

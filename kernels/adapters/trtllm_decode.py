@@ -122,20 +122,11 @@ def _uses_trtllm_gen(device: Device) -> bool:
 def _call(inputs: Inputs, out: Tensor, o_scale: float) -> dict[str, Any]:
     p = inputs.problem
     return {
-        "query": inputs.q,
-        "kv_cache": inputs.kv,
-        "workspace_buffer": common.workspace(inputs),
-        "block_tables": inputs.page_table,
-        "seq_lens": inputs.kv_lens,
-        "max_seq_len": p.longest,
-        "bmm1_scale": inputs.sm_scale * inputs.k_scale,
-        "bmm2_scale": inputs.v_scale / o_scale,
-        "window_left": common.window_left(p),
-        "sinks": inputs.sinks,
-        "kv_layout": p.kv_layout,
-        "enable_pdl": p.enable_pdl,
-        "out": out,
-    }
+        "query": inputs.q, "kv_cache": inputs.kv, "workspace_buffer": common.workspace(inputs), "block_tables": inputs.page_table,
+        "seq_lens": inputs.kv_lens, "max_seq_len": p.longest, "bmm1_scale": inputs.sm_scale * inputs.k_scale,
+        "bmm2_scale": inputs.v_scale / o_scale, "window_left": common.window_left(p), "sinks": inputs.sinks,
+        "kv_layout": p.kv_layout, "enable_pdl": p.enable_pdl, "out": out,
+    }  # fmt: skip
 
 
 def _prepare_xqa(inputs: Inputs, device: Device) -> Runner:
@@ -170,13 +161,9 @@ def _prepare_gen(inputs: Inputs) -> Runner:
     ragged = p.min_s_qo is not None
     second = common.lse_arguments(inputs)
     call = _call(inputs, out, o_scale) | {
-        **second,
-        "backend": "trtllm-gen",
-        "q_len_per_req": None if ragged else p.s_qo,
-        "max_q_len": p.s_qo if ragged else None,
-        "cum_seq_lens_q": inputs.qo_indptr if ragged else None,
-        "kv_cache_sf": common.trtllm_gen_block_scales(inputs),
-    }
+        **second, "backend": "trtllm-gen", "q_len_per_req": None if ragged else p.s_qo, "max_q_len": p.s_qo if ragged else None,
+        "cum_seq_lens_q": inputs.qo_indptr if ragged else None, "kv_cache_sf": common.trtllm_gen_block_scales(inputs),
+    }  # fmt: skip
     launch = bound(trtllm_batch_decode_with_kv_cache, **call)
     more: dict[str, Any] = {"caller_scale": o_scale, "lse": second.get("lse"), "lse_base": "2", "plan_step": nothing_to_plan}
     return Runner(launch, out, "trtllm-gen", p.q_dtype, **more)

@@ -85,14 +85,10 @@ class FmhaV2(common.FlashInferAdapter):
         p, out = inputs.problem, inputs.empty_output()
         scale = common.fp8_output_scale(p)
         call: dict[str, Any] = {
-            "qkv": self.qkv(inputs),
-            "input_layout": self.layout(p),
-            **_shared(inputs),
-            "bmm2_scale": inputs.v_scale / scale,
-            "block_tables": inputs.page_table if p.paged else None,
-            "out": out,
+            "qkv": self.qkv(inputs), "input_layout": self.layout(p), **_shared(inputs), "bmm2_scale": inputs.v_scale / scale,
+            "block_tables": inputs.page_table if p.paged else None, "out": out,
             "mask_mode": "sliding_window" if p.window is not None else "causal" if p.mask == "causal" else "padding",
-        }
+        }  # fmt: skip
         call |= {} if p.soft_cap is None else {"logits_soft_cap_scale": p.soft_cap}
         sums = "fp16" if p.q_dtype == "fp16" else "fp32"  # csrc/fmha_v2_run.cu: "FP16 kernels: !force_fp32_acc"; seen on an H200
         launch = bound(trtllm_fmha_v2_prefill, **call)
@@ -178,16 +174,10 @@ class TrtllmContext(common.FlashInferAdapter):
 
         p, out = inputs.problem, inputs.empty_output()
         call: dict[str, Any] = {
-            "query": inputs.q,
-            "kv_cache": inputs.kv,
-            **_shared(inputs),
-            "block_tables": inputs.page_table,
-            "bmm2_scale": inputs.v_scale,
-            "kv_layout": p.kv_layout,
-            "causal": p.mask == "causal",
-            "enable_pdl": p.enable_pdl,
+            "query": inputs.q, "kv_cache": inputs.kv, **_shared(inputs), "block_tables": inputs.page_table,
+            "bmm2_scale": inputs.v_scale, "kv_layout": p.kv_layout, "causal": p.mask == "causal", "enable_pdl": p.enable_pdl,
             "out": out,
-        }
+        }  # fmt: skip
         return Runner(bound(trtllm_batch_context_with_kv_cache, **call), out, "trtllm-gen", p.q_dtype)
 
 

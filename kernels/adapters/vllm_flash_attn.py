@@ -137,24 +137,11 @@ def _runner(inputs: Inputs, version: int, given: dict[str, Any], plan_step: Plan
 
     p, out, of = inputs.problem, inputs.empty_output(), all_keys(inputs)
     arguments: dict[str, Any] = {
-        "q": inputs.q,
-        "k": of.k,
-        "v": of.v,
-        "out": out,
-        "cu_seqlens_q": of.qo_indptr,
-        "cu_seqlens_k": of.kv_indptr,
-        "seqused_k": of.kv_lens,
-        "max_seqlen_q": of.s_qo,
-        "max_seqlen_k": of.s_kv,
-        "block_table": of.page_table,
-        "softmax_scale": inputs.sm_scale,
-        "causal": of.causal,
-        "window_size": list(common.window(p)),
-        "softcap": p.soft_cap or 0.0,
-        "return_softmax_lse": p.return_lse,
-        "fa_version": version,
-        **given,
-    }
+        "q": inputs.q, "k": of.k, "v": of.v, "out": out, "cu_seqlens_q": of.qo_indptr, "cu_seqlens_k": of.kv_indptr,
+        "seqused_k": of.kv_lens, "max_seqlen_q": of.s_qo, "max_seqlen_k": of.s_kv, "block_table": of.page_table,
+        "softmax_scale": inputs.sm_scale, "causal": of.causal, "window_size": list(common.window(p)),
+        "softcap": p.soft_cap or 0.0, "return_softmax_lse": p.return_lse, "fa_version": version, **given,
+    }  # fmt: skip
 
     return common.runner_of(
         inputs, partial(flash_attn_varlen_func, **arguments), out, config, plan_step, kernel=f"flash_attn_{version}"

@@ -108,18 +108,10 @@ def _tensors(inputs: Inputs) -> dict[str, Any]:
     scales = (torch.full((1,), scale, device=inputs.device) for scale in (inputs.k_scale, inputs.v_scale))
     k_descale, v_descale = (scale.expand(p.batch_size, p.num_kv_heads) for scale in scales)
     return {
-        "q": inputs.q,
-        "k": k,
-        "v": v,
-        "cu_seqlens_q": inputs.qo_indptr,
-        "seqused_k": inputs.kv_lens,
-        "block_table": inputs.page_table,
-        "q_descale": None,
-        "k_descale": k_descale,
-        "v_descale": v_descale,
-        "sinks": inputs.sinks,
-        "qq_bias": None if p.tree is None else _bias(inputs),
-    }
+        "q": inputs.q, "k": k, "v": v, "cu_seqlens_q": inputs.qo_indptr, "seqused_k": inputs.kv_lens,
+        "block_table": inputs.page_table, "q_descale": None, "k_descale": k_descale, "v_descale": v_descale,
+        "sinks": inputs.sinks, "qq_bias": None if p.tree is None else _bias(inputs),
+    }  # fmt: skip
 
 
 def _bias(inputs: Inputs) -> Tensor:

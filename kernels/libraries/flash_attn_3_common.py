@@ -111,18 +111,10 @@ def metadata_arguments(inputs: Inputs, of: Keys) -> dict[str, Any]:
     """What the function that plans a model step takes alike in vLLM's build and in SGLang's."""
     p = inputs.problem
     return {
-        "batch_size": p.batch_size,
-        "max_seqlen_q": of.s_qo,
-        "max_seqlen_k": of.s_kv,
-        "headdim": p.head_dim_qk,
-        "headdim_v": p.head_dim_vo,
-        "cache_seqlens": of.kv_lens,
-        "qkv_dtype": inputs.q.dtype,
-        "cu_seqlens_q": of.qo_indptr,
-        "page_size": p.page_size,
-        "causal": of.causal,
-        "has_softcap": p.soft_cap is not None,
-    }
+        "batch_size": p.batch_size, "max_seqlen_q": of.s_qo, "max_seqlen_k": of.s_kv, "headdim": p.head_dim_qk,
+        "headdim_v": p.head_dim_vo, "cache_seqlens": of.kv_lens, "qkv_dtype": inputs.q.dtype, "cu_seqlens_q": of.qo_indptr,
+        "page_size": p.page_size, "causal": of.causal, "has_softcap": p.soft_cap is not None,
+    }  # fmt: skip
 
 
 def planned_again(metadata: Tensor | None, make: Callable[[], Tensor | None]) -> PlanStep:

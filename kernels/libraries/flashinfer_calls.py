@@ -152,19 +152,12 @@ def plan_mla(wrapper: Any, inputs: Inputs, by_page: tuple[Tensor, ...], dense: M
     pages = dict(zip(("qo_indptr", "kv_indptr", "kv_indices", "kv_len_arr"), by_page, strict=True))
     given = {
         "metadata": MLAPlanMetadata.csr(**pages) if dense is None else MLAPlanMetadata.dual(**pages, **dense),
-        "num_heads": p.num_qo_heads,
-        "head_dim_ckv": p.head_dim_ckv,
-        "head_dim_kpe": p.head_dim_kpe,
-        "page_size": p.page_size,
-        "causal": causal,
-        "sm_scale": inputs.sm_scale,
-        "enable_pdl": p.enable_pdl,
-        "q_data_type": inputs.q.dtype,
-        "kv_data_type": inputs.latent.dtype,
-        "output_dtype": torch_dtype(p.output_dtype),
+        "num_heads": p.num_qo_heads, "head_dim_ckv": p.head_dim_ckv, "head_dim_kpe": p.head_dim_kpe, "page_size": p.page_size,
+        "causal": causal, "sm_scale": inputs.sm_scale, "enable_pdl": p.enable_pdl, "q_data_type": inputs.q.dtype,
+        "kv_data_type": inputs.latent.dtype, "output_dtype": torch_dtype(p.output_dtype),
         "lse_mode": "base2" if p.return_lse else "none",
         "scale_mode": "bmm-scalar" if p.q_dtype in FP8 else "kv-per-tensor" if of_cache else "default",
-    }
+    }  # fmt: skip
     wrapper.plan(**fitted(wrapper.plan, given))
 
 

@@ -92,15 +92,10 @@ def decode_wrapper(inputs: Inputs, backend: str, use_tensor_cores: bool, pages: 
 
     indptr, indices, last = pages or (inputs.kv_indptr, inputs.kv_indices, inputs.last_page_len)
     return BatchDecodeWithPagedKVCacheWrapper(
-        common.workspace(inputs, common.split_workspace_bytes(inputs.problem)),
-        inputs.problem.kv_layout,
-        use_cuda_graph=True,
-        use_tensor_cores=use_tensor_cores,
-        paged_kv_indptr_buffer=indptr.clone(),
-        paged_kv_indices_buffer=indices.clone(),
-        paged_kv_last_page_len_buffer=last.clone(),
-        backend=backend,
-    )
+        common.workspace(inputs, common.split_workspace_bytes(inputs.problem)), inputs.problem.kv_layout, use_cuda_graph=True,
+        use_tensor_cores=use_tensor_cores, paged_kv_indptr_buffer=indptr.clone(), paged_kv_indices_buffer=indices.clone(),
+        paged_kv_last_page_len_buffer=last.clone(), backend=backend,
+    )  # fmt: skip
 
 
 def needs_tokens_for_drafts(problem: Problem) -> Need:
@@ -116,14 +111,9 @@ def plan_decode(wrapper: Any, inputs: Inputs, lengths: HostLengths, table: Tenso
     """Plans a decode wrapper for these lengths of a batch. Without a page table the wrapper makes one where its kernel needs it."""
     p = inputs.problem
     calls.plan(
-        wrapper,
-        *_pages_and_heads(inputs, lengths),
-        q_dtype=inputs.q.dtype,
-        **scale_window_dtypes(inputs),
-        block_tables=table,
-        q_len_per_req=p.s_qo,
-        **more,
-    )
+        wrapper, *_pages_and_heads(inputs, lengths), q_dtype=inputs.q.dtype, **scale_window_dtypes(inputs), block_tables=table,
+        q_len_per_req=p.s_qo, **more,
+    )  # fmt: skip
 
 
 def paged_wrapper(inputs: Inputs, backend: str, kernel: str) -> Any:
@@ -135,16 +125,12 @@ def paged_wrapper(inputs: Inputs, backend: str, kernel: str) -> Any:
 
     p = inputs.problem
     return BatchPrefillWithPagedKVCacheWrapper(
-        common.workspace(inputs, common.split_workspace_bytes(p)),
-        p.kv_layout,
-        use_cuda_graph=True,
-        qo_indptr_buf=inputs.qo_indptr.clone(),
-        paged_kv_indptr_buf=inputs.kv_indptr.clone(),
-        paged_kv_indices_buf=inputs.kv_indices.clone(),
-        paged_kv_last_page_len_buf=inputs.last_page_len.clone(),
+        common.workspace(inputs, common.split_workspace_bytes(p)), p.kv_layout, use_cuda_graph=True,
+        qo_indptr_buf=inputs.qo_indptr.clone(), paged_kv_indptr_buf=inputs.kv_indptr.clone(),
+        paged_kv_indices_buf=inputs.kv_indices.clone(), paged_kv_last_page_len_buf=inputs.last_page_len.clone(),
         **(sink_variant(p, kernel) if has_variant(p, kernel) else {"backend": backend}),
         **(_mask_buffers(inputs) if p.has_custom_mask else {}),
-    )
+    )  # fmt: skip
 
 
 def plan_paged(wrapper: Any, inputs: Inputs, lengths: HostLengths) -> None:
@@ -178,13 +164,10 @@ def _pages_and_heads(inputs: Inputs, lengths: HostLengths) -> tuple[Tensor | int
 def scale_window_dtypes(inputs: Inputs) -> dict[str, Any]:
     """What the plans of all these wrappers take by name."""
     return {
-        "sm_scale": inputs.sm_scale,
-        **common.soft_cap_argument(inputs.problem),
-        "window_left": common.window_left(inputs.problem),
-        "q_data_type": inputs.q.dtype,
-        "kv_data_type": inputs.kv[0].dtype,
+        "sm_scale": inputs.sm_scale, **common.soft_cap_argument(inputs.problem),
+        "window_left": common.window_left(inputs.problem), "q_data_type": inputs.q.dtype, "kv_data_type": inputs.kv[0].dtype,
         "o_data_type": torch_dtype(inputs.problem.output_dtype),
-    }
+    }  # fmt: skip
 
 
 def has_variant(problem: Problem, kernel: str) -> bool:
