@@ -120,7 +120,7 @@ class RightKernel:
         scores = products * (inputs.sm_scale * inputs.k_scale * LOG2_E)
         if (unseen := hidden(p, request, range(q_len), range(length), inputs.device)) is not None:
             scores.view(p.stored_kv_heads, p.group_size, q_len, length).masked_fill_(unseen, -torch.inf)
-        sink = None if inputs.sinks is None else _by_row(inputs.sinks, p, q_len) * LOG2_E
+        sink = None if inputs.sinks is None else LOG2_E * inputs.sinks.repeat_interleave(q_len).view(p.stored_kv_heads, -1, 1)
         out, lse = self._merged(scores, self._narrowed(v, p.kv_dtype), sink)
         by_token = [t.view(p.stored_kv_heads, p.group_size, q_len, -1).permute(2, 0, 1, 3).flatten(1, 2) for t in (out, lse)]
         return by_token[0] * inputs.v_scale, by_token[1]
@@ -198,8 +198,3 @@ def _with_cut_products(acc: Tensor, a: Tensor, b: Tensor) -> Tensor:
     products = a[..., None] * b[:, None]  # [K, R, C, n]
     largest = torch.maximum(products.abs().amax(2), acc.abs())
     return _cut_off(products, largest[:, :, None], PRODUCT_DIGITS).sum(2) + _cut_off(acc, largest, PRODUCT_DIGITS)
-
-
-def _by_row(sinks: Tensor, p: Problem, q_len: int) -> Tensor:
-    """The sink of each row, [K, R, 1], from those of heads [H]."""
-    return sinks.view(p.stored_kv_heads, p.group_size, 1).expand(-1, -1, q_len).reshape(p.stored_kv_heads, -1, 1)

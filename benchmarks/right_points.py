@@ -59,28 +59,18 @@ def _of(coin: random.Random, s_qo: int, **keys: Any) -> Keys:
     return {"s_qo": s_qo, "s_kv": length, "page_size": size, "batch_size": coin.randint(1, 3), **keys}
 
 
-def _drafts(coin: random.Random) -> Keys:
-    return _of(coin, coin.randint(2, 16), mask=coin.choice(("causal", "causal", "full")), return_lse=coin.random() < 0.5)
-
-
 def _tree(coin: random.Random) -> Keys:
     s_qo = coin.randint(3, 16)
     return _of(coin, s_qo, mask="drawn", tree=Tree(top_k=coin.randint(1, 4)).parents(s_qo))
 
 
-def _window(coin: random.Random) -> Keys:
-    keys = _of(coin, coin.randint(1, 8))
+def _window(coin: random.Random, keys: Keys) -> Keys:
     return keys | {"window": coin.randint(1, keys["s_kv"])}
 
 
 def _sinks(coin: random.Random) -> Keys:
     keys = _of(coin, coin.choice((1, 1, coin.randint(2, 8))), sinks=True)
-    return keys | ({"window": coin.randint(1, keys["s_kv"])} if coin.random() < 1 / 3 else {})
-
-
-def _ragged(coin: random.Random) -> Keys:
-    s_qo = coin.randint(2, 8)
-    return _of(coin, s_qo, min_s_qo=1, seq_lens="random", batch_size=coin.randint(2, 3))
+    return _window(coin, keys) if coin.random() < 1 / 3 else keys
 
 
 def _prompts(coin: random.Random) -> Keys:
@@ -109,11 +99,13 @@ def _merge(coin: random.Random) -> Keys:
 
 SHAPES: dict[str, Callable[[random.Random], Keys]] = {
     "decode": lambda coin: _of(coin, 1, return_lse=coin.random() < 0.5),
-    "drafts": _drafts,
+    "drafts": lambda coin: _of(
+        coin, coin.randint(2, 16), mask=coin.choice(("causal", "causal", "full")), return_lse=coin.random() < 0.5
+    ),
     "tree": _tree,
-    "window": _window,
+    "window": lambda coin: _window(coin, _of(coin, coin.randint(1, 8))),
     "sinks": _sinks,
-    "ragged lengths": _ragged,
+    "ragged lengths": lambda coin: _of(coin, coin.randint(2, 8), min_s_qo=1, seq_lens="random", batch_size=coin.randint(2, 3)),
     "prompts": _prompts,
     "MLA": _mla,
     "shared prefix": _cascade,

@@ -39,6 +39,8 @@ class FlashAttn4(FlashAttention):
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p = problem
+        dims = (p.head_dim_qk, p.head_dim_vo)
+        fitting = dims in ((192, 128), (256, 256)) or (min(dims) >= 8 and max(dims) <= (256 if device.is_sm(9) else 128))
         alignment = 16 if p.kv_dtype in FP8 else 8  # 16 bytes
         return (
             Need("SM90, the SM100 family or SM110 (FlashAttention-4)", device.is_sm(9, 10, 11)),
@@ -52,7 +54,7 @@ class FlashAttn4(FlashAttention):
             Need("a causal or full mask", p.tree is None),
             Need("head_dims that are multiples of 8, with FP8 of 16", not (p.head_dim_qk % alignment or p.head_dim_vo % alignment)),
             Need("with pages, head_dims that are multiples of 16", not (p.paged and (p.head_dim_qk % 16 or p.head_dim_vo % 16))),
-            Need("head_dims from 8 to 256, on SM100 and SM110 up to 128, 192/128 or 256", _takes_head_dims(p, device)),
+            Need("head_dims from 8 to 256, on SM100 and SM110 up to 128, 192/128 or 256", fitting),
         )
 
     def _hardware_of_choices(self, problem: Problem, device: Device) -> tuple[Need, ...]:
@@ -82,13 +84,6 @@ class FlashAttn4(FlashAttention):
         launch()  # compiles
         config = f"num_splits={splits or 'auto'}"
         return Runner(launch, out, "flash_attn_4", p.q_dtype, kernel_config=config, plan_step=nothing_to_plan)
-
-
-def _takes_head_dims(p: Problem, device: Device) -> bool:
-    dims = (p.head_dim_qk, p.head_dim_vo)
-    if device.is_sm(9):
-        return min(dims) >= 8 and max(dims) <= 256
-    return (min(dims) >= 8 and max(dims) <= 128) or dims in ((192, 128), (256, 256))
 
 
 ADAPTERS = tuple(FlashAttn4(routine=routine) for routine in ("paged_decode", "paged_prefill", "ragged_prefill"))

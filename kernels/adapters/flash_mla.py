@@ -182,22 +182,15 @@ def _of_8_bits(inputs: Inputs, operators: Any) -> tuple[object, ...]:
 
 def _fp8_needs(p: Problem) -> tuple[Need, ...]:
     """What the kernel for FP8 does not refuse, and does wrong or cannot do."""
+    hides_in_two = all(kv - q + 1 >= PAGE * ((kv - 1) // PAGE - 1) for q, kv in zip(p.q_lens, p.kv_lens, strict=True))
     pages_of_table = "with FP8, no padded requests without a token (it follows the entry of the page table before their rows)"
     return (
         Need("with FP8, fewer than 4,096 requests", p.batch_size < TOO_MANY_REQUESTS),
         # Each tile needs a processor of its own, or the plan has no parts and the kernel stops the GPU.
         Need("with FP8, up to 4,992 rows of a query token and a head", p.s_qo * p.num_qo_heads <= TILE * FEWEST_PROCESSORS),
-        Need("with FP8, hidden keys in a request's last two pages alone (it masks no others)", _hides_in_two_pages(p)),
+        Need("with FP8, hidden keys in a request's last two pages alone (it masks no others)", p.mask == "full" or hides_in_two),
         Need(pages_of_table, not has_empty(p)),
     )
-
-
-def _hides_in_two_pages(p: Problem) -> bool:
-    """Whether every key that a query token does not see lies in the last two pages of its request."""
-    if p.mask == "full":
-        return True
-    lengths = zip(p.q_lens, p.kv_lens, strict=True)
-    return all(kv - q + 1 >= PAGE * ((kv - 1) // PAGE - 1) for q, kv in lengths)
 
 
 ADAPTERS = (FlashMla(), FlashMlaOfVllm())

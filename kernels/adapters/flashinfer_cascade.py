@@ -96,10 +96,8 @@ class TwoCalls(InTwoCalls):
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         both = levels(inputs)
         over_prefix = _prefill_wrapper(inputs, both[0], self.prefix_kernel)
-        if self.rest == "fa2_tc":
-            over_rest = decode_wrapper(inputs, "fa2", use_tensor_cores=True, pages=both[1][1:])
-        else:
-            over_rest = _prefill_wrapper(inputs, both[1], "fa3")
+        by_decode = self.rest == "fa2_tc"
+        over_rest = decode_wrapper(inputs, "fa2", True, both[1][1:]) if by_decode else _prefill_wrapper(inputs, both[1], "fa3")
         return prepared(self, partial(self._planned, over_prefix, over_rest), inputs, device)
 
     def _planned(self, over_prefix: Any, over_rest: Any, inputs: Inputs) -> Runner:
@@ -136,18 +134,12 @@ class MultiLevel(InTwoCalls):
     name: str = "multi_level"
 
     def kernel_needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
-        return (
-            Need(
-                "up to 128 heads of 64, 64 of 128 or 32 of 256, whose merge is one block",
-                common.merge_threads(problem) <= common.MAX_THREADS,
-            ),
-        )
+        fits = common.merge_threads(problem) <= common.MAX_THREADS
+        return (Need("up to 128 heads of 64, 64 of 128 or 32 of 256, whose merge is one block", fits),)
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
-        return (
-            common.prefill_module(problem, "fa3" if common.resolves_to_fa3(problem, device, self.is_from) else "fa2"),
-            MERGE_MODULE,
-        )
+        kernel = "fa3" if common.resolves_to_fa3(problem, device, self.is_from) else "fa2"
+        return (common.prefill_module(problem, kernel), MERGE_MODULE)
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         from flashinfer import MultiLevelCascadeAttentionWrapper

@@ -156,8 +156,8 @@ class CuTile(OtherWrapperDecode):
             common.needs_equal_head_dims(p),
             common.needs_one_half_dtype(p),
             Need("NHD pages", p.kv_layout == "NHD"),
-            Need("a head_dim that is a power of two", _is_power_of_two(p.head_dim_qk)),
-            Need("a page_size that is a power of two", _is_power_of_two(p.page_size)),
+            Need("a head_dim that is a power of two", p.head_dim_qk.bit_count() == 1),
+            Need("a page_size that is a power of two", p.page_size.bit_count() == 1),
         )
 
     def table(self, inputs: Inputs) -> Tensor | None:
@@ -173,10 +173,6 @@ class CuTile(OtherWrapperDecode):
         run = partial(wrapper.run, inputs.q, inputs.kv, **call)
         run()
         return Runner(run, call["out"], "cutile", inputs.problem.q_dtype)
-
-
-def _is_power_of_two(number: int) -> bool:
-    return number & (number - 1) == 0
 
 
 ADAPTERS = (TrtllmGen(), CuteDsl(), CuTile())

@@ -44,11 +44,6 @@ def fa_dtype_needs(problem: Problem, device: Device) -> tuple[Need, ...]:
     )
 
 
-def _needs_every_key(problem: Problem, tile_kv: int) -> Need:
-    sentence = "heads that divide the query tile, or no causal edge on a KV tile (the kernel would skip a key)"
-    return Need(sentence, _keeps_every_key(problem, tile_kv))
-
-
 def _needs_deepseek_latent(problem: Problem) -> Need:
     return Need("a latent of 512 + 64", (problem.head_dim_ckv, problem.head_dim_kpe) == DEEPSEEK)
 
@@ -57,24 +52,14 @@ def _needs_pages_that_divide_128(problem: Problem) -> Need:
     return Need("a page_size that divides 128", 128 % problem.page_size == 0)
 
 
-def _keeps_every_key(problem: Problem, tile_kv: int) -> bool:
-    """Whether fa2 and fa3 read every visible key.
-
-    Under a causal mask they skip a query's last visible key if it is the first of a KV tile and the query's heads straddle two
-    query tiles.
-    """
-    if problem.mask == "full":
-        return True
-    heads = problem.num_qo_heads
+def _needs_every_key(problem: Problem, tile_kv: int) -> Need:
+    """Under a causal mask fa2 and fa3 skip a query's last key if it is the first of a KV tile and the heads straddle two tiles."""
+    heads, lengths = problem.num_qo_heads, [pair for pair in zip(problem.q_lens, problem.kv_lens, strict=True) if pair[1]]
     tile_q = 128 if problem.num_q_tokens * heads // problem.batch_size > 64 else 64
-    if tile_q % heads == 0:
-        return True
-    for q, kv in zip(problem.q_lens, problem.kv_lens, strict=True):
-        for end in range(tile_q, q * heads, tile_q):
-            query, straddles = divmod(end, heads)
-            if straddles and kv and (kv - q + query) % tile_kv == 0:
-                return False
-    return True
+    ends = ((kv - q, end) for q, kv in lengths for end in range(tile_q, q * heads, tile_q))
+    skips = any(end % heads and (context + end // heads) % tile_kv == 0 for context, end in ends)
+    sentence = "heads that divide the query tile, or no causal edge on a KV tile (the kernel would skip a key)"
+    return Need(sentence, problem.mask == "full" or not skips)
 
 
 def fa2_needs(problem: Problem, device: Device) -> tuple[Need, ...]:
@@ -172,17 +157,13 @@ class Mla(common.FlashInferAdapter):
             flashinfer_module("attention.modules:gen_batch_mla_module", (kernel, *dtypes, *dims, False)) for kernel in made
         )
 
-    def _backend(self, device: Device) -> str:
-        if self.name != "trtllm-native":
-            return self.name
-        return "xqa" if device.is_sm(12) else "trtllm-gen"
-
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         from flashinfer.mla import BatchMLAPagedAttentionWrapper
 
+        backend = self.name if self.name != "trtllm-native" else "xqa" if device.is_sm(12) else "trtllm-gen"
         wrapper = BatchMLAPagedAttentionWrapper(
             common.workspace(inputs), use_cuda_graph=True, qo_indptr=inputs.qo_indptr.clone(), kv_indptr=inputs.kv_indptr.clone(),
-            kv_indices=inputs.kv_indices.clone(), kv_len_arr=inputs.kv_lens.clone(), backend=self._backend(device),
+            kv_indices=inputs.kv_indices.clone(), kv_len_arr=inputs.kv_lens.clone(), backend=backend,
         )  # fmt: skip
         return with_key(prepared(self, partial(_planned, wrapper), inputs, device), wrapper)
 
@@ -228,23 +209,12 @@ def _scales(inputs: Inputs) -> dict[str, float]:
 
 
 # `skips_unused` was seen on an H200. Backends that need later GPUs have not run.
+_READ_ONLY: dict[str, Any] = {"rules_hold_for": common.READ_ONLY}
 ADAPTERS = (
     Mla(name="fa2", takes_no_keys=True, rule=fa2_needs, compiled=("fa2",), max_seq_len="unread", skips_unused=True, gives_lse=True),
     Mla(name="fa3", rule=fa3_needs, compiled=("fa3",), max_seq_len="unread", skips_unused=True, gives_lse=True),
     Mla(name="auto", rule=auto_needs, compiled=("fa3", "fa2"), max_seq_len="unread", skips_unused=True, gives_lse=True),
     Mla(name="cutlass", rule=cutlass_needs, query_lengths="single"),
-    Mla(
-        name="trtllm-native",
-        rule=trtllm_needs,
-        query_lengths="uniform",
-        takes_pdl=True,
-        gives_lse=True,
-        rules_hold_for=common.READ_ONLY,
-    ),
-    Mla(
-        name="cute-dsl",
-        rule=cute_dsl_needs,
-        distributions=(*common.FLASHINFER, "nvidia-cutlass-dsl"),
-        rules_hold_for=common.READ_ONLY,
-    ),
+    Mla(name="trtllm-native", rule=trtllm_needs, query_lengths="uniform", takes_pdl=True, gives_lse=True, **_READ_ONLY),
+    Mla(name="cute-dsl", rule=cute_dsl_needs, distributions=(*common.FLASHINFER, "nvidia-cutlass-dsl"), **_READ_ONLY),
 )

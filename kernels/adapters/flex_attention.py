@@ -55,6 +55,7 @@ class FlexAttention(Adapter):
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p, on_cpu = problem, device.kind == "cpu"
+        elements = p.num_pages * p.slots_per_page * p.kv_token_elements
         return (
             Need("a CPU, or a CUDA device of SM80 or later", on_cpu or device.major >= 8),
             Need("fp16 or bf16 queries, or fp32 ones on a CPU", p.q_dtype in ("fp16", "bf16") or (on_cpu and p.q_dtype == "fp32")),
@@ -63,7 +64,9 @@ class FlexAttention(Adapter):
             # Triton multiplies no fewer than 16 keys at once, and a block of keys cannot cross a page.
             Need("on CUDA a page_size that is a multiple of 16", on_cpu or not p.paged or p.page_size % 16 == 0),
             Need("on CUDA head_dims of 16 or more", on_cpu or min(p.head_dim_qk, p.head_dim_vo) >= 16),
-            Need("on CUDA a cache of up to 2^31 elements", on_cpu or _fits_32_bits(p)),
+            # The kernel for long queries computes offsets in 32 bits. The decode kernel is meant to take 64, but does not compile
+            # then (torch 2.11 on an H100: "inconsistent types int64 and int32"); its template is the same in torch 2.13.
+            Need("on CUDA a cache of up to 2^31 elements", on_cpu or elements <= 2**31),
             Need("on a CPU a small problem, since nothing is fused there", not on_cpu or _unfused_elements(p) <= CPU_ELEMENTS),
         )
 
@@ -143,15 +146,6 @@ def options_of(p: Problem) -> dict[str, Any]:
 def options_words(options: Mapping[str, Any]) -> str:
     """The keys of one block, if they are given. The other option says which kernel runs, as the kernel's own name does."""
     return f"BLOCK_N={options['BLOCK_N']}" if "BLOCK_N" in options else ""
-
-
-def _fits_32_bits(p: Problem) -> bool:
-    """Whether offsets into the cache fit 32 bits.
-
-    The kernel for long queries computes them in 32 bits. The decode kernel is meant to take 64, but does not compile then (torch
-    2.11 on an H100: "inconsistent types int64 and int32"); its template is the same in torch 2.13.
-    """
-    return p.num_pages * p.slots_per_page * p.kv_token_elements <= 2**31
 
 
 def _block_size(p: Problem) -> int:

@@ -66,9 +66,8 @@ class TorchMerge(Merge):
         return ()
 
     def workspace_bytes(self, problem: Problem) -> int:
-        return super().workspace_bytes(problem) + size_bytes(
-            "fp32", 6 * problem.num_q_tokens * problem.num_qo_heads * problem.value_dim
-        )
+        elements = problem.num_q_tokens * problem.num_qo_heads * problem.value_dim
+        return super().workspace_bytes(problem) + size_bytes("fp32", 6 * elements)
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         from kernels.inputs.copies import States

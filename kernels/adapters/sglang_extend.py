@@ -95,22 +95,11 @@ class SglangExtend(Adapter):
         p, out, lse = inputs.problem, inputs.empty_output(), inputs.empty_lse()
         new = NewTokens(inputs)
         given: dict[str, Any] = {
-            "q_extend": inputs.q,
-            "k_extend": new.k,
-            "v_extend": new.v,
-            "o_extend": out,
-            **_context(inputs),
+            "q_extend": inputs.q, "k_extend": new.k, "v_extend": new.v, "o_extend": out, **_context(inputs),
             "qo_indptr": inputs.qo_indptr.long(),  # SGLang's has 64 bits for prompts
-            **_mask(inputs),
-            "max_len_extend": p.s_qo,
-            "k_scale": inputs.k_scale,
-            "v_scale": inputs.v_scale,
-            "sm_scale": inputs.sm_scale,
-            "logit_cap": p.soft_cap or 0.0,
-            "sinks": inputs.sinks,
-            "lse_extend": lse,
-            "page_size": 1,
-        }
+            **_mask(inputs), "max_len_extend": p.s_qo, "k_scale": inputs.k_scale, "v_scale": inputs.v_scale,
+            "sm_scale": inputs.sm_scale, "logit_cap": p.soft_cap or 0.0, "sinks": inputs.sinks, "lse_extend": lse, "page_size": 1,
+        }  # fmt: skip
         launch = partial(extend_attention_fwd, **given)
         launch()  # compiles
         # Operands of the context have the cache's dtype. New tokens, of which a prompt from its start consists, have the query's.

@@ -70,11 +70,8 @@ class FlashAttn3OfVllm(FlashAttention):
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         metadata = self._metadata(inputs)
-        given = {
-            "scheduler_metadata": metadata,
-            "s_aux": common.sinks_in_bf16(inputs),
-            "num_splits": self.num_splits or common.HEURISTIC,
-        }
+        given: dict[str, Any] = {"scheduler_metadata": metadata, "s_aux": common.sinks_in_bf16(inputs)}
+        given |= {"num_splits": self.num_splits or common.HEURISTIC}
         given |= dict(zip(("q_descale", "k_descale", "v_descale"), common.descales(inputs, len(inputs.qo_indptr) - 1), strict=True))
         splits = self.num_splits or "auto"
         config = f"num_splits={splits} {common.MADE_IN_CALL if metadata is None else common.GIVEN}"
@@ -123,9 +120,8 @@ class FlashAttn2OfVllm(FlashAttention):
         )
 
     def workspace_bytes(self, problem: Problem) -> int:
-        p = problem
-        reordered = 4 * p.num_q_tokens * p.num_qo_heads * p.head_dim_vo  # queries and output, 16 bits each
-        return common.partial_bytes(p) + reordered
+        reordered = 4 * problem.num_q_tokens * problem.num_qo_heads * problem.head_dim_vo  # queries and output, 16 bits each
+        return common.partial_bytes(problem) + reordered
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         return _runner(inputs, 2, {"num_splits": common.HEURISTIC}, common.planned_again(None, lambda: None), "num_splits=auto")
@@ -143,9 +139,8 @@ def _runner(inputs: Inputs, version: int, given: dict[str, Any], plan_step: Plan
         "softcap": p.soft_cap or 0.0, "return_softmax_lse": p.return_lse, "fa_version": version, **given,
     }  # fmt: skip
 
-    return common.runner_of(
-        inputs, partial(flash_attn_varlen_func, **arguments), out, config, plan_step, kernel=f"flash_attn_{version}"
-    )
+    launch = partial(flash_attn_varlen_func, **arguments)
+    return common.runner_of(inputs, launch, out, config, plan_step, kernel=f"flash_attn_{version}")
 
 
 def _all(routine: str) -> tuple[Adapter, ...]:

@@ -32,13 +32,9 @@ ELEMENTS_AT_ONCE = 2**26  # of values whose signs are added up at once
 
 def gain(all_rows: list[Rows]) -> KeyWeights:
     """By how much the output is too large as a whole: the regression of the error on the right output, [M, 1]."""
-    a, b = (
-        found[0] if len(found) == 1 else torch.stack(found).sum(0)
-        for found in (
-            [(rows.error * rows.right.out).sum((1, 2)) for rows in all_rows],
-            [(rows.weight * rows.right.out.square()).sum((1, 2)) for rows in all_rows],
-        )
-    )
+    of_a = [(rows.error * rows.right.out).sum((1, 2)) for rows in all_rows]
+    of_b = [(rows.weight * rows.right.out.square()).sum((1, 2)) for rows in all_rows]
+    a, b = (found[0] if len(found) == 1 else torch.stack(found).sum(0) for found in (of_a, of_b))
     return KeyWeights("gain", all_rows[0].right.requests, a[:, None], b[:, None], b[:, None])
 
 

@@ -217,7 +217,7 @@ class WeightTest:
         are assumed, each as telling as these.
         """
         found = self._found.certainty.items()
-        least = {length: [size for size, one in of.items() if self._suffices(one, times)] for length, of in found}
+        least = {length: [size for size, one in of.items() if one * times >= self._needed] for length, of in found}
         tokens = max((min(sizes) if sizes else length + 1 for length, sizes in least.items()), default=0)
         if not least or tokens > max(least):
             return None
@@ -247,10 +247,6 @@ class WeightTest:
     def _needed(self) -> float:
         """1 / variance of an estimate that finds a fault with probability 0.99."""
         return ((self.sigmas + MISS_SIGMAS) / (LOST - self.bias)) ** 2 if self.bias < LOST else math.inf
-
-    def _suffices(self, certainty: float, times: int = 1) -> bool:
-        """Whether a fault is found with probability 0.99 by an estimate of variance 1 / `certainty`, on `times` as many inputs."""
-        return certainty * times >= self._needed
 
 
 def _part_of(counts: Iterable[int], index: int) -> tuple[int, int]:

@@ -187,10 +187,8 @@ def _merged(check: str, problems: Sequence[Problem], findings: Sequence[CheckFin
         return Result(check, "failed", f"{count}{finding.words}, at {describe(problem)}")
     if left := [finding for finding in findings if finding.verdict == "not run"]:
         return Result(check, "not run", left[0].words)
-    worst = max(finding.error or 0.0 for finding in findings)
-    return Result(
-        check, "passed", f"{len(problems)} problem{'s' * (len(problems) > 1)}, largest error {worst:.2g} of the tolerance"
-    )
+    worst, count = max(finding.error or 0.0 for finding in findings), f"{len(problems)} problem{'s' * (len(problems) > 1)}"
+    return Result(check, "passed", f"{count}, largest error {worst:.2g} of the tolerance")
 
 
 def _calls(adapter: Adapter, device: Device, base: Problem, run: RunTrial) -> Iterator[Result]:

@@ -200,16 +200,8 @@ def prefill_module(problem: Problem, backend: str) -> Module:
 def attention_module(generator: str, p: Problem, before: tuple[str, ...] = (), after: tuple[bool, ...] = ()) -> Module:
     """A module of `jit/attention/modules.py`. Its key is dtypes, head_dims, and whether there is a window or a soft cap."""
     dtypes, dims = (p.q_dtype, p.kv_dtype, p.output_dtype, "int32"), (p.head_dim_qk, p.head_dim_vo)
-    args: tuple[str | int | bool, ...] = (
-        *before,
-        *dtypes,
-        *dims,
-        NO_POSITION_ENCODING,
-        p.window is not None,
-        p.soft_cap is not None,
-        *after,
-    )
-    return flashinfer_module(f"attention.modules:{generator}", args)
+    flags = (p.window is not None, p.soft_cap is not None, *after)
+    return flashinfer_module(f"attention.modules:{generator}", (*before, *dtypes, *dims, NO_POSITION_ENCODING, *flags))
 
 
 def soft_cap_argument(problem: Problem) -> dict[str, Any]:

@@ -67,19 +67,12 @@ def sink_variant(problem: Problem, kernel: str) -> dict[str, Any]:
     position, windowed = common.NO_POSITION_ENCODING, p.window is not None
     uri = get_batch_prefill_attention_sink_uri(kernel, q, kv, out, index, *dims, position, windowed)
     scalars, tensors = (["sm_scale"], ["double"]), (["sink"], ["float"])
+    given: dict[str, Any] = {"use_sliding_window": windowed, "use_fp16_qk_reduction": False, "pos_encoding_mode": position}
+    given |= {"paged_kv_stride_mode": "independent" if kernel == "fa2" else "runtime", "module_surface": "full"}
     return {
         "backend": kernel,
         "jit_args": [uri, q, kv, out, index, *dims, *tensors, *scalars, "AttentionSink", attention_sink_decl[kernel]],
-        "jit_kwargs": calls.fitted(
-            gen_customize_batch_prefill_module,  # which the wrapper hands them to
-            {
-                "use_sliding_window": windowed,
-                "use_fp16_qk_reduction": False,
-                "pos_encoding_mode": position,
-                "paged_kv_stride_mode": "independent" if kernel == "fa2" else "runtime",
-                "module_surface": "full",
-            },
-        ),
+        "jit_kwargs": calls.fitted(gen_customize_batch_prefill_module, given),  # which the wrapper hands them to
     }
 
 
@@ -134,17 +127,12 @@ def paged_wrapper(inputs: Inputs, backend: str, kernel: str) -> Any:
 
 
 def plan_paged(wrapper: Any, inputs: Inputs, lengths: HostLengths) -> None:
-    p = inputs.problem
+    p, of_cudnn = inputs.problem, wrapper._backend == "cudnn"
     calls.plan(
-        wrapper,
-        lengths.qo_indptr,
-        *_pages_and_heads(inputs, lengths),
-        q_dtype=inputs.q.dtype,
-        **prefill_plan(inputs),
-        block_tables=inputs.page_table if wrapper._backend == "cudnn" else None,
-        max_sequence_kv=p.max_seq_len if wrapper._backend == "cudnn" else None,
+        wrapper, lengths.qo_indptr, *_pages_and_heads(inputs, lengths), q_dtype=inputs.q.dtype, **prefill_plan(inputs),
+        block_tables=inputs.page_table if of_cudnn else None, max_sequence_kv=p.max_seq_len if of_cudnn else None,
         uniform_q_len=p.s_qo if p.min_s_qo is None and not has_empty(p) else None,  # else the plan refuses the offsets
-    )
+    )  # fmt: skip
 
 
 def prefill_plan(inputs: Inputs) -> dict[str, Any]:

@@ -77,7 +77,8 @@ WRONG: tuple[Entry, ...] = (
      lambda c: replace(c, sm_scale=usual_scale(c.problem)).answer(), victims.of_model_scale),
     ("soft_cap_ignored", "the soft cap is ignored", lambda c: replace(c, soft_cap=None).answer(), victims.capped),
     ("soft_cap_before_scale", "the soft cap is applied to q.k, and the scale to what it gives",
-     faults.capped_before_scale, lambda p: victims.capped(p) | victims.not_unscaled(p)),
+     lambda c: replace(c, soft_cap=(c.soft_cap or 0.0) * c.sm_scale).answer(),  # cap * tanh(q.k / cap) * scale
+     lambda p: victims.capped(p) | victims.not_unscaled(p)),
     ("soft_cap_doubled", "the soft cap is twice as high as it should be",
      lambda c: replace(c, soft_cap=2 * (c.soft_cap or 0.0)).answer(), victims.capped),
     ("k_scale_missing", "the scale of the keys is forgotten",

@@ -56,27 +56,24 @@ def to_the_end(case: ReferenceCase) -> ReferenceCase:
 
 
 def pages_of_another(case: ReferenceCase) -> Tensor:
-    k, v = _of_donor(case, 0, case.length)
-    return replace(case, k=k, v=v).answer()
+    return _with_donor(case, 0, case.length)
 
 
 def page_of_another(case: ReferenceCase) -> Tensor:
     """A page in the middle that holds a planted key is that of another request."""
     n, planted = case.problem.slots_per_page, context_positions(case.problem, case.problem.q_lens[case.request], case.length)
     middle = planted[len(planted) // 2] // n * n
-    stop = min(middle + n, case.length)
-    k, v = _of_donor(case, middle, stop)
-    changed = replace(case, k=case.k.clone(), v=case.v.clone())
-    changed.k[middle:stop], changed.v[middle:stop] = k, v
-    return changed.answer()
+    return _with_donor(case, middle, min(middle + n, case.length))
 
 
-def _of_donor(case: ReferenceCase, start: int, stop: int) -> tuple[Tensor, Tensor]:
-    """Keys and values as meant, at these positions of the request whose pages are read by mistake."""
+def _with_donor(case: ReferenceCase, start: int, stop: int) -> Tensor:
+    """The answer with keys and values at these positions of the request whose pages are read by mistake."""
     other = donor(case.problem)
     assert other is not None, "applies says where no other request is as long"
-    k, v = (t.float() for t in case.inputs.tokens(other, start, stop))
-    return k * case.inputs.k_scale, v * case.inputs.v_scale
+    k, v = case.k.clone(), case.v.clone()
+    of_other = case.inputs.tokens(other, start, stop)
+    k[start:stop], v[start:stop] = of_other[0].float() * case.inputs.k_scale, of_other[1].float() * case.inputs.v_scale
+    return replace(case, k=k, v=v).answer()
 
 
 def two_pages_swapped(case: ReferenceCase) -> Tensor:
@@ -121,12 +118,6 @@ def merged_without_weights(case: ReferenceCase) -> Tensor:
 def scales_exchanged(case: ReferenceCase) -> Tensor:
     ratio = case.inputs.v_scale / case.inputs.k_scale
     return replace(case, k=case.k * ratio, v=case.v / ratio).answer()
-
-
-def capped_before_scale(case: ReferenceCase) -> Tensor:
-    """The soft cap is applied to q.k, and the softmax scale to what it gives."""
-    assert case.soft_cap is not None  # `applies` says so
-    return replace(case, soft_cap=case.soft_cap * case.sm_scale).answer()  # cap * tanh(q.k / cap) * scale
 
 
 def heads_exchanged(case: ReferenceCase) -> Tensor:

@@ -18,7 +18,6 @@ from kernels.mutants.mutant import Mutant
 from kernels.mutants.reference_case import ReferenceCase, case_of
 from kernels.mutants.victims import Applies, Needs
 from kernels.problem.arithmetic import NATURAL
-from kernels.problem.dtypes import FP8
 from kernels.problem.fields import attending
 
 if TYPE_CHECKING:
@@ -73,10 +72,7 @@ def _if_lse_is_asked(applies: Applies) -> Applies:
 
 def _one_page(p: Problem) -> Needs:
     """A log-sum-exp is judged row by row. The last page, most of whose keys are random, must weigh more than rounding does."""
-    return victims.pages(p) | {
-        "queries, keys and values of 16 bits": not {p.q_dtype, p.kv_dtype} & {*FP8, "nvfp4"},
-        f"a victim of up to {SHORT} tokens": p.kv_lens[victim(p)] <= SHORT,
-    }
+    return victims.pages(p) | victims.in_16_bits(p) | {f"a victim of up to {SHORT} tokens": p.kv_lens[victim(p)] <= SHORT}
 
 
 WRONG: tuple[tuple[str, str, WrongLse, Applies], ...] = (

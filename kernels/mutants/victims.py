@@ -73,13 +73,8 @@ def in_16_bits(p: Problem) -> Needs:
 def fine_parts(count: int, p: Problem) -> Needs:
     """Where so little can show: kernels that multiply in 8 bits round too coarsely."""
     q_len, kv_len = _lens(p)
-    return (
-        context(p)
-        | in_16_bits(p)
-        | {
-            f"two query tokens or more, and a context of {4 * count}": q_len > 1 and kv_len - q_len >= 4 * count,
-        }
-    )
+    enough = q_len > 1 and kv_len - q_len >= 4 * count
+    return context(p) | in_16_bits(p) | {f"two query tokens or more, and a context of {4 * count}": enough}
 
 
 def pages(p: Problem) -> Needs:
@@ -105,10 +100,7 @@ def keyless(p: Problem) -> Needs:
 
 
 def keyless_lse(of_sink: bool, p: Problem) -> Needs:
-    return keyless(p) | {
-        "a log-sum-exp (return_lse)": p.return_lse,
-        f"sinks={str(of_sink).lower()}": p.sinks == of_sink,
-    }
+    return keyless(p) | {"a log-sum-exp (return_lse)": p.return_lse, f"sinks={str(of_sink).lower()}": p.sinks == of_sink}
 
 
 def two_requests(p: Problem) -> Needs:

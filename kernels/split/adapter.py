@@ -147,9 +147,8 @@ class Split(Adapter):
         return _each_once(tuple(one for asked in of_parts for one in asked))
 
     def for_versions(self, versions: Versions) -> Self:
-        return replace(
-            super().for_versions(versions), decode=self.decode.for_versions(versions), prefill=self.prefill.for_versions(versions)
-        )
+        decode, prefill = self.decode.for_versions(versions), self.prefill.for_versions(versions)
+        return replace(super().for_versions(versions), decode=decode, prefill=prefill)
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         halves = halves_of(problem, self.threshold)
@@ -195,13 +194,12 @@ class Split(Adapter):
 
     def reorders(self, problem: Problem) -> bool:
         halves = halves_of(problem, self.threshold)
-        return halves is not None and not halves.keeps_order
+        return halves is not None and list(halves.order) != sorted(halves.order)
 
     def _choices(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         return ()  # those of both parts are among their conditions, which name the part
 
-    def _hardware_of_choices(self, problem: Problem, device: Device) -> tuple[Need, ...]:
-        return ()
+    _hardware_of_choices = _choices
 
     def _calls(self, problem: Problem) -> tuple[tuple[Adapter, Problem], ...]:
         """The backend of each call with its requests; none if the batch cannot be split."""

@@ -34,11 +34,6 @@ class Halves:
         """All requests as an engine orders them: those of the decode call first."""
         return self.decode_requests + self.prefill_requests
 
-    @property
-    def keeps_order(self) -> bool:
-        """Whether the batch has the requests of the decode call first already."""
-        return self.order == tuple(sorted(self.order))
-
 
 def parsed(name: str) -> tuple[str, str, int | None] | None:
     """The two backends and the threshold in a name such as `fa2_tc+fa2@4`; None for another name."""

@@ -68,13 +68,9 @@ class Race:
                 one.decided_by = by if _is_settled(medians[id(one)]) else None
                 one.stop_reason = None if one.decided_by is None else "decided"
         left = [one for one in self.series if one.stop_reason != "decided" and one.error is None]
-        if (
-            len(left) == 1
-            and any(one.decided_by for one in self.series)
-            and left[0].stop_reason is None
-            and left[0].is_known_within(UNCONTESTED)
-        ):
-            left[0].stop_reason = "uncontested"
+        alone = left[0] if len(left) == 1 and any(one.decided_by for one in self.series) else None
+        if alone is not None and alone.stop_reason is None and alone.is_known_within(UNCONTESTED):
+            alone.stop_reason = "uncontested"
 
 
 def _is_slower(one: Racer, rival: Racer, medians: dict[int, _Medians]) -> bool:

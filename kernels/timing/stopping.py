@@ -22,11 +22,6 @@ StopReason = Literal[CriterionName, "max_samples", "max_seconds", "throttled", "
 Criterion = Callable[[Sequence[float], float], bool]
 
 
-def median_interval(samples_us: Sequence[float], limit: float) -> bool:
-    """Enough if the 95% confidence interval of the median is within +- `limit` of it, relative."""
-    return ci95_of_median(sorted(samples_us)) <= limit
-
-
 def relative_deviation(samples_us: Sequence[float], limit: float) -> bool:
     """nvbench's `stdrel`: enough if the standard deviation over the mean is below `limit`, or has settled above it.
 
@@ -89,4 +84,8 @@ def _line(values: Sequence[float]) -> tuple[float, float]:
     return slope, 1 - rest / scatter if scatter else 1.0
 
 
-CRITERIA: dict[CriterionName, Criterion] = {"ci95": median_interval, "stdrel": relative_deviation, "entropy": entropy}
+CRITERIA: dict[CriterionName, Criterion] = {
+    "ci95": lambda samples_us, limit: ci95_of_median(sorted(samples_us)) <= limit,  # the median's interval, relative
+    "stdrel": relative_deviation,
+    "entropy": entropy,
+}
