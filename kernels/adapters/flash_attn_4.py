@@ -39,7 +39,7 @@ class FlashAttn4(FlashAttention):
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p = problem
-        dims = (p.head_dim_qk, p.head_dim_vo)
+        dims, output = (p.head_dim_qk, p.head_dim_vo), "bf16" if p.q_dtype in FP8 else p.q_dtype
         fitting = dims in ((192, 128), (256, 256)) or (min(dims) >= 8 and max(dims) <= (256 if device.is_sm(9) else 128))
         alignment = 16 if p.kv_dtype in FP8 else 8  # 16 bytes
         return (
@@ -47,10 +47,7 @@ class FlashAttn4(FlashAttention):
             Need("queries, keys and values of one dtype", p.q_dtype == p.kv_dtype),
             Need("fp16, bf16 or FP8", p.q_dtype in HALF | FP8),
             Need("with FP8, the SM100 family", p.q_dtype not in FP8 or device.is_sm(10)),
-            Need(
-                "output in the query's dtype, or bf16 with FP8 queries",
-                p.output_dtype == ("bf16" if p.q_dtype in FP8 else p.q_dtype),
-            ),
+            Need("output in the query's dtype, or bf16 with FP8 queries", p.output_dtype == output),
             Need("a causal or full mask", p.tree is None),
             Need("head_dims that are multiples of 8, with FP8 of 16", not (p.head_dim_qk % alignment or p.head_dim_vo % alignment)),
             Need("with pages, head_dims that are multiples of 16", not (p.paged and (p.head_dim_qk % 16 or p.head_dim_vo % 16))),

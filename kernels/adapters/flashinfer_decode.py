@@ -131,11 +131,8 @@ class Fa2(WrapperDecode):
 
     def since(self, problem: Problem, device: Device) -> tuple[Since, ...]:
         """DISPATCH_GQA_GROUP_SIZE has grown."""
-        group = problem.group_size
-        of_groups = (
-            Since("0.6.18", "6 query heads a KV head", group == 6),
-            Since("0.7.1", "16 query heads a KV head", group == 16),
-        )
+        grown = (("0.6.18", 6), ("0.7.1", 16))
+        of_groups = (Since(release, f"{size} query heads a KV head", problem.group_size == size) for release, size in grown)
         return (*super().since(problem, device), *of_groups)
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
@@ -245,16 +242,13 @@ class Cudnn(WrapperDecode):
     rules_hold_for: tuple[str, ...] = common.READ_ONLY
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
-        p = problem
+        p, served = problem, problem.s_qo > 1 or device.is_sm(10)
         return (
             *super().needs(p, device),
             common.needs_one_half_dtype(p),
             Need("a head_dim that is a multiple of 16 up to 256", p.head_dim_qk % 16 == 0 and p.head_dim_qk <= 256),
             # cudnn-frontend 1.32: "decode only mode, i.e. s_q == 1, not supported with sink_token", but for its engines for SM100.
-            Need(
-                "with attention sinks, more than one query token a request or the SM100 family",
-                not p.sinks or p.s_qo > 1 or device.is_sm(10),
-            ),
+            Need("with attention sinks, more than one query token a request or the SM100 family", not p.sinks or served),
             common.needs_no_lse_with_sinks(p),
         )
 

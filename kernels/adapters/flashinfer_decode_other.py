@@ -108,14 +108,11 @@ class CuteDsl(OtherWrapperDecode):
     distributions: tuple[str, ...] = (*common.FLASHINFER, "nvidia-cutlass-dsl")
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
-        p = problem
+        p, one_dtype = problem, problem.q_dtype in HALF | FP8 and problem.kv_dtype == problem.q_dtype
         return (
             common.needs_sm100(device),
             common.needs_equal_head_dims(p),
-            Need(
-                "fp16, bf16 or FP8 queries, and keys and values of the same dtype",
-                p.q_dtype in HALF | FP8 and p.kv_dtype == p.q_dtype,
-            ),
+            Need("fp16, bf16 or FP8 queries, and keys and values of the same dtype", one_dtype),
             Need("fp16, bf16 or FP8 output", p.output_dtype in HALF | FP8),
             Need("page_size 8, 16, 32 or 64", p.page_size in (8, 16, 32, 64)),
             Need("a head_dim that is a multiple of 64", p.head_dim_qk % 64 == 0),

@@ -153,9 +153,8 @@ class Mla(common.FlashInferAdapter):
         p = problem
         dtypes, dims = (p.q_dtype, p.kv_dtype, p.output_dtype, "int32"), (p.head_dim_ckv or 0, p.head_dim_kpe or 0)
         made = [kernel for kernel in self.compiled if kernel != "fa3" or device.is_sm(9)][:1]
-        return tuple(
-            flashinfer_module("attention.modules:gen_batch_mla_module", (kernel, *dtypes, *dims, False)) for kernel in made
-        )
+        generator = "attention.modules:gen_batch_mla_module"
+        return tuple(flashinfer_module(generator, (kernel, *dtypes, *dims, False)) for kernel in made)
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         from flashinfer.mla import BatchMLAPagedAttentionWrapper

@@ -65,15 +65,13 @@ class SglangExtend(Adapter):
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p = problem
         triton = dict(self.installed).get(TRITON)  # None in a plan for other machines
+        is_compiled_right = not _depends_on_triton(p) or triton is None or is_from(triton, "3.7")
         return (
             *needs_of_triton(p, device),
             Need("head_dims of 16 or more", min(p.head_dim_qk, p.head_dim_vo) >= 16),
             # Its kernel pads a head_dim to a power of two, and Triton multiplies 32 elements of 8 bits or more.
             Need("with an FP8 cache, a head_dim of keys of more than 16", p.kv_dtype not in FP8 or p.head_dim_qk > 16),
-            Need(
-                "with an FP8 cache, keys of 192 and values of up to 128, Triton 3.7 or later",
-                not _depends_on_triton(p) or triton is None or is_from(triton, "3.7"),
-            ),
+            Need("with an FP8 cache, keys of 192 and values of up to 128, Triton 3.7 or later", is_compiled_right),
             # SGLang's number is one less, and to the kernel 0 is no window.
             Need("no window of one token", p.window != 1),
         )

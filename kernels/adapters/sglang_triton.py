@@ -54,15 +54,12 @@ class SglangTriton(Adapter):
         return problem.num_qo_heads != problem.num_kv_heads
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
-        p = problem
+        p, in_fp8 = problem, problem.kv_dtype in FP8 and problem.group_size > 1
         return (
             *needs_of_triton(p, device),
             Need("head_dims of 16 or more", min(p.head_dim_qk, p.head_dim_vo) >= 16),
             # Triton multiplies 32 elements of 8 bits or more. The kernel without grouped heads multiplies no matrices.
-            Need(
-                "with an FP8 cache and grouped heads, a head_dim of keys of more than 16",
-                p.kv_dtype not in FP8 or p.group_size == 1 or p.head_dim_qk > 16,
-            ),
+            Need("with an FP8 cache and grouped heads, a head_dim of keys of more than 16", not in_fp8 or p.head_dim_qk > 16),
         )
 
     def workspace_bytes(self, problem: Problem) -> int:

@@ -57,7 +57,7 @@ class FmhaV2(common.FlashInferAdapter):
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p, fp8 = problem, problem.q_dtype == "fp8_e4m3"
         one_dtype = p.q_dtype in HALF | {"fp8_e4m3"} and p.kv_dtype == p.q_dtype
-        half_under_fp8 = fp8 and p.output_dtype in HALF
+        half_under_fp8, dims = fp8 and p.output_dtype in HALF, HOPPER_DIMS if device.is_sm(9) else SM12_DIMS
         return (
             Need("SM90 or SM12x", device.is_sm(9, 12)),
             Need("fp16, bf16 or fp8_e4m3 queries, and keys and values of the same dtype", one_dtype),
@@ -65,10 +65,7 @@ class FmhaV2(common.FlashInferAdapter):
             Need("with FP8, pages and SM90", not fp8 or (p.paged and device.is_sm(9))),
             common.needs_no_tree(p),
             Need("with a soft cap, pages", p.soft_cap is None or p.paged),  # "not supported for the SEPARATE_Q_K_V input layout"
-            Need(
-                "head_dim 32, 48, 64, 80, 96, 128, 160, 192 or 256, on SM12x 64, 128 or 256",
-                p.head_dim_qk in (HOPPER_DIMS if device.is_sm(9) else SM12_DIMS),
-            ),
+            Need("head_dim 32, 48, 64, 80, 96, 128, 160, 192 or 256, on SM12x 64, 128 or 256", p.head_dim_qk in dims),
             # Both seen on an H200: without pages, 192/128 leaves NaN, and a chunk of a prompt is off by the size of the answer.
             common.needs_equal_head_dims(p),
             Need("without pages, whole prompts (s_qo = s_kv)", p.paged or p.q_lens == p.kv_lens),
@@ -126,18 +123,12 @@ def _shared(inputs: Inputs) -> dict[str, Any]:
 
     p = inputs.problem
     return {
-        "workspace_buffer": common.workspace(inputs),
-        "seq_lens": inputs.kv_lens,
-        "max_q_len": p.s_qo,
-        "max_kv_len": p.longest,
-        "bmm1_scale": inputs.sm_scale * inputs.k_scale,
-        "batch_size": p.batch_size,
-        "cum_seq_lens_q": inputs.qo_indptr,
+        "workspace_buffer": common.workspace(inputs), "seq_lens": inputs.kv_lens, "max_q_len": p.s_qo, "max_kv_len": p.longest,
+        "bmm1_scale": inputs.sm_scale * inputs.k_scale, "batch_size": p.batch_size, "cum_seq_lens_q": inputs.qo_indptr,
         # int32 [B+1]: the first KV token of each request if all requests were concatenated.
         "cum_seq_lens_kv": pad(inputs.kv_lens.cumsum(0).int(), (1, 0)),
-        "window_left": common.window_left(p),
-        "sinks": inputs.sinks,
-    }
+        "window_left": common.window_left(p), "sinks": inputs.sinks,
+    }  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

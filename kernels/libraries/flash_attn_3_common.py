@@ -33,13 +33,12 @@ OF_DEEPSEEK = (192, 128)  # of keys and values, in MLA's prompts
 
 
 def operand_needs(p: Problem, device: Device) -> tuple[Need, ...]:
+    output = "bf16" if p.q_dtype in FP8 else p.q_dtype
     return (
         Need("SM90 (FlashAttention-3)", device.is_sm(9)),
         Need("queries, keys and values of one dtype", p.q_dtype == p.kv_dtype),
         Need("fp16, bf16 or fp8_e4m3", p.q_dtype in HALF | {"fp8_e4m3"}),
-        Need(
-            "output in the query's dtype, or bf16 with FP8 queries", p.output_dtype == ("bf16" if p.q_dtype in FP8 else p.q_dtype)
-        ),
+        Need("output in the query's dtype, or bf16 with FP8 queries", p.output_dtype == output),
     )
 
 
@@ -52,13 +51,11 @@ def needs_of_engines(p: Problem, device: Device) -> tuple[Need, ...]:
 
     Draft trees, which take two calls and a merge, are left to `flash_attn_3`.
     """
-    equal = p.head_dim_qk == p.head_dim_vo <= MAX_HEAD_DIM
+    fitting = p.head_dim_qk == p.head_dim_vo <= MAX_HEAD_DIM or (p.head_dim_qk, p.head_dim_vo) == OF_DEEPSEEK
     return (
         *operand_needs(p, device),
         Need("a causal or full mask", p.tree is None),
-        Need(
-            "equal head_dims of keys and values, up to 256, or 192 and 128", equal or (p.head_dim_qk, p.head_dim_vo) == OF_DEEPSEEK
-        ),
+        Need("equal head_dims of keys and values, up to 256, or 192 and 128", fitting),
         aligned_need(p),
     )
 

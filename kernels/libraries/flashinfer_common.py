@@ -138,23 +138,19 @@ def trtllm_gen_needs(problem: Problem, device: Device) -> tuple[Need, ...]:
     p = problem
     fp8_under_bf16 = p.q_dtype == "bf16" and p.kv_dtype == "fp8_e4m3"
     nvfp4_under_fp8 = p.q_dtype == "fp8_e4m3" and p.kv_dtype == "nvfp4"
+    dtypes = p.kv_dtype == p.q_dtype or fp8_under_bf16 or nvfp4_under_fp8
+    windowed = fp8_under_bf16 and p.window is not None
     eight_bit_output = p.output_dtype == p.q_dtype == "fp8_e4m3"
     return (
         needs_sm100(device),
         needs_equal_head_dims(p),
         Need("fp16, bf16 or fp8_e4m3 queries", p.q_dtype in HALF | {"fp8_e4m3"}),
-        Need(
-            "keys and values of the query's dtype, fp8_e4m3 under bf16 queries, or nvfp4 under fp8_e4m3 queries",
-            p.kv_dtype == p.q_dtype or fp8_under_bf16 or nvfp4_under_fp8,
-        ),
+        Need("keys and values of the query's dtype, fp8_e4m3 under bf16 queries, or nvfp4 under fp8_e4m3 queries", dtypes),
         Need("16-bit output, or fp8_e4m3 under fp8_e4m3 queries", p.output_dtype in HALF or eight_bit_output),
         Need("page_size 16, 32 or 64", p.page_size in (16, 32, 64)),
         Need("head_dim 64, 128 or 256", p.head_dim_qk in (64, 128, 256)),
         # flashinfer #3864 and vllm #47847, open: on a B200 rows of 8 tokens were far off; 1, 2, 4 were right.
-        Need(
-            "with bf16 queries over FP8 and a window, up to 4 query tokens (8 were wrong)",
-            not (fp8_under_bf16 and p.window is not None) or p.s_qo <= 4,
-        ),
+        Need("with bf16 queries over FP8 and a window, up to 4 query tokens (8 were wrong)", not windowed or p.s_qo <= 4),
         Need("nvfp4 in HND pages", p.kv_dtype != "nvfp4" or p.kv_layout == "HND"),
         needs_causal_drafts(p),
     )
