@@ -177,7 +177,7 @@ class Adapter(ABC):
         from kernels.inputs.copies import CopiedCache, NewTokens, OrderedQueries, States
 
         declared = {CopiedCache: self.copies_cache, NewTokens: self.copies_new_tokens, OrderedQueries: self.reorders(problem)}
-        return {**declared, States: self.routine == "merge_states"}.get(type(copy), False)
+        return {**declared, States: self.routine == "merge_states"}.get(type(copy), copy.of_problem)
 
     def passed_on(self, device: Device) -> frozenset[Feature]:
         """The features of a problem (`kernels.problem.features`) that `prepare` hands to its kernel on this device.

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from kernels import registry
+from kernels.compile import module_cache
 from kernels.cuda import free_unused
 from kernels.device import Device
 from kernels.environment.wire import Header, to_bytes
@@ -20,6 +21,7 @@ from kernels.inputs.generate import draw_other_values, redraw
 from kernels.inputs.small_inputs import SmallInputs
 from kernels.inputs.unused_slots import UnusedSlots
 from kernels.timed_call import Changed, LaunchComparison, LocalOutputs, prepare_timer
+from kernels.timing import host_time
 from kernels.timing.config import Timing
 from kernels.timing.energy import IssuedWork
 from kernels.timing.nvml import DeviceMonitor
@@ -78,8 +80,6 @@ class DrawnProblem:
 
     def prepare(self, call: int, backend: str, timing: dict[str, Any], arch: str) -> Header:
         """Prepares a backend on the inputs, and says what is known of its call."""
-        from kernels.compile import module_cache
-
         problem = self.inputs.problem
         adapter = registry.get_installed(problem.routine, backend, self.plugins)
         if self.device.kind == "cuda":
@@ -127,8 +127,6 @@ class DrawnProblem:
 
     def host(self, call: int) -> Header:
         """What a step costs on the host of this environment: its own Python plans and issues."""
-        from kernels.timing import host_time
-
         return {"cost": asdict(host_time.measure(self._timers[call].runner, self.inputs.padded or self.inputs))}
 
     def drop(self, call: int) -> None:

@@ -27,8 +27,10 @@ from kernels.cuda import answers, free_unused
 from kernels.device import Device
 from kernels.environment.drawn import Answer, Blobs, DrawnProblem
 from kernels.environment.wire import ConnectionClosed, Header, Wire
+from kernels.inputs.generate import draw
 from kernels.problem import Problem
 from kernels.timing.nvml import DeviceMonitor, Telemetry
+from kernels.timing.sm_clock import clock_of_device
 
 
 class ForwardingMonitor(DeviceMonitor):
@@ -109,14 +111,10 @@ class OpenDevice:
             for package in imports:
                 with suppress(Exception):
                     importlib.import_module(package)
-            from kernels.timing.sm_clock import clock_of_device
-
             clock_of_device()
 
     def draw(self, problem: dict[str, Any]) -> Header:
         """Draws the inputs of a problem, in place of those before, and gives their checksums."""
-        from kernels.inputs.generate import draw
-
         self.release()
         inputs = draw(Problem.model_validate(problem), self.device.kind)
         self.drawn = DrawnProblem(inputs, self.device, self.plugins, self.monitor)

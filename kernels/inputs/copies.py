@@ -26,6 +26,7 @@ class InputCopy(ABC):
     """Memory with inputs in another layout."""
 
     declared: str  # how an adapter says that its call reads such a copy
+    of_problem = False  # every backend of such a problem reads it: no adapter declares it
 
     @abstractmethod
     def refresh(self) -> None:

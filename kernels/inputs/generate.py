@@ -105,10 +105,14 @@ def draw_tables(inputs: Inputs, generator: torch.Generator) -> None:
     inputs.page_table.masked_fill_((inputs.kv_lens == 0)[:, None], NULL_PAGE)  # as engines leave the row of a request without keys
 
 
-@by_routine
 def draw_other_values(inputs: Inputs, number: int) -> None:
     """Writes other queries, keys and values, the same for the same number from 1 on. All else stays, so that plans stay valid."""
-    generator = generator_of(inputs.problem, inputs.device, number)
+    write_values(inputs, generator_of(inputs.problem, inputs.device, number))
+
+
+@by_routine
+def write_values(inputs: Inputs, generator: torch.Generator) -> None:
+    """Writes queries, keys and values, and a number into slots without a token."""
     fill_normal(inputs.q, generator, query_size(inputs.problem))
     _fill_cache(inputs, generator)
     plant(inputs)

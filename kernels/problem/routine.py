@@ -151,11 +151,9 @@ def axes_in(spelled: object) -> dict[str, int | str]:
 
 
 def _require_allowed(own: Routine, key: str, value: object) -> None:
-    allowed = own.axes.get(key)
-    if allowed is int or isinstance(allowed, int):
-        if isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 2**31:
-            return
+    allowed = own.axes.get(key, ())
+    if isinstance(allowed, tuple):
+        if value not in allowed:
+            raise ValueError(f"{key}={value!r}: allowed with routine={own.name}: {', '.join(map(str, allowed))}")
+    elif type(value) is not int or not 1 <= value < 2**31:
         raise ValueError(f"{key}={value!r}: allowed: a whole number from 1")
-    named = allowed if isinstance(allowed, tuple) else ()
-    if value not in named:
-        raise ValueError(f"{key}={value!r}: allowed with routine={own.name}: {', '.join(map(str, named))}")

@@ -101,15 +101,6 @@ def _require_equal(theirs: list[int], ours: Tensor | None) -> None:
         )
 
 
-@dataclass
-class _RunningEnvironment:
-    """An environment with its process, and the inputs that the process has."""
-
-    made: EnvironmentInfo
-    process: Process
-    inputs: EnvironmentInputs | None = None
-
-
 def distinct_inputs(prepared: Iterable[PreparedBackend]) -> list[SharedInputs]:
     """The inputs of these backends: the worker's own, and those in environments."""
     return list({id(one.shared): one.shared for one in prepared}.values())
@@ -136,44 +127,43 @@ class Environments:
         self._made = {one.name: make(one) for one in config.environments}
         self._unusable: dict[str, str] = {}  # why an environment's process cannot start
         here = self._made if config.timing.context != "engine" else {}  # an engine starts in its own, and nothing else does
-        self._running = {name: _RunningEnvironment(made, self._start(made)) for name, made in here.items()}
-        for running in self._running.values():
-            self._open(running)
+        self._processes = {name: self._start(name) for name in here}
+        self._inputs: dict[str, EnvironmentInputs] = {}  # that their processes have
+        for name in here:
+            self._open(name)
 
     def __getitem__(self, name: str) -> EnvironmentInfo:
         return self._made[name]
 
     def inputs(self, name: str, of_worker: SharedInputs) -> EnvironmentInputs:
         """The worker's inputs in an environment; drawn there if they are not. Raises RuntimeError if its process cannot start."""
-        running = self._running[name]
-        if not running.process.alive and name not in self._unusable:
-            running = self._running[name] = _RunningEnvironment(running.made, self._start(running.made))
-            self._open(running)
+        if not self._processes[name].alive and name not in self._unusable:
+            self._inputs.pop(name, None)
+            self._processes[name] = self._start(name)
+            self._open(name)
         if name in self._unusable:
             raise RuntimeError(f"environment {name} cannot be used: {self._unusable[name]}")
-        if running.inputs is None or running.inputs.of_worker is not of_worker:
-            running.inputs = None
+        if name not in self._inputs or self._inputs[name].of_worker is not of_worker:
+            self._inputs.pop(name, None)
             free_unused(self.device)  # that process is about to need it
-            running.inputs = EnvironmentInputs.draw(running.process, of_worker, self.seconds)
-        return running.inputs
+            self._inputs[name] = EnvironmentInputs.draw(self._processes[name], of_worker, self.seconds)
+        return self._inputs[name]
 
     def release(self) -> None:
         """Makes the processes forget their inputs and give the memory back."""
-        for running in self._running.values():
-            if running.inputs is not None:
-                with suppress(ProcessEnded):  # what it had is given back all the same
-                    running.process.ask("release", self.seconds)
-            running.inputs = None
+        for inputs in self._inputs.values():
+            with suppress(ProcessEnded):  # what it had is given back all the same
+                inputs.process.ask("release", self.seconds)
+        self._inputs.clear()
 
     def restore(self, name: str) -> str:
         """Draws the inputs of an environment again if a backend that failed has damaged them: the next one is not to blame.
 
         What it wrote to, in words, as `restore_if_changed` says it.
         """
-        running = self._running[name]
-        if running.inputs is not None:
+        if name in self._inputs:
             with suppress(ProcessEnded):
-                return running.inputs.restore_if_changed()
+                return self._inputs[name].restore_if_changed()
         return ""
 
     def prepare(self, inputs: EnvironmentInputs, backend: str) -> tuple[Call, RemoteTimer, RemoteOutputs, dict[str, Any]]:
@@ -182,18 +172,18 @@ class Environments:
         return call, RemoteTimer(call, about), RemoteOutputs(call, inputs.inputs.device), about
 
     def close(self) -> None:
-        for running in self._running.values():
-            running.process.close()
+        for process in self._processes.values():
+            process.close()
 
-    def _start(self, made: EnvironmentInfo) -> Process:
-        return Process(made.python, self.config.adapters)
+    def _start(self, name: str) -> Process:
+        return Process(self._made[name].python, self.config.adapters)
 
-    def _open(self, running: _RunningEnvironment) -> None:
+    def _open(self, name: str) -> None:
         plugins, imports = list(self.config.adapters), list(self.config.imports)
         device = self.device.model_dump(mode="json")
         try:
-            running.process.ask("open", self.config.start_seconds, device=device, plugins=plugins, imports=imports)
+            self._processes[name].ask("open", self.config.start_seconds, device=device, plugins=plugins, imports=imports)
         except Exception as error:  # an adapter or a library may raise anything when it is imported
-            self._unusable[running.made.name] = said(error)
-            running.process.close()
+            self._unusable[name] = said(error)
+            self._processes[name].close()
         self.on_start()

@@ -45,6 +45,12 @@ class Delta(Adapter):
 
     routine: str = "gated_delta"
     query_lengths: QueryLengths = "uniform"
+    of_prompts: bool = False  # in 16 bits, with the last state alone
+
+    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        if not self.of_prompts:
+            return ()
+        return Need("queries in fp16 or bf16", problem.q_dtype in HALF), _last_state(problem)
 
     def workspace_bytes(self, problem: Problem) -> int:
         """What the call and the check keep of states, 8 of each in fp32; of a prompt, states and rows of its chunks."""
@@ -60,9 +66,6 @@ class TorchDelta(Delta):
 
     name: str = "torch_delta"
     distributions: tuple[str, ...] = ("torch",)
-
-    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
-        return ()
 
     def prepare(self, inputs: DeltaInputs, device: Device) -> Runner:  # type: ignore[override]
         p, out, states, slots = inputs.problem, inputs.empty_output(), inputs.empty_states(), inputs.slots.long()
@@ -96,11 +99,8 @@ class FlashInferDelta(Delta):
     rules_hold_for: tuple[str, ...] = ("flashinfer-python>=0.7.2,<0.7.3",)
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
-        dims = (problem.head_dim_qk, problem.head_dim_vo)
-        return (
-            Need("SM90, SM100 or SM120", device.major in (9, 10, 12)),
-            Need("head_dim 128 of keys and values", dims == (128, 128)),
-        )
+        dims = Need("head_dim 128 of keys and values", problem.head_dim_qk == problem.head_dim_vo == 128)
+        return (Need("SM90, SM100 or SM120", device.major in (9, 10, 12)), dims, *super().needs(problem, device))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,23 +121,16 @@ class GdnDecode(FlashInferDelta):
         from flashinfer.gdn_decode import gated_delta_rule_decode_pretranspose
 
         p, out = inputs.problem, inputs.empty_output()
-        rows = {name: inputs.by_request(getattr(inputs, name)) for name in ("q", "k", "v", "a", "b")}
-        given: dict[str, object] = {
-            **rows,
-            "state": None,
-            "A_log": inputs.a_log,
-            "dt_bias": inputs.dt_bias,
-            "output": inputs.by_request(out),
-        }
-        given |= {"initial_state_indices": inputs.slots, "backend": "flashinfer"}
+        given: dict[str, object] = {name: inputs.by_request(getattr(inputs, name)) for name in ("q", "k", "v", "a", "b")}
+        given |= {"state": None, "A_log": inputs.a_log, "dt_bias": inputs.dt_bias, "output": inputs.by_request(out)}
         if kept_states(p) > 1:
-            states = inputs.empty_states()
+            states, restore = inputs.empty_states(), None
             given |= {"initial_state": inputs.pool, "intermediate_states_buffer": states, "disable_state_update": True}
         else:
             states = given["initial_state"] = inputs.pool.clone()
+            restore = partial(states.copy_, inputs.pool)
         kernel = "bf16_state" if p.kv_dtype == "bf16" else "mtp" if p.s_qo > 1 else "pretranspose"
-        restore = None if kept_states(p) > 1 else lambda: states.copy_(inputs.pool)
-        launch = partial(gated_delta_rule_decode_pretranspose, **given)
+        launch = partial(gated_delta_rule_decode_pretranspose, **given, initial_state_indices=inputs.slots, backend="flashinfer")
         return Runner(launch, out, f"gdn_decode_{kernel}", "fp32", lse=states, restore=restore)
 
 
@@ -146,10 +139,8 @@ class GdnChunk(FlashInferDelta):
     """`chunk_gated_delta_rule`."""
 
     name: str = "gdn_chunk"
+    of_prompts: bool = True
     use_cp: Literal["auto", False] = "auto"
-
-    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
-        return (*super().needs(problem, device), *_of_prompts(problem))
 
     def prepare(self, inputs: DeltaInputs, device: Device) -> Runner:  # type: ignore[override]
         import torch
@@ -172,11 +163,8 @@ class GdnChunk(FlashInferDelta):
         return Runner(launch, out, self.name, p.q_dtype, lse=pool, restore=restore)
 
 
-def _of_prompts(problem: Problem) -> tuple[Need, ...]:
-    return (
-        Need("queries in fp16 or bf16", problem.q_dtype in HALF),
-        Need("the last state alone (states=last)", kept_states(problem) == 1),
-    )
+def _last_state(problem: Problem) -> Need:
+    return Need("the last state alone (states=last)", kept_states(problem) == 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +177,8 @@ class FlaDelta(Delta):
     rules_hold_for: tuple[str, ...] = ("fla-core>=0.6,<0.7",)
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
-        return (Need("SM80 or later", device.major >= 8), Need("head_dim up to 256 of keys", problem.head_dim_qk <= 256))
+        dims = Need("head_dim up to 256 of keys", problem.head_dim_qk <= 256)
+        return (Need("SM80 or later", device.major >= 8), dims, *super().needs(problem, device))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +188,7 @@ class FlaRecurrent(FlaDelta):
     name: str = "fla_recurrent"
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
-        return (*super().needs(problem, device), _of_prompts(problem)[1])
+        return (*super().needs(problem, device), _last_state(problem))
 
     def prepare(self, inputs: DeltaInputs, device: Device) -> Runner:  # type: ignore[override]
         import torch
@@ -223,9 +212,7 @@ class FlaChunk(FlaDelta):
     """`chunk_gated_delta_rule`."""
 
     name: str = "fla_chunk"
-
-    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
-        return (*super().needs(problem, device), *_of_prompts(problem))
+    of_prompts: bool = True
 
     def prepare(self, inputs: DeltaInputs, device: Device) -> Runner:  # type: ignore[override]
         from fla.ops.gated_delta_rule import chunk_gated_delta_rule

@@ -19,20 +19,12 @@ from kernels.inputs.checksums import sum_of_words
 from kernels.problem import Problem
 from kernels.problem.arithmetic import Arithmetic
 from kernels.problem.dtypes import torch_dtype
-from kernels.routines.gated_delta.inputs import (
-    DeltaInputs,
-    copied_tokens,
-    draw,
-    draw_other_values,
-    other_cache,
-    other_queries,
-    redraw,
-)
+from kernels.routines.gated_delta.inputs import DeltaInputs, copied_tokens, draw, other_cache, other_queries, redraw, write_values
 from kernels.routines.gated_delta.reference import DeltaAnswer, answer, tolerance
 
 __all__ = [
-    "answer", "change_tokens", "checksums", "copied_tokens", "draw", "draw_other_values", "judge_rows", "judge_whole",
-    "other_cache", "other_queries", "poison_unused_slots", "redraw", "small_inputs",
+    "answer", "change_tokens", "checksums", "copied_tokens", "draw", "judge_rows", "judge_whole", "other_cache", "other_queries",
+    "poison_unused_slots", "redraw", "small_inputs", "write_values",
 ]  # fmt: skip
 STATE_RMS = 1.5  # a head's root mean square may be so much less than a row's tolerance as its many rows average
 HEAVIEST = 4  # columns of an output among which one that changes is drawn

@@ -105,17 +105,13 @@ def draw(problem: Problem, device: torch.device | str) -> DeltaInputs:
 
 def redraw(inputs: DeltaInputs) -> None:
     """Writes the values into their tensors again."""
-    _fill(inputs, generator_of(inputs.problem, inputs.device))
+    write_values(inputs, generator_of(inputs.problem, inputs.device))
     order = torch.randperm(len(inputs.pool), generator=generator_of(inputs.problem, "cpu"))
     inputs.slots.copy_(order[: inputs.problem.batch_size])
 
 
-def draw_other_values(inputs: DeltaInputs, number: int) -> None:
-    """Writes other values, the same for the same number from 1 on; requests keep their slots."""
-    _fill(inputs, generator_of(inputs.problem, inputs.device, number))
-
-
-def _fill(inputs: DeltaInputs, generator: torch.Generator) -> None:
+def write_values(inputs: DeltaInputs, generator: torch.Generator) -> None:
+    """All but the slots of the requests."""
     for tensor in (inputs.q, inputs.k, inputs.v, inputs.a, inputs.pool):
         tensor.normal_(generator=generator)
     inputs.b.uniform_(-1.5, 1.5, generator=generator)  # a small beta would hide its token

@@ -50,12 +50,6 @@ def _latent_need(p: Problem) -> Need:
     return Need("a latent of 512 + 64 or 512 + 0", (p.head_dim_ckv, p.head_dim_kpe) in (DS_DIMS, (512, 0)))
 
 
-def _is_packed(copy: InputCopy) -> bool:
-    from kernels.routines.sparse_mla.packed import PackedLatent
-
-    return isinstance(copy, PackedLatent)
-
-
 @dataclass(frozen=True, kw_only=True)
 class FlashMlaSparse(FlashMla):
     """FLASHMLA_SPARSE: `flash_mla_sparse_fwd` over a bf16 cache, the decode kernel for FP8 over fp8_ds_mla.
@@ -78,9 +72,6 @@ class FlashMlaSparse(FlashMla):
             Need("up to 128 heads", p.num_qo_heads <= PADDED_HEADS[-1]),
             Need(f"top_k a multiple of 128, or of 64 over {DS_MLA}", int(p.axis("top_k") or 0) % block == 0),
         )
-
-    def reads_copy(self, copy: InputCopy, problem: Problem) -> bool:
-        return _is_packed(copy) or super().reads_copy(copy, problem)
 
     def workspace_bytes(self, problem: Problem) -> int:
         """Padded queries, its output and log-sum-exp, and partial ones for each processor that a query token has, and request."""
@@ -217,9 +208,6 @@ class TorchIndexed(Adapter):
     def skips_unused_in(self, problem: Problem) -> bool:
         return problem.kv_dtype != DS_MLA
 
-    def reads_copy(self, copy: InputCopy, problem: Problem) -> bool:
-        return _is_packed(copy) or super().reads_copy(copy, problem)
-
     def workspace_bytes(self, problem: Problem) -> int:
         p = problem
         return 4 * ROWS_AT_ONCE * int(p.axis("top_k") or 0) * (3 * p.key_dim + 3 * p.num_qo_heads)
@@ -235,9 +223,8 @@ class TorchIndexed(Adapter):
                 rows = slice(start, start + ROWS_AT_ONCE)
                 none = sparse.indices[rows] < 0  # [T, k]
                 latent = _gathered(sparse, sparse.indices[rows].clamp(min=0).long()).masked_fill_(none[..., None], 0.0)
-                scores = torch.einsum("thd,tkd->thk", inputs.q[rows].float() * inputs.sm_scale, latent).masked_fill_(
-                    none[:, None], -torch.inf
-                )
+                scores = torch.einsum("thd,tkd->thk", inputs.q[rows].float() * inputs.sm_scale, latent)
+                scores.masked_fill_(none[:, None], -torch.inf)
                 total = scores.logsumexp(-1, keepdim=True)
                 out[rows] = ((scores - total).exp() @ latent[..., : p.value_dim]).to(out.dtype)
                 if lse is not None:

@@ -9,14 +9,14 @@ from kernels.check import changed_token, judgement, oracle
 from kernels.inputs import checksums as sums
 from kernels.inputs import copied_tokens as copying
 from kernels.inputs import small_inputs as small
-from kernels.routines.sparse_mla.inputs import RowInputs, SparseInputs, draw, draw_other_values, redraw
+from kernels.routines.sparse_mla.inputs import RowInputs, SparseInputs, draw, redraw, write_values
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
-    "answer", "change_tokens", "checksums", "copied_tokens", "draw", "draw_other_values", "judge_rows", "judge_whole", "judged",
-    "redraw", "small_inputs",
+    "answer", "change_tokens", "checksums", "copied_tokens", "draw", "judge_rows", "judge_whole", "judged", "redraw",
+    "small_inputs", "write_values",
 ]  # fmt: skip
 
 

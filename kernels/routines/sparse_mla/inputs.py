@@ -100,12 +100,7 @@ def redraw(inputs: SparseInputs) -> None:
     _choose(inputs, inputs.rows, generator)
     inputs.indices.copy_(_with_padding(inputs.rows, generator))
     inputs.rows.unchosen.copy_(_beside(inputs.rows))
-    _fill(inputs, generator)
-
-
-def draw_other_values(inputs: SparseInputs, number: int) -> None:
-    """As `kernels.inputs.generate.draw_other_values`."""
-    _fill(inputs, generator_of(inputs.problem, inputs.device, number))
+    write_values(inputs, generator)
 
 
 def _choose(stored: Inputs, rows: RowInputs, generator: torch.Generator) -> None:
@@ -158,7 +153,7 @@ def _beside(rows: RowInputs) -> Tensor:
     return torch.cat((near, far[:: max(1, 2 * len(far) // WATCHED)]))
 
 
-def _fill(inputs: SparseInputs, generator: torch.Generator) -> None:
+def write_values(inputs: SparseInputs, generator: torch.Generator) -> None:
     """Queries and chosen tokens as drawn, with planted keys, and a large number in all others."""
     p, rows = inputs.problem, inputs.rows
     fill_normal(inputs.q, generator, query_size(p))

@@ -52,6 +52,7 @@ class PackedLatent(InputCopy):
     """The cache as uint8 [P, N, 1, 656]."""
 
     declared = "kv_dtype=fp8_ds_mla"
+    of_problem = True
 
     def __init__(self, latent: Tensor, pages: int, chosen: Tensor) -> None:
         """`latent` bf16 [P * N, 1, 1, 576]; `chosen` int64 [n] are the slots that change; others hold a large number."""

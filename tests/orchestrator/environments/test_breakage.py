@@ -74,11 +74,11 @@ def test_a_process_that_is_killed_costs_its_point_alone(
     request_: str, at_event: bool, worker: PointRunner, problem: Callable[..., Problem], monkeypatch: pytest.MonkeyPatch
 ):
     """Killed when it draws inputs, prepares, is checked, begins or is in the middle of a block, and is checked again."""
-    first = worker.environments._running["twice"].process
+    first = worker.environments._processes["twice"]
     kill_at(first, request_, monkeypatch, at_event=at_event)
     found = run(worker, problem(), None, "twice")
     again = run(worker, problem(), "twice")
-    second = worker.environments._running["twice"].process
+    second = worker.environments._processes["twice"]
     worker.environments.close()
 
     assert sorted((str(env), status) for env, status, _ in found) == [("None", "ok"), ("twice", "failed")]

@@ -79,7 +79,7 @@ def test_inputs_that_differ_are_not_measured(
     """As under a torch that draws other numbers from the same seed."""
     worker = PointRunner.create(replace(CONFIG, adapters=()), cpu())
     asked = ForkedPopen.started[-1]
-    there = worker.environments._running["twice"].process
+    there = worker.environments._processes["twice"]
     ask = there.ask
 
     def other_seed(do: str, *args: object, **keys: object) -> object:
@@ -99,7 +99,7 @@ def test_further_inputs_that_differ_make_no_right_answer(
     forked: list[ForkedPopen], problem: Callable[..., Problem], monkeypatch: pytest.MonkeyPatch
 ):
     worker = PointRunner.create(replace(CONFIG, adapters=("tests.backends.faulty",), max_inputs=2), cpu())
-    there = worker.environments._running["twice"].process
+    there = worker.environments._processes["twice"]
     ask = there.ask
 
     def other_values(do: str, *args: object, **keys: object) -> object:
@@ -119,8 +119,8 @@ def test_inputs_that_a_failing_backend_damaged_are_drawn_again(forked: list[Fork
     worker = PointRunner.create(replace(CONFIG, adapters=("tests.backends.faulty",)), cpu())
     names = ("nothing", "raises", "nothing")
     first = worker.prepare(Task(Point(problem(), names[0], "how", env="twice"), "replay"))
-    there = worker.environments._running["twice"]
-    there.process.ask("draw_other_values", number=3)  # as if the one that fails next had done it
+    there = worker.environments._processes["twice"]
+    there.ask("draw_other_values", number=3)  # as if the one that fails next had done it
     second, third = (worker.prepare(Task(Point(problem(), name, "how", twin=1, env="twice"), "replay")) for name in names[1:])
     rows = worker.measure().rows
     worker.environments.close()
