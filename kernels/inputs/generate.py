@@ -23,7 +23,7 @@ from kernels.inputs.nvfp4 import BLOCK, quantize
 from kernels.inputs.sentinel_keys import plant
 from kernels.inputs.sentinel_logit import sink_logit
 from kernels.inputs.shifted_logits import shifts_of_sinks
-from kernels.inputs.tensors import K_SCALE, V_SCALE, generator_of, is_scaled, query_size, usual_scale, write
+from kernels.inputs.tensors import K_SCALE, V_SCALE, generator_of, is_scaled, offsets, query_size, usual_scale, write
 from kernels.problem import Problem
 from kernels.problem.dtypes import torch_dtype
 from kernels.problem.padded import NULL_PAGE, PaddedBatch, launched
@@ -96,8 +96,8 @@ def draw_tables(inputs: Inputs, generator: torch.Generator) -> None:
     inputs.kv_lens.copy_(torch.tensor(p.kv_lens, dtype=torch.int32))
     pages_of = (inputs.kv_lens + p.slots_per_page - 1) // p.slots_per_page
     inputs.last_page_len.copy_(inputs.kv_lens - (pages_of - 1).clamp(min=0) * p.slots_per_page)
-    inputs.qo_indptr.copy_(_indptr(inputs.q_lens))
-    inputs.kv_indptr.copy_(_indptr(pages_of))
+    inputs.qo_indptr.copy_(offsets(inputs.q_lens))
+    inputs.kv_indptr.copy_(offsets(pages_of))
     inputs.kv_indices.copy_(_listed_pages(p, _page_order(p, generator), inputs.kv_indptr, pages_of))
     inputs.page_table.fill_(UNUSED_ENTRY)  # also what is beyond the longest request, where an engine's table is wider
     used = _page_table(inputs.kv_indices, inputs.kv_indptr, pages_of)
@@ -124,9 +124,7 @@ def fill_normal(out: Tensor, generator: torch.Generator, size: float = 1.0) -> N
     if out.dtype.itemsize > 1:
         out.normal_(0.0, size, generator=generator)
         return
-    flat = out.view(-1)
-    for start in range(0, flat.numel(), DRAW_ELEMENTS):
-        part = flat[start : start + DRAW_ELEMENTS]
+    for part in torch.split(out.view(-1), DRAW_ELEMENTS):
         part.copy_(torch.empty(part.shape, dtype=torch.bfloat16, device=out.device).normal_(0.0, size, generator=generator))
 
 
@@ -189,12 +187,6 @@ def _fill_nvfp4(cache: Tensor, scales: Tensor, generator: torch.Generator) -> No
         part = slice(start, start + at_once)
         shape = (*cache[part].shape[:-1], dim)
         cache[part], scales[part] = quantize(torch.empty(shape, device=cache.device).normal_(generator=generator))
-
-
-def _indptr(counts: Tensor) -> Tensor:
-    indptr = torch.zeros(counts.numel() + 1, dtype=torch.int32, device=counts.device)
-    indptr[1:] = counts.cumsum(0)
-    return indptr
 
 
 def _page_order(p: Problem, generator: torch.Generator) -> Tensor:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kernels.inputs.tensors import slots, token_major
+from kernels.inputs.tensors import offsets, slots, token_major
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +38,7 @@ def token_rows(inputs: Inputs, step: int, first: Tensor, stop: Tensor) -> tuple[
     import torch
 
     lens = stop - first
-    starts = torch.nn.functional.pad(lens.cumsum(0, dtype=torch.int32), (1, 0))
+    starts = offsets(lens)
     request = torch.repeat_interleave(torch.arange(len(lens), device=inputs.device), lens.long())
     token = torch.arange(len(request), device=inputs.device) - starts[request] + first[request]
     page, slot = slots(inputs, request, token)

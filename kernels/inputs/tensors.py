@@ -278,6 +278,13 @@ def generator_of(problem: Problem, device: torch.device | str, number: int | Non
     return torch.Generator(device=device).manual_seed(seed)
 
 
+def offsets(counts: Tensor) -> Tensor:
+    """int32 [n + 1]: where each of n parts begins that stand one behind another, and where the last ends."""
+    import torch
+
+    return torch.nn.functional.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
+
+
 def bits(tensor: Tensor) -> Tensor:
     """The tensor itself, or its bytes where its dtype has 8 bits: torch indexes no 8-bit floats."""
     import torch

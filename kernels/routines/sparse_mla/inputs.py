@@ -18,7 +18,7 @@ from kernels.inputs import Inputs
 from kernels.inputs.generate import UNUSED_ENTRY, UNUSED_SLOT, draw_tables, empty_inputs, fill_normal, poison_unused_slots
 from kernels.inputs.sentinel_keys import move, plant
 from kernels.inputs.sentinel_logit import PLANTED, queries_at, target_products
-from kernels.inputs.tensors import bits, generator_of, query_size, slots
+from kernels.inputs.tensors import bits, generator_of, offsets, query_size, slots
 from kernels.problem import Problem
 from kernels.routines.sparse_mla.packed import PackedLatent, decoded
 from kernels.routines.sparse_mla.problem import DS_MLA, QueryRows, chosen, query_rows
@@ -125,8 +125,7 @@ def _choose(stored: Inputs, rows: RowInputs, generator: torch.Generator) -> None
     rows.page_table.copy_(torch.where(column < count, page * p.page_size + slot, UNUSED_ENTRY))
     rows.kv_lens.copy_(count.flatten())
     for lens, indptr in ((rows.q_lens.fill_(1), rows.qo_indptr), (rows.kv_lens, rows.kv_indptr)):
-        indptr[0] = 0
-        indptr[1:] = lens.cumsum(0)
+        indptr.copy_(offsets(lens))
     rows.last_page_len.fill_(1)
     rows.kv_indices.copy_(rows.page_table[column < count])
 
