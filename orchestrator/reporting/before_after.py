@@ -16,22 +16,15 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 
-SHOWN = {  # column -> how a value of it is written
-    "status": "{}",
-    "reason": "{}",
-    "resolved_backend": "{}",
+SHOWN = (
+    *("status", "reason", "resolved_backend", "median_us", "ci95_rel", "rel_err", "energy_j", "throttle_reasons", "device_name"),
+    *("device_uuid", "driver", "torch_version", "libraries", "orchestrator_version", "run_id", "finished_at"),
+)
+FORMS = {  # how a value of a column is written, if not as it is
     "median_us": "{:,.2f} µs",
     "ci95_rel": "±{:.2%}",
     "rel_err": "{:.2%}",
     "energy_j": "{:.4g} J",
-    "throttle_reasons": "{}",
-    "device_name": "{}",
-    "device_uuid": "{}",
-    "driver": "{}",
-    "torch_version": "{}",
-    "libraries": "{}",
-    "orchestrator_version": "{}",
-    "run_id": "{}",
     "finished_at": "{:%Y-%m-%d %H:%M:%S} UTC",
 }
 ROW_KEYS = ("point_id", "run_id", "device_name")
@@ -54,7 +47,7 @@ def rows_of(table: pa.Table, point_id: str | None) -> list[Record]:
     import pyarrow.compute as pc
 
     found: list[Record] = (
-        table.filter(pc.equal(table.column("point_id"), point_id)).select(list({**SHOWN, **dict.fromkeys(ROW_KEYS)})).to_pylist()
+        table.filter(pc.equal(table.column("point_id"), point_id)).select(list(dict.fromkeys((*SHOWN, *ROW_KEYS)))).to_pylist()
     )
     return sorted(found, key=lambda row: row["finished_at"])
 
@@ -62,14 +55,13 @@ def rows_of(table: pa.Table, point_id: str | None) -> list[Record]:
 def grid(before: Record | None, after: Record) -> Grid:
     """A line for each column that says something on either side. A time that changed has its ratio beside it."""
     cells = []
-    for column, form in SHOWN.items():
+    for column in SHOWN:
         old, new = (None if row is None else row[column] for row in (before, after))
         if old in (None, "") and new in (None, ""):
             continue
         ratio = f"{new / old:.3f} times" if column in RATIOS and old and new else "" if old == new else "changed"
-        cells.append(
-            (column, *("–" if value in (None, "") else form.format(value) for value in (old, new)), ratio if before else "")
-        )
+        both = ("–" if value in (None, "") else FORMS.get(column, "{}").format(value) for value in (old, new))
+        cells.append((column, *both, ratio if before else ""))
     title = "replay: the row before and after" if before else "replay: there was no row of this point here before"
     return Grid(title, ("what", "before", "after", "change"), tuple(cells))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from orchestrator.reporting.dashboard import page
@@ -34,22 +35,11 @@ class Asset(NamedTuple):
     content: str
 
 
-class Assets(NamedTuple):
-    """The files that pages share."""
-
-    style: Asset
-    echarts: Asset
-    app: Asset
-
-
-def assets() -> Assets:
+def assets() -> dict[str, Asset]:
     """The shared files of all pages. Raises UserError if ECharts is not the release that was reviewed."""
     script = f'"use strict";\n(async () => {{\n{page.script()}\n}})();\n'
-    return Assets(
-        named("page", "css", page.static("style.css") + WAY_BACK),
-        named("echarts", "js", page.echarts()),
-        named("app", "js", script),
-    )
+    style = named("page", "css", page.static("style.css") + WAY_BACK)
+    return {"style": style, "echarts": named("echarts", "js", page.echarts()), "app": named("app", "js", script)}
 
 
 def named(name: str, suffix: str, content: str) -> Asset:
@@ -57,9 +47,9 @@ def named(name: str, suffix: str, content: str) -> Asset:
     return Asset(f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:12]}.{suffix}", content)
 
 
-def make(packed: bytes, title: str, shared: Assets, folder: str, home: str) -> str:
+def make(packed: bytes, title: str, shared: Mapping[str, Asset], folder: str, home: str) -> str:
     """The page. `folder` and `home` are relative addresses: of the shared files, and of the page that lists all datasets."""
-    address = {name: f"{folder}/{asset.name}" for name, asset in shared._asdict().items()}
+    address = {name: f"{folder}/{asset.name}" for name, asset in shared.items()}
     template = page.static("page.html")
     for inline, linked in (
         ("<style>\n{{STYLE}}\n</style>", f'<link rel="stylesheet" href="{address["style"]}">'),

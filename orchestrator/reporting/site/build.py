@@ -43,7 +43,7 @@ class Site(NamedTuple):
     """The folder, and the addresses that all pages name."""
 
     target: Target
-    shared: linked.Assets
+    shared: Mapping[str, linked.Asset]
     css: str
     about: str
 
@@ -127,11 +127,9 @@ def _require_outside(folder: str, places: Sequence[str]) -> None:
 
 
 def _with_assets(target: Target) -> Site:
-    shared, style = (
-        linked.assets(),
-        linked.named("site", "css", files(__package__).joinpath("static", "site.css").read_text("utf-8")),
-    )
-    for asset in (*shared, style):
+    shared = linked.assets()
+    style = linked.named("site", "css", files(__package__).joinpath("static", "site.css").read_text("utf-8"))
+    for asset in (*shared.values(), style):
         target.write(f"{ASSETS}/{asset.name}", asset.content)
     return Site(target, shared, f"{ASSETS}/{style.name}", f"made by attention-orchestrator {own_version()}")
 

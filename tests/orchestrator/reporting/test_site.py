@@ -281,7 +281,7 @@ def test_where_chooses_rows_and_datasets(results: Path, tmp_path: Path, monkeypa
 def test_a_linked_page_that_lost_a_place_is_noticed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("orchestrator.reporting.dashboard.page.static", lambda name: "<html></html>")
     with pytest.raises(AssertionError, match=r"page\.html"):
-        linked.make(b"", "x", linked.Assets(*[linked.Asset("a", "")] * 3), "..", "index.html")
+        linked.make(b"", "x", dict.fromkeys(("style", "echarts", "app"), linked.Asset("a", "")), "..", "index.html")
 
 
 def test_names_of_files_differ_and_are_plain():
