@@ -37,11 +37,11 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from orchestrator.config.parts import Limits
 from orchestrator.errors import NoWorkers, WorkerDied
 from orchestrator.scheduling.interfaces import MEASURE, START, Batch, PendingResult, Pool, Slot, Worker, WorkItem, described
+from orchestrator.scheduling.ready_groups import ReadyGroups
 from orchestrator.storage.row import Row, Status
 from orchestrator.worker.messages import Task, WorkerConfig, WorkResult
 
@@ -52,27 +52,12 @@ OnRows = Callable[[Sequence[Row]], None]
 OnFault = Callable[[Task, Slot, Status, str], Row]
 
 
-class Arrivals(Protocol):
-    """Batches that can start later than others: they wait for their kernel modules."""
-
-    @property
-    def left(self) -> bool:
-        """Whether any may still come."""
-
-    @property
-    def expected(self) -> Counter[str]:
-        """How many batches may still come for each kind of device."""
-
-    def batches(self, timeout_s: float) -> Sequence[Batch]:
-        """Those that can start now, each once; waits at most that long if there is none."""
-
-
 class Scheduler:
     """Runs batches to their end on the slots of a pool, one batch at a time on each worker.
 
     `on_rows` gets rows as they come, once the worker that answered has its next batch.
     `on_fault` makes the row of a task whose worker cannot make it.
-    With `arrivals`, batches run as they arrive.
+    With `arrivals`, whose batches wait for their kernel modules, these run as they arrive.
     If no worker is left, the scheduler waits up to `wait_seconds` for a machine to join.
     """
 
@@ -85,7 +70,7 @@ class Scheduler:
         on_rows: OnRows,
         on_fault: OnFault,
         wait_seconds: float = 0.0,
-        arrivals: Arrivals | None = None,
+        arrivals: ReadyGroups | None = None,
     ) -> None:
         self.pool, self.config, self.limits, self.on_rows = pool, config, limits, on_rows
         self.wait_seconds, self.arrivals = wait_seconds, arrivals

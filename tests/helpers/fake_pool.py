@@ -14,7 +14,8 @@ from orchestrator.config.parts import Limits
 from orchestrator.errors import DeathCause, WorkerDied
 from orchestrator.point import Point
 from orchestrator.scheduling.interfaces import MEASURE, START, Batch, PendingResult, Slot, WorkItem
-from orchestrator.scheduling.scheduler import Arrivals, OnRows, Scheduler
+from orchestrator.scheduling.ready_groups import ReadyGroups
+from orchestrator.scheduling.scheduler import OnRows, Scheduler
 from orchestrator.storage.row import Row, Status, describe, finish
 from orchestrator.worker.messages import Task, WorkerConfig, WorkResult
 
@@ -151,7 +152,7 @@ def scheduler_of(
     on_rows: OnRows,
     limits: Limits | None = None,
     wait_seconds: float = 0.0,
-    arrivals: Arrivals | None = None,
+    arrivals: ReadyGroups | None = None,
 ) -> Scheduler:
     """A scheduler over a fake pool."""
 

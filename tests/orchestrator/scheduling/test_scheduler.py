@@ -14,6 +14,7 @@ from orchestrator.errors import NoWorkers
 from orchestrator.point import Point
 from orchestrator.scheduling import scheduler as schedulers
 from orchestrator.scheduling.interfaces import Batch, Slot
+from orchestrator.scheduling.ready_groups import ReadyGroups
 from orchestrator.storage.row import Row
 from orchestrator.worker.messages import Task
 from tests.helpers.fake_pool import Behaviour, FakePool, batches_of, scheduler_of
@@ -150,7 +151,7 @@ class Gone(FakePool):
         return [slot for slot in self.own if slot not in dead]
 
 
-class Late:
+class Late(ReadyGroups):
     """The first batch is there at once, the others after a while."""
 
     def __init__(self, batches: list[Batch]) -> None:
