@@ -64,9 +64,9 @@ class Sweep(Frozen):
         return self
 
 
-# Not a model, which is a group of conf/ (model=llama_3_1_8b, or -m model=a,b), and not a tree, which `mask` names.
+# Not a tree, which `mask` names.
 _OF_POINTS = {"backend", "env", "num_splits", "flag", "drafts"}
-SWEEP_KEYS = (frozenset(Problem.model_fields) | own_axes() | _OF_POINTS) - {"model", "tree", "routine_axes"}
+SWEEP_KEYS = (frozenset(Problem.model_fields) | own_axes() | _OF_POINTS) - {"tree", "routine_axes"}
 
 
 def keys_of(axis: str, value: AxisValue) -> dict[str, Scalar | None]:

@@ -20,7 +20,7 @@ from orchestrator import gc_pause
 from orchestrator.code_version import plugin_code
 from orchestrator.config.base import Scalar
 from orchestrator.config.environment import Environment, find
-from orchestrator.config.model import CUSTOM, HEADS
+from orchestrator.config.model import CUSTOM, HEADS, Model, shipped
 from orchestrator.config.ranges import Allowed, Bounds, several
 from orchestrator.config.settings import Chosen, Settings
 from orchestrator.config.sweep import AxisValue, Sweep, keys_of
@@ -117,11 +117,13 @@ class _Problems:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self.model, self.trees, self.context = settings.model, settings.trees, settings.timing.context
+        self.trees, self.context = settings.trees, settings.timing.context
+        self.models: dict[Scalar | None, Model] = {None: settings.model}
         self.made: dict[tuple[tuple[Scalar, ...], tuple[str, ...]], tuple[Problem, str]] = {}
         self.distinct: dict[Problem, Problem] = {}
         self.given: dict[frozenset[str], set[str]] = {}
-        self.shares: dict[tuple[Scalar | None, int, bool], dict[str, Scalar]] = {}  # of one GPU, by routine, tp, and window or none
+        # Of one GPU, by model, routine, tp, and window or none.
+        self.shares: dict[tuple[Scalar | None, Scalar | None, int, bool], dict[str, Scalar]] = {}
 
     def __call__(self, keys: Mapping[str, Scalar]) -> tuple[Problem, str]:
         known = tuple(keys.values()), tuple(keys)
@@ -134,23 +136,24 @@ class _Problems:
         return made
 
     def _make(self, keys: Mapping[str, Scalar]) -> tuple[Problem, str]:
+        model = self._model(keys.get("model"))
         own_heads = [key for key in HEADS if key in keys]  # a sweep's own head shapes are no longer the model's
         if own_heads and self.context != "isolated":
             raise UserError(
                 f"timing.context={self.context}: the sweep sets {', '.join(sorted(own_heads))} of its own, "
-                f"so the layers of model {self.model.name} do not fit; leave these out, or type timing.context=isolated"
+                f"so the layers of model {model.name} do not fit; leave these out, or type timing.context=isolated"
             )
         if "routine" not in keys:  # a sweep of an engine's flags takes what the model has
-            keys = {**keys, "routine": "paged_decode" if self.model.head_dim_ckv is None else "mla"}
-        routine, tp = str(keys["routine"]), self._tp(keys.get("tp"))
-        share = self._share(routine, tp, windowed="window" in keys)
+            keys = {**keys, "routine": "paged_decode" if model.head_dim_ckv is None else "mla"}
+        routine, tp = str(keys["routine"]), self._tp(keys.get("tp"), model)
+        share = self._share(keys.get("model"), routine, tp, windowed="window" in keys)
         if any(keys[key] != share.get(key) for key in own_heads):
             share = {key: value for key, value in share.items() if key not in LENT}
-        of_model = {"model": CUSTOM if own_heads else self.model.name, "tp": tp, **share}
-        given: dict[str, Any] = {**of_model, "tree": self._tree(keys), **keys}
-        refused = "" if own_heads else self.model.refusal(routine, tp, keys.get("s_kv"))
-        if self.context == "engine" and self.model.layer is None:
-            refused = refused or f"model {self.model.name} does not say how large its layers are (model.layer); type another model"
+        of_model = {"model": CUSTOM if own_heads else model.name, "tp": tp}
+        given: dict[str, Any] = {**share, "tree": self._tree(keys), **keys, **of_model}
+        refused = "" if own_heads else model.refusal(routine, tp, keys.get("s_kv"))
+        if self.context == "engine" and model.layer is None:
+            refused = refused or f"model {model.name} does not say how large its layers are (model.layer); type another model"
         try:
             return Problem.model_validate(given), refused
         except ValidationError as error:
@@ -162,20 +165,32 @@ class _Problems:
         except ValidationError:
             raise UserError(said) from None
         whole = len(own_heads) >= len(HEADS if routine == "mla" else HEADS[:4])
-        if whole or (own_heads and not self.model.typed):
+        if whole or (own_heads and not model.typed):
             raise UserError(said)
-        return Problem.model_construct(None, **given), refused or f"model {self.model.name}: {said}; type another model for these"
+        return Problem.model_construct(None, **given), refused or f"model {model.name}: {said}; type another model for these"
 
-    def _tp(self, tp: Scalar | None) -> int:
-        size = self.model.tp[0] if tp is None else tp
+    def _model(self, name: Scalar | None) -> Model:
+        """The model of the run, or one of conf/model that the sweep names in its place. Raises UserError."""
+        if name not in self.models:
+            if self.context != "isolated":
+                raise UserError(
+                    f"sweep.model={name!r}: timing.context={self.context} is of one model; type model={name} 'sweep.heads=[model]'"
+                )
+            if name not in shipped():
+                raise UserError(unknown("sweep.model", str(name), shipped()))
+            self.models[name] = Model.model_validate(shipped()[str(name)])
+        return self.models[name]
+
+    def _tp(self, tp: Scalar | None, model: Model) -> int:
+        size = model.tp[0] if tp is None else tp
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise UserError(f"sweep.tp={size!r}: allowed: a whole number")
         return size
 
-    def _share(self, routine: str, tp: int, *, windowed: bool) -> dict[str, Scalar]:
-        if (routine, tp, windowed) not in self.shares:
-            self.shares[routine, tp, windowed] = self.model.share(routine, tp, windowed=windowed)
-        return self.shares[routine, tp, windowed]
+    def _share(self, name: Scalar | None, routine: str, tp: int, *, windowed: bool) -> dict[str, Scalar]:
+        if (key := (name, routine, tp, windowed)) not in self.shares:
+            self.shares[key] = self.models[name].share(routine, tp, windowed=windowed)
+        return self.shares[key]
 
     def _tree(self, keys: Mapping[str, Scalar]) -> tuple[int, ...] | None:
         name, s_qo = str(keys.get("mask", "causal")), keys.get("s_qo")

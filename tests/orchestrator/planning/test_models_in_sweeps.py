@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import Any
 
@@ -52,3 +53,36 @@ def test_a_plan_runs_something_or_says_why(sweep: str):
         for device in known_devices().values():
             plan = make_plan(distinct, [device], settings)
             assert plan.decisions_of("run") or "no point runs on" in why_nothing_runs(plan, settings.sweep)
+
+
+@pytest.mark.parametrize("server", ["llama_3_1_70b 8", "gpt_oss_120b 2", "qwen3_next_80b_a3b 1"])
+def test_a_sweep_of_several_models_has_the_points_of_each(server: str):
+    model, tp = server.split()
+    of_all = [point for point in expand(load(config_of("servers"))) if (point.problem.model, point.problem.tp) == (model, int(tp))]
+    alone = load(
+        {
+            **config_of("servers"),
+            "model": MODELS[model],
+            "sweep": {**config_of("servers")["sweep"], "heads": ["model"], "tp": [int(tp)]},
+        }
+    )
+
+    assert [point for point in of_all if not point.problem.window] == [
+        p for p in expand(alone) if p.backend in {q.backend for q in of_all}
+    ]
+
+
+def test_a_typed_model_takes_the_place_of_a_sweep_s_models():
+    assert {point.problem.model for point in expand(asked("servers", "qwen3_14b"))} == {"qwen3_14b"}
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("sweep.heads=[{model: llama_3_1_80b}]", "llama_3_1_70b"),
+        ("timing.context=step", "model=llama_3_1_70b 'sweep.heads=[model]'"),
+    ],
+)
+def test_models_of_a_sweep_that_cannot_be_are_refused(typed: str, said: str):
+    with pytest.raises(UserError, match=re.escape(said)):
+        expand(load(composed("+sweep=servers", typed)))
