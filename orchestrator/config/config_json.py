@@ -13,7 +13,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from kernels.problem.routine import found as routines
+from kernels.step.shapes import LayerShape
 from orchestrator.config.base import own_table
 from orchestrator.config.model import FULL, HEADS, WINDOWED, shipped
 from orchestrator.errors import UserError, did_you_mean
@@ -42,16 +45,20 @@ OF_NUMBER: dict[str, Callable[[Keys, int], str]] = {  # the kind of layer i, by 
     "attn_layer_period": lambda c, i: FULL if i % c["attn_layer_period"] == c.get("attn_layer_offset", 0) else "Mamba",  # Jamba
     "attn_layer_indices": lambda c, i: FULL if i in c["attn_layer_indices"] else "Mamba",  # Bamba
     "full_attn_idxs": lambda c, i: FULL if i in c["full_attn_idxs"] else "convolution",  # LFM2
+    "cross_attention_layers": lambda c, i: "cross attention" if i in c["cross_attention_layers"] else FULL,  # Mllama
+    # Bailing, whose layers after the last whole group attend
+    "layer_group_size": lambda c, i: LINEAR if (i + 1) % (n := c["layer_group_size"]) and i < _layers(c) // n * n else FULL,
     # RecurrentGemma
     "block_types": lambda c, i: WINDOWED if c["block_types"][i % len(c["block_types"])] == "attention" else LINEAR,
-    "sliding_window_pattern": lambda c, i: _of_pattern(c["sliding_window_pattern"], i),
+    "sliding_window_pattern": lambda c, i: _of_pattern(c["sliding_window_pattern"], i - 1 if c.get("is_encoder") else i),
     "max_window_layers": lambda c, i: FULL if c.get("use_sliding_window") and i < c["max_window_layers"] else WINDOWED,  # Qwen
 }
 # Of keys that may say what attention is; norms, dropout and experts do not.
 NEAR = re.compile("(?!.*(norm|drop|mamba|moe_|expert)).*(attn|attention|window|layer|head|sparse|block|chunk|kv_|scale|cap)")
 MAX_BYTES, MAX_LAYERS, MAX_NAME, MAX_SAID = 10**6, 1_000, 60, 600
 MAX_TP = 16  # GPUs that share a model without more words
-SHAPE = (*HEADS, "sliding_window", "windowed", "sinks", "kinds", "softmax_scale", "soft_cap", "index_topk")  # what attention is
+# What attention is.
+SHAPE = (*HEADS, "sliding_window", "windowed", "sinks", "kinds", "softmax_scale", "soft_cap", "index_topk", "is_encoder")
 
 
 def is_named(value: object) -> bool:
@@ -92,6 +99,8 @@ def _of_text(config: Mapping[str, Any]) -> Keys:
     if part is not None:
         return _of_text({**{key: config[key] for key in ("architectures", "_name_or_path") if key in config}, **part})
     named = {**config.get("attn_config", {}), **config} if isinstance(config.get("attn_config"), dict) else dict(config)
+    if isinstance(own := named.get("attention_other_setting"), dict):  # of Step 3.5's windowed layers
+        named |= {f"swa_{key}": value for key, value in own.items()}
     for key, names in KEYS["names"].items():
         if named.get(key) is None and (found := next((named[name] for name in names if named.get(name) is not None), None)):
             named[key] = found
@@ -126,14 +135,16 @@ def _keys_of(c: Keys, asked: str) -> Keys:
     who = str(c.get("model_type") or "this model")
     _require_numbers(c, asked)
     for key, what in KEYS["refused"].items():
-        if (value := c.get(key)) and value != "vision" and not (key == "attention_chunk_size" and c.get("sliding_window")):
+        if (value := c.get(key)) and not (key == "attention_chunk_size" and c.get("sliding_window")):
             raise UserError(f"{asked}: {who} {what.format(value)} ({key}), and this project has no routine for that; give another")
     _note_unread(c, asked)
+    if c.get("is_encoder_decoder"):
+        note_once(f"{asked}: {who} has an encoder and cross attention too; type +sweep=encoder for these")
     if not isinstance(heads := c.get("num_attention_heads"), int):
         raise UserError(
             f"{asked}: num_attention_heads={heads!r}: allowed: a whole number, the query heads of {who}; write it there"
         )
-    if (layers := c.get("num_hidden_layers") or 1) > MAX_LAYERS:
+    if (layers := _layers(c)) > MAX_LAYERS:
         raise UserError(f"{asked}: num_hidden_layers={layers!r}: allowed: a whole number, up to {MAX_LAYERS:,}; write it there")
     window, kinds = _window_of(c), _kinds_of(c)
     if not (window and WINDOWED in kinds):
@@ -154,6 +165,7 @@ def _keys_of(c: Keys, asked: str) -> Keys:
         "soft_cap": c.get("attn_logit_softcapping"),
         "max_positions": _positions_of(c),
         "index_topk": c.get("index_topk"),
+        "is_encoder": _is_encoder(c),
         "routines": _routines_of(c),
         "layer": _layer_of(c) if kinds.keys() <= {FULL, WINDOWED} and not found.get("windowed") else None,
         "sizes": {"hidden_size": c.get("hidden_size"), "num_layers": c.get("num_hidden_layers")},
@@ -215,7 +227,12 @@ def _window_of(c: Keys) -> int | None:
     window, longest = c.get("sliding_window"), c.get("max_position_embeddings")
     if not isinstance(window, int) or window < 1 or c.get("use_sliding_window") is False or (longest and window >= longest):
         return None
-    return window
+    return window // 2 + 1 if _is_encoder(c) else window  # of an encoder the file has the width of both sides
+
+
+def _is_encoder(c: Keys) -> bool:
+    """Whether each token sees those after it too. Models that do so within an image alone say "vision"."""
+    return bool(c.get("is_encoder")) or c.get("use_bidirectional_attention") is True
 
 
 def _kinds_of(c: Keys) -> Counter[str]:
@@ -223,13 +240,16 @@ def _kinds_of(c: Keys) -> Counter[str]:
     for key, of_entry in OF_ENTRY.items():
         if c.get(key):
             return Counter(map(of_entry, c[key]))
-    layers = range(c.get("num_hidden_layers") or 1)
     kind_of = next((kind_of for key, kind_of in OF_NUMBER.items() if c.get(key)), lambda c, i: WINDOWED)
-    return Counter(kind_of(c, i) for i in layers)
+    return Counter(kind_of(c, i) for i in range(_layers(c)))
+
+
+def _layers(c: Keys) -> int:
+    return c.get("num_hidden_layers") or 1
 
 
 def _of_pattern(every: int | str, i: int) -> str:
-    """Of Gemma and Cohere, where the last of so many layers attends to everything; Exaone writes LLLG."""
+    """Of Gemma and Cohere, where the last of so many layers attends to everything (of ModernBERT the first); Exaone writes LLLG."""
     is_full = every[i % len(every)] == "G" if isinstance(every, str) else (i + 1) % every == 0
     return FULL if is_full else WINDOWED
 
@@ -262,14 +282,16 @@ def _positions_of(c: Keys) -> int | None:
 
 def _layer_of(c: Keys) -> Keys | None:
     """The sizes of a layer's matrix products, if the file has them (`kernels.step.shapes.LayerShape`)."""
+    # Some files list a size for each layer, which is none of all if the layers differ.
+    c = {key: value[0] if isinstance(value, list) and len({*map(str, value)}) == 1 else value for key, value in c.items()}
     experts, inner = c.get("num_experts"), c.get("intermediate_size")
     if experts:
         inner = c.get("moe_intermediate_size") or inner
-    if not c.get("hidden_size") or not inner:
+    if not isinstance(inner, int):
         return None
     shared = c.get("shared_expert_intermediate_size") or (c.get("n_shared_experts") or 0) * inner if experts else 0
     found = {
-        "hidden_size": c["hidden_size"],
+        "hidden_size": c.get("hidden_size"),
         "intermediate_size": inner,
         "num_experts": experts,
         "experts_per_token": c.get("num_experts_per_tok") if experts else None,
@@ -277,7 +299,12 @@ def _layer_of(c: Keys) -> Keys | None:
         "q_lora_rank": c.get("q_lora_rank"),
         "num_layers": c.get("num_hidden_layers"),
     }
-    return {key: value for key, value in found.items() if value}
+    found = {key: value for key, value in found.items() if value}
+    try:
+        LayerShape.model_validate(found)
+    except ValidationError:  # what attention is does not depend on it
+        return None
+    return found
 
 
 def _named(found: Keys, path: Path) -> Keys:

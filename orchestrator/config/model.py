@@ -26,8 +26,8 @@ class Model(Frozen):
     the window of its windowed layers, in tokens, and `windowed` has the keys in which these differ from the others; a sweep times
     the layers without a window unless it sets `window` or there are none. `softmax_scale` is None for 1/sqrt(head_dim_qk).
     `max_positions` is the longest request in tokens, which limits a sweep if a person `typed` the model. `index_topk` is to how
-    many keys each query token attends if attention is sparse. `routines` has the sizes of layers that run a routine of
-    `kernels/routines`, by its name. `layer` has the sizes of its matrix products, which
+    many keys each query token attends if attention is sparse. Tokens of an `is_encoder` see those after them. `routines` has the
+    sizes of layers that run a routine of `kernels/routines`, by its name. `layer` has the sizes of its matrix products, which
     timing.context=step needs. With heads or sparsity other than those of its file a model is called `custom`: its name would say
     that the rows are of a model that they are not of.
     """
@@ -50,6 +50,7 @@ class Model(Frozen):
     soft_cap: PositiveFloat | None = None
     max_positions: PositiveInt | None = None
     index_topk: PositiveInt | None = None
+    is_encoder: bool = False
     routines: dict[str, dict[str, Scalar]] = Field(default_factory=dict)
     layer: LayerShape | None = None
     typed: bool = False
@@ -68,8 +69,10 @@ class Model(Frozen):
         """The window that every layer has; None if some layers attend to everything."""
         return self.sliding_window if self.kinds and FULL not in self.kinds else None
 
-    def refusal(self, routine: str, tp: int, s_kv: object = None) -> str:
+    def refusal(self, routine: str, tp: int, s_kv: object = None, mask: object = None) -> str:
         """Why no request of a sweep can be this model's, and what to type; empty if nothing stands against it."""
+        if self.is_encoder and mask != "full":
+            return f"model {self.name} is an encoder, whose tokens see those after them; type +sweep=encoder, or sweep.mask=[full]"
         if own := routine_of(routine):
             found = own.share(self, tp)
             return found if isinstance(found, str) else self._refused_size(tp, s_kv)

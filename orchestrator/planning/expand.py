@@ -151,7 +151,7 @@ class _Problems:
             share = {key: value for key, value in share.items() if key not in LENT}
         of_model = {"model": CUSTOM if own_heads else model.name, "tp": tp}
         given: dict[str, Any] = {**share, "tree": self._tree(keys), **keys, **of_model}
-        refused = "" if own_heads else model.refusal(routine, tp, keys.get("s_kv"))
+        refused = "" if own_heads else model.refusal(routine, tp, keys.get("s_kv"), keys.get("mask"))
         if self.context == "engine" and model.layer is None:
             refused = refused or f"model {model.name} does not say how large its layers are (model.layer); type another model"
         try:

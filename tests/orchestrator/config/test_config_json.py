@@ -75,6 +75,17 @@ def read(tmp_path: Path) -> Callable[..., dict[str, Any]]:
         ({"layers_block_type": ["mamba", "hybrid"]}, {"kinds": {"Mamba": 1, "full": 1}}),
         ({"window_size": 64, "global_attn_every_n_layers": 4}, {"kinds": {"full": 3, "windowed": 9}}),
         ({"model_type": "gemma3n_text"}, {"softmax_scale": 1.0, "sliding_window": 512, "kinds": {"full": 2, "windowed": 10}}),
+        ({"model_type": "bert"}, {"is_encoder": True, "kinds": None}),
+        ({"model_type": "modernbert", "local_attention": 128, "global_attn_every_n_layers": 5},
+         {"is_encoder": True, "sliding_window": 65, "kinds": {"full": 3, "windowed": 9}}),
+        ({"use_bidirectional_attention": True, "sliding_window": 512}, {"is_encoder": True, "sliding_window": 257}),
+        ({"use_bidirectional_attention": "vision"}, {"is_encoder": None}),
+        ({"cross_attention_layers": [3, 8]}, {"kinds": {"full": 10, "cross attention": 2}}),
+        ({"layer_group_size": 5}, {"kinds": {"linear attention": 8, "full": 4}}),  # the 5th, the 10th, and the rest
+        ({"model_type": "jamba"}, {"kinds": {"Mamba": 11, "full": 1}}),
+        ({"sliding_window": 512, "layer_types": [FULL, SLIDING] * 6,
+          "attention_other_setting": {"attention_type": SLIDING, "num_attention_heads": 12, "num_attention_groups": 2}},
+         {"windowed": {"num_qo_heads": 12}}),
         ({"sliding_window": -1, "attn_logit_softcapping": 0}, {"kinds": None, "soft_cap": None}),
         ({"max_attn_value": 30.0, "model_max_length": 4096}, {"soft_cap": 30.0, "max_positions": 4096}),
         ({"num_attention_heads": 40, "num_key_value_heads": 10}, {"tp": [1, 2, 5, 10]}),
@@ -86,6 +97,35 @@ def test_keys_of_a_file_become_those_of_a_model(keys: dict[str, Any], expected: 
 
     assert {key: found.get(key) for key in expected} == expected
     assert found == read({"text_config": {**SMALL, **keys}})
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"intermediate_size": [64] * 12}, {"intermediate_size": 64}),  # Gemma 3n
+        ({"intermediate_size": [64, 32]}, None),
+        ({"n_routed_experts": 8}, None),  # and how many of them a token takes is not said
+        ({"num_experts": 8, "moe_topk": [2] * 12, "moe_intermediate_size": [16] * 12, "num_shared_expert": [1] * 12},
+         {"intermediate_size": 16, "num_experts": 8, "experts_per_token": 2, "shared_intermediate_size": 16}),  # Hunyuan
+        ({"moe_num_experts": 4, "moe_k": 2}, {"intermediate_size": 96, "num_experts": 4, "experts_per_token": 2}),  # ERNIE
+        ({"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 32},
+         {"intermediate_size": 96, "num_experts": 4, "experts_per_token": 2, "shared_intermediate_size": 32}),  # Granite
+        ({"intermediate_size": None, "hidden_dim": 48}, {"intermediate_size": 48}),  # Mistral's own params.json
+    ],
+)  # fmt: skip
+def test_the_sizes_of_a_layer_are_read_or_left_out(keys: dict[str, Any], expected: object, read: Callable[..., Any]):
+    sizes = {"hidden_size": 512, "num_layers": 12}
+    found = read({**SMALL, "hidden_size": 512, "intermediate_size": 96, **keys})
+
+    assert found.get("layer") == (None if expected is None else {**sizes, **expected})
+
+
+def test_an_encoder_runs_without_a_causal_mask_alone(tmp_path: Path, invoke: Invoke):
+    (tmp_path / "config.json").write_text(json.dumps({**SMALL, "model_type": "bert"}))
+    causal, full = (invoke(sweep, f"model={tmp_path}", *PLAN[1:]) for sweep in ("+sweep=smoke", "+sweep=encoder"))
+
+    assert (causal.returncode, "is an encoder, whose tokens see those after them; type +sw" in causal.stderr) == (2, True)
+    assert (full.returncode, "24 of 192 points do not run: model model_8_2_64 is an encoder" in full.stderr) == (0, True)
 
 
 def test_a_latent_has_the_scale_of_its_yarn(read: Callable[..., Any]):
@@ -103,7 +143,8 @@ def test_a_latent_has_the_scale_of_its_yarn(read: Callable[..., Any]):
         ({"model_type": "llama4_text", "attention_chunk_size": 8192}, "llama4_text attends within chunks of 8192 tokens"),
         ({"compress_ratios": [0, 4]}, "a window and a compressed cache (compress_ratios)"),
         ({"sparse_attention_config": {"sparse_topk_blocks": 16}}, "attends sparsely, to blocks of keys"),
-        ({"is_encoder_decoder": True}, "has an encoder"),
+        ({"is_encoder_decoder": True, "relative_attention_num_buckets": 32}, "adds biases of positions"),
+        ({"model_type": "rwkv7"}, "recurrent layers, which do not attend"),
         ({"model_type": "bloom"}, "adds ALiBi"),
         ({"layer_types": ["mamba"] * 12}, "none of the layers of this model attends: 12 Mamba"),
         ({"num_attention_heads": None}, "num_attention_heads=None: allowed: a whole number"),
@@ -120,11 +161,8 @@ def test_a_latent_has_the_scale_of_its_yarn(read: Callable[..., Any]):
         ({"state_size": 16}, "Mamba layers, which do not attend"),
         ({"mb_per_layer": 2}, "shares one cache"),
         ({"model_type": "gpt_neo"}, "alternates kinds of layers"),
-        ({"model_type": "modernbert"}, "attends in both directions"),
-        ({"use_bidirectional_attention": True}, "attends in both directions"),
         ({"blocksparse_block_size": 64}, "to blocks of 64 keys"),
         ({"dual_chunk_attention_config": {"chunk_size": 9}}, "within chunks and across"),
-        ({"cross_attention_layers": [3]}, "cross attention"),
         ({"model_type": "llama4_text"}, "within chunks of 8192 tokens"),
         ({"model_type": "baichuan", "hidden_size": 5120}, "adds ALiBi"),
     ],
