@@ -1,8 +1,8 @@
 """vLLM's unified attention in Triton: one kernel for decode, drafts and prompts over pages. TRITON_ATTN in vLLM.
 
-Rules and the call read from vLLM 0.32.0: `vllm/v1/attention/ops/triton_unified_attention.py` (`unified_attention`) and
-`vllm/v1/attention/backends/triton_attn.py`, which sizes the buffers. With one query token a request and few requests the keys are
-split into segments that a second kernel merges. Otherwise one program goes over all keys of a request.
+Rules and the call read from vLLM 0.32.0: `vllm/v1/attention/ops/triton_unified_attention.py` (`unified_attention`, which 0.25.1 has
+alike) and `vllm/v1/attention/backends/triton_attn.py`, which sizes the buffers. With one query token a request and few requests the
+keys are split into segments that a second kernel merges. Otherwise one program goes over all keys of a request.
 """
 
 # T = query tokens of all requests, B = batch_size, H = num_qo_heads, K = stored KV heads, D = head_dim
@@ -42,7 +42,7 @@ class VllmTriton(Adapter):
     takes_empty: bool = True  # vLLM captures full graphs with it, whose padded requests have no token
     # By the source no slot behind the last token is loaded; no GPU has shown it yet, so `skips_unused` stays False.
     distributions: tuple[str, ...] = ("vllm",)
-    rules_hold_for: tuple[str, ...] = ("vllm>=0.32.0,<0.33",)
+    rules_hold_for: tuple[str, ...] = ("vllm>=0.25.1,<0.33",)
     imports: str = "vllm"
     passes: frozenset[Feature] | None = ALL_BUT_BLOCKS
 

@@ -271,7 +271,7 @@ def test_what_to_type_for_a_library_that_is_not_there():
         )
     }
 
-    assert words["paged_decode", "vllm_triton"].endswith("type: pip install 'vllm>=0.32.0,<0.33'")
+    assert words["paged_decode", "vllm_triton"].endswith("type: pip install 'vllm>=0.25.1,<0.33'")
     assert words["paged_decode", "sglang_triton"].endswith("type: pip install 'sglang>=0.5.23,<0.6'")
     for name in ("flash_mla_vllm", "flash_attn_3"):
         (rule,) = registry.get("mla", name).rules_hold_for
