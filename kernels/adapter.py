@@ -57,6 +57,7 @@ from kernels.contract.runner import LseBase, PlanStep, Runner, nothing_to_plan, 
 from kernels.problem.features import features_of
 from kernels.problem.fields import ANY_MEMORY
 from kernels.problem.padded import launched
+from kernels.problem.routine import FOLDERS
 
 if TYPE_CHECKING:
     from typing import Self  # Python 3.10 has none, under which other environments may run this
@@ -177,7 +178,8 @@ class Adapter(ABC):
         from kernels.inputs.copies import CopiedCache, NewTokens, OrderedQueries, States
 
         declared = {CopiedCache: self.copies_cache, NewTokens: self.copies_new_tokens, OrderedQueries: self.reorders(problem)}
-        return {**declared, States: self.routine == "merge_states"}.get(type(copy), copy.of_problem)
+        of_routine = type(copy).__module__.startswith(f"{FOLDERS}.{self.routine}.")
+        return {**declared, States: self.routine == "merge_states"}.get(type(copy), of_routine)
 
     def passed_on(self, device: Device) -> frozenset[Feature]:
         """The features of a problem (`kernels.problem.features`) that `prepare` hands to its kernel on this device.
@@ -240,13 +242,17 @@ class Adapter(ABC):
     def prepared(self, inputs: Inputs, device: Device) -> Runner:
         """The call on these inputs, among the padded requests of its graph if there are any. What a worker calls.
 
-        Raises TypeError for a call that reads copies, or leaves its rows in an order, that the adapter does not declare.
+        Raises TypeError for a call that reads copies, or leaves its rows in an order, that the adapter does not declare, or that
+        gets back what is no input.
         """
         given = inputs if inputs.padded is None or not self.gets_padding else inputs.padded
         runner = self.prepare(given, device)
         for copy in runner.copies:
             if not self.reads_copy(copy, given.problem):
                 raise TypeError(f"{self.name} reads a copy of inputs that it does not declare: {_in_words(copy)}")
+        inputs_of = [id(tensor) for tensor in (None, *vars(given).values())]
+        if not all(id(tensor) in inputs_of for one in runner.restore for tensor in (one.source, one.rows)):
+            raise TypeError(f"{self.name} restores from a tensor that is no input: Runner.restore names fields of the inputs")
         if not (runner.rows is None or isinstance(runner.rows, slice) or self.reorders(given.problem)):
             raise TypeError(f"{self.name} sets Runner.rows and does not declare `reorders`: its rows must lie as in the queries")
         return runner if given is inputs else without_padding(runner, inputs)

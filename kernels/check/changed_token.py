@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -61,7 +61,7 @@ class ChangedTokens:
     tokens of their own, and in each a kernel that gives its answer of before is off by more than a right one may be.
     """
 
-    copied: tuple[Copied, ...]
+    copied: Sequence[Any]  # of `Copied`; a routine of a folder says otherwise what changes, in lists of numbers
     rows: Tensor
     answer: Answer
     requests: int

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from kernels.check.answer import Answer
+from kernels.check.changed_token import ChangedTokens
 from kernels.check.estimates import KeyWeights, OutputErrors
 from kernels.check.log_sum_exp import judge_with_lse
 from kernels.check.oracle import Verdict, judge_by, off_by, sizes
@@ -21,6 +22,7 @@ from kernels.check.significance import WeightTest
 from kernels.check.tolerance import excess_of_logits, logit_error, noise_floor, row_tolerances, smallest_weights, sums_error
 from kernels.check.weighing import weigh
 from kernels.inputs import Inputs
+from kernels.inputs.tensors import bits
 from kernels.problem import Problem
 from kernels.problem.arithmetic import Arithmetic
 from kernels.problem.dtypes import FP8, UNIT_ROUNDOFF
@@ -53,6 +55,12 @@ def judge_rows(out: Tensor, inputs: Inputs, answer: Answer, how: Arithmetic) -> 
     limits = answer.kept(("limits of rows", how.rounding), lambda: row_tolerances(inputs, answer, how))
     lengths = answer.kept("sizes of rows", lambda: sizes(answer.out))
     return judge_by(out, answer.out, inputs.problem, how, (limits, lengths))
+
+
+@by_routine
+def judge_changed(out: Tensor, lse: Tensor | None, inputs: Inputs, changed: ChangedTokens, how: Arithmetic) -> Verdict:
+    """Compares what a launch left, [T, H, D_vo] and a second output, while tokens were `changed`; the inputs are as before."""
+    return judge_rows(bits(out)[changed.rows].view(out.dtype), inputs, changed.answer, how)
 
 
 def output_errors(out: Tensor, inputs: Inputs, answer: Answer, how: Arithmetic) -> OutputErrors:

@@ -46,6 +46,21 @@ class CallKey:
 
 
 @dataclass(frozen=True)
+class Restored:
+    """Memory of a call's own, `own`, that is a copy of an input whenever the call begins: of `source`, or of these `rows` of it.
+
+    Both are tensors of the inputs themselves; `rows` are numbers along the first dimension. The dtype may be another one.
+    """
+
+    own: Tensor
+    source: Tensor
+    rows: Tensor | None = None
+
+    def bring_back(self) -> None:
+        self.own.copy_(self.source if self.rows is None else self.source[self.rows.long()])
+
+
+@dataclass(frozen=True)
 class Runner:
     """A backend planned for one set of inputs. Calling it launches the kernels on the current stream and writes `out`.
 
@@ -80,9 +95,9 @@ class Runner:
     # They and their pages are in the inputs' own tensors by then, and the plan gets the lengths on the host as well. After it the
     # same call, also a captured one, reads the new lengths. `nothing_to_plan`: it does so without a plan. None: not stated.
     plan_step: PlanStep | None = None
-    # Brings back what the call overwrites and reads, such as a recurrent state. Done before every launch, untimed and before the
-    # caches are brought into their state. None: the call overwrites nothing that it reads.
-    restore: Callable[[], object] | None = None
+    # What the call overwrites and reads, such as a recurrent state. The project copies it before every launch, untimed and before
+    # the caches are brought into their state.
+    restore: tuple[Restored, ...] = ()
     # What `launch` calls (`kernels/libraries/same_call.py`). None: not stated.
     call_key: CallKey | None = None
     gather: None = None  # of old plugins
@@ -93,6 +108,8 @@ class Runner:
             raise TypeError(
                 "Runner.gather is no more, since nobody times it: name copies of kernels.inputs.copies in Runner.copies"
             )
+        if callable(self.restore):
+            raise TypeError("Runner.restore is a function, which nobody times; give a tuple of kernels.contract.runner.Restored")
         if callable(self.lse):
             raise TypeError(
                 "Runner.lse is a function, which would compute when it is looked at; give the tensor that the launch writes, "
@@ -119,8 +136,8 @@ class Runner:
 
     def ready(self) -> None:
         """Brings back what the last call has overwritten, if it overwrites what it reads. To be done before each call."""
-        if self.restore is not None:
-            self.restore()
+        for one in self.restore:
+            one.bring_back()
 
     def written_lse(self) -> Tensor | None:
         """The log-sum-exp that the last call wrote; None if the backend gives none, or returns it and was not called yet."""

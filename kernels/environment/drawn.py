@@ -16,7 +16,7 @@ from kernels.device import Device
 from kernels.environment.wire import Header, to_bytes
 from kernels.inputs import Inputs
 from kernels.inputs.checksums import checksums
-from kernels.inputs.copied_tokens import Copied, copied_tokens
+from kernels.inputs.copied_tokens import copied_tokens
 from kernels.inputs.generate import draw_other_values, redraw
 from kernels.inputs.small_inputs import SmallInputs
 from kernels.inputs.unused_slots import UnusedSlots
@@ -71,9 +71,9 @@ class DrawnProblem:
         self._unused.drawn_again()
         return {"sums": self._sums()}
 
-    def copy_tokens(self, copied: list[tuple[int, int, int]]) -> None:
-        """Tokens are copies of others from now on, until `restore_tokens`: the request, the source and the target of each."""
-        self._copied.enter_context(copied_tokens(self.inputs, [Copied(*one) for one in copied]))
+    def copy_tokens(self, copied: Any) -> None:
+        """Tokens change from now on until `restore_tokens`, as `ChangedTokens.copied` says."""
+        self._copied.enter_context(copied_tokens(self.inputs, copied))
 
     def restore_tokens(self) -> None:
         self._copied.close()

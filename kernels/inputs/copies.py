@@ -23,10 +23,9 @@ from kernels.problem.dtypes import torch_dtype
 
 
 class InputCopy(ABC):
-    """Memory with inputs in another layout."""
+    """Memory with inputs in another layout. Backends of a routine's folder read copies of classes of this folder undeclared."""
 
     declared: str  # how an adapter says that its call reads such a copy
-    of_problem = False  # every backend of such a problem reads it: no adapter declares it
 
     @abstractmethod
     def refresh(self) -> None:

@@ -181,17 +181,15 @@ class OutputCheck:
         return verdict
 
     def _judge_changed(self, verdict: Verdict, changed: ChangedTokens) -> Verdict:
-        from kernels.check.judgement import judge_rows
-        from kernels.inputs.tensors import bits
+        from kernels.check.judgement import judge_changed
 
         call, shared, runner = self.call, self.call.shared, self.call.timer.runner
         with shared.copied_tokens(changed.copied):
             runner.refresh()
             call.outputs.launch(wait=False)
-            out, _ = call.outputs.now()
-        assert out is not None  # there is always one
+            out, lse = call.outputs.now()
         shared.restore_small()
-        found = judge_rows(bits(out)[changed.rows].view(out.dtype), shared.inputs, changed.answer, call.arithmetic)
+        found = judge_changed(out, lse, shared.inputs, changed, call.arithmetic)
         if found.passed:
             return verdict
         reason = f"{AFTER_CHANGE}: {found.reason}"

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from kernels.adapter import Adapter, Need, QueryLengths, Runner
 from kernels.problem.dtypes import HALF
@@ -30,6 +30,7 @@ from kernels.routines.gated_delta.problem import kept_states, num_slots
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from kernels.contract.runner import Restored
     from kernels.device import Device
     from kernels.problem import Problem
     from kernels.routines.gated_delta.inputs import DeltaInputs
@@ -68,7 +69,7 @@ class TorchDelta(Delta):
     distributions: tuple[str, ...] = ("torch",)
 
     def prepare(self, inputs: DeltaInputs, device: Device) -> Runner:  # type: ignore[override]
-        p, out, states, slots = inputs.problem, inputs.empty_output(), inputs.empty_states(), inputs.slots.long()
+        p, out, states = inputs.problem, inputs.empty_output(), inputs.empty_states()
         by_token, first = inputs.by_request(out), p.s_qo - states.shape[1]
 
         def unit(rows: Tensor) -> Tensor:
@@ -79,7 +80,7 @@ class TorchDelta(Delta):
             gates = (gate[..., None] for gate in (inputs.decay.exp(), inputs.beta))
             rows = (unit(inputs.q) * inputs.scale, unit(inputs.k), inputs.v.float(), *gates)
             q, k, v, alpha, beta = (inputs.by_request(one)[..., None] for one in rows)
-            state = inputs.pool[slots].float()
+            state = inputs.pool[inputs.slots.long()].float()
             for t in range(p.s_qo):
                 key = k[:, t].mT  # [B, HV, 1, K]
                 state = alpha[:, t] * (state - beta[:, t] * (state @ k[:, t]) @ key) + beta[:, t] * v[:, t] @ key
@@ -123,12 +124,13 @@ class GdnDecode(FlashInferDelta):
         p, out = inputs.problem, inputs.empty_output()
         given: dict[str, object] = {name: inputs.by_request(getattr(inputs, name)) for name in ("q", "k", "v", "a", "b")}
         given |= {"state": None, "A_log": inputs.a_log, "dt_bias": inputs.dt_bias, "output": inputs.by_request(out)}
+        restore: tuple[Restored, ...] = ()
         if kept_states(p) > 1:
-            states, restore = inputs.empty_states(), None
+            states = inputs.empty_states()
             given |= {"initial_state": inputs.pool, "intermediate_states_buffer": states, "disable_state_update": True}
         else:
-            states = given["initial_state"] = inputs.pool.clone()
-            restore = partial(states.copy_, inputs.pool)
+            restore = (own := inputs.own_states(),)
+            states = given["initial_state"] = own.own
         kernel = "bf16_state" if p.kv_dtype == "bf16" else "mtp" if p.s_qo > 1 else "pretranspose"
         launch = partial(gated_delta_rule_decode_pretranspose, **given, initial_state_indices=inputs.slots, backend="flashinfer")
         return Runner(launch, out, f"gdn_decode_{kernel}", "fp32", lse=states, restore=restore)
@@ -146,21 +148,16 @@ class GdnChunk(FlashInferDelta):
         import torch
         from flashinfer.gdn_prefill import chunk_gated_delta_rule
 
-        p, out, pool = inputs.problem, inputs.empty_output(), inputs.pool.clone()
+        from kernels.routines.gated_delta.inputs import Gates
+
+        p, out, pool, gates = inputs.problem, inputs.empty_output(), inputs.own_states(), Gates(inputs)
         starts = torch.arange(p.batch_size + 1, dtype=torch.int64, device=inputs.device) * p.s_qo
-        alpha, beta = inputs.decay.exp(), inputs.beta
-
-        def restore() -> None:
-            pool.copy_(inputs.pool)
-            alpha.copy_(inputs.decay.exp())
-            beta.copy_(inputs.beta)
-
         launch = partial(
-            chunk_gated_delta_rule, inputs.q, inputs.k, inputs.v, alpha, beta, initial_state=pool, output_final_state=True,
-            cu_seqlens=starts, use_qk_l2norm_in_kernel=True, output=out, output_state=pool, state_indices=inputs.slots,
-            use_cp=self.use_cp, backend="flashinfer", max_seqlen=p.s_qo,
+            chunk_gated_delta_rule, inputs.q, inputs.k, inputs.v, gates.alpha, gates.beta, initial_state=pool.own,
+            output_final_state=True, cu_seqlens=starts, use_qk_l2norm_in_kernel=True, output=out, output_state=pool.own,
+            state_indices=inputs.slots, use_cp=self.use_cp, backend="flashinfer", max_seqlen=p.s_qo,
         )  # fmt: skip
-        return Runner(launch, out, self.name, p.q_dtype, lse=pool, restore=restore)
+        return Runner(launch, out, self.name, p.q_dtype, lse=pool.own, restore=(pool,), copies=(gates,))
 
 
 def _last_state(problem: Problem) -> Need:
@@ -191,20 +188,18 @@ class FlaRecurrent(FlaDelta):
         return (*super().needs(problem, device), _last_state(problem))
 
     def prepare(self, inputs: DeltaInputs, device: Device) -> Runner:  # type: ignore[override]
-        import torch
         from fla.ops.gated_delta_rule.fused_recurrent import fused_recurrent_gated_delta_rule_fwd_kernel as kernel
 
-        p, out, slots = inputs.problem, inputs.empty_output(), inputs.slots.long()
-        states, programs = inputs.pool[slots], -(-p.head_dim_vo // BV) * p.batch_size * p.num_kv_heads
+        p, out, states = inputs.problem, inputs.empty_output(), inputs.own_states(by_request=True)
+        programs = -(-p.head_dim_vo // BV) * p.batch_size * p.num_kv_heads
         launch = partial(
             kernel[(programs,)], q=inputs.q, k=inputs.k, v=inputs.v, g=inputs.a, gk=None, gv=None, beta=inputs.b,
-            A_log=inputs.a_log, dt_bias=inputs.dt_bias, o=out, h0=states, ht=states, cu_seqlens=None, scale=inputs.scale, T=p.s_qo,
-            H=p.num_qo_heads, HV=p.num_kv_heads, K=p.head_dim_qk, V=p.head_dim_vo, BK=1 << (p.head_dim_qk - 1).bit_length(), BV=BV,
-            IS_BETA_HEADWISE=True, USE_QK_L2NORM_IN_KERNEL=True, APPLY_BETA_SIGMOID=True, ALLOW_NEG_EIGVAL=False,
-            STATE_V_FIRST=True, num_warps=1, num_stages=3,
+            A_log=inputs.a_log, dt_bias=inputs.dt_bias, o=out, h0=states.own, ht=states.own, cu_seqlens=None,
+            scale=inputs.scale, T=p.s_qo, H=p.num_qo_heads, HV=p.num_kv_heads, K=p.head_dim_qk, V=p.head_dim_vo,
+            BK=1 << (p.head_dim_qk - 1).bit_length(), BV=BV, IS_BETA_HEADWISE=True, USE_QK_L2NORM_IN_KERNEL=True,
+            APPLY_BETA_SIGMOID=True, ALLOW_NEG_EIGVAL=False, STATE_V_FIRST=True, num_warps=1, num_stages=3,
         )  # fmt: skip
-        restore = partial(torch.index_select, inputs.pool, 0, slots, out=states)
-        return Runner(launch, out, "fused_recurrent_gated_delta_rule_fwd_kernel", "fp32", lse=states, restore=restore)
+        return Runner(launch, out, "fused_recurrent_gated_delta_rule_fwd_kernel", "fp32", lse=states.own, restore=(states,))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,24 +212,21 @@ class FlaChunk(FlaDelta):
     def prepare(self, inputs: DeltaInputs, device: Device) -> Runner:  # type: ignore[override]
         from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 
-        out, slots = inputs.empty_output(), inputs.slots.long()
-        states, decay, beta = inputs.pool[slots].float(), inputs.by_request(inputs.decay), inputs.by_request(inputs.beta)
-        rows = [inputs.by_request(rows) for rows in (inputs.q, inputs.k, inputs.v)]
+        from kernels.routines.gated_delta.inputs import Gates
 
-        def restore() -> None:
-            states.copy_(inputs.pool[slots])
-            decay.copy_(inputs.by_request(inputs.decay))
-            beta.copy_(inputs.by_request(inputs.beta))
+        out, states, gates = inputs.empty_output(), inputs.own_states(by_request=True, dtype="fp32"), Gates(inputs)
+        rows = [inputs.by_request(rows) for rows in (inputs.q, inputs.k, inputs.v, gates.decay, gates.beta)]
 
         def launch() -> Tensor:
             found, last = chunk_gated_delta_rule(
-                *rows, decay, beta, initial_state=states, output_final_state=True, use_qk_l2norm_in_kernel=True, state_v_first=True
+                *rows, initial_state=states.own, output_final_state=True, use_qk_l2norm_in_kernel=True, state_v_first=True
             )
             inputs.by_request(out).copy_(found)
             kept: Tensor = last
             return kept
 
-        return Runner(launch, out, "chunk_gated_delta_rule", inputs.problem.q_dtype, lse="returned", restore=restore)
+        more: dict[str, Any] = {"lse": "returned", "restore": (states,), "copies": (gates,)}
+        return Runner(launch, out, "chunk_gated_delta_rule", inputs.problem.q_dtype, **more)
 
 
 ADAPTERS = (GdnDecode(), GdnChunk(), GdnChunk(name="gdn_chunk_whole", use_cp=False), FlaRecurrent(), FlaChunk(), TorchDelta())

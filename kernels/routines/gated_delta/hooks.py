@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -19,12 +19,13 @@ from kernels.inputs.checksums import sum_of_words
 from kernels.problem import Problem
 from kernels.problem.arithmetic import Arithmetic
 from kernels.problem.dtypes import torch_dtype
+from kernels.routines.gated_delta import inputs as own
 from kernels.routines.gated_delta.inputs import DeltaInputs, copied_tokens, draw, other_cache, other_queries, redraw, write_values
 from kernels.routines.gated_delta.reference import DeltaAnswer, answer, tolerance
 
 __all__ = [
-    "answer", "change_tokens", "checksums", "copied_tokens", "draw", "judge_rows", "judge_whole", "other_cache", "other_queries",
-    "poison_unused_slots", "redraw", "small_inputs", "write_values",
+    "answer", "change_tokens", "checksums", "copied_tokens", "draw", "judge_changed", "judge_rows", "judge_whole", "other_cache",
+    "other_queries", "poison_unused_slots", "redraw", "small_inputs", "write_values",
 ]  # fmt: skip
 STATE_RMS = 1.5  # a head's root mean square may be so much less than a row's tolerance as its many rows average
 HEAVIEST = 4  # columns of an output among which one that changes is drawn
@@ -115,17 +116,26 @@ def _relative(error: Tensor, right: Tensor) -> Tensor:
 
 
 def change_tokens(inputs: DeltaInputs, answer: DeltaAnswer, how: Arithmetic, coin: random.Random) -> list[ChangedTokens]:
-    """One change: an element of all values of each request and head turns its sign, one of the largest in the last output.
+    """Two changes whose right answers follow without computing them again.
 
-    The right answer then follows without computing it again. A kernel that gives the answer of before is off by twice that element.
+    An element of all values of each request and head turns its sign, one of the largest in the last output. A kernel that gives the
+    answer of before is off by twice that element. And all heads, elements of keys and slots exchange their places.
     """
     p, chosen = inputs.problem, coin.randrange(HEAVIEST)
     last = inputs.by_request(answer.out)[:, -1]  # [B, HV, V]
     columns = last.abs().topk(min(HEAVIEST, last.shape[-1]), dim=-1).indices[..., chosen]
     signs = torch.ones_like(last).scatter_(-1, columns[..., None], -1.0)
-    changed = (inputs.by_request(answer.out) * signs[:, None]).flatten(0, 1)
     moved = _relative(last - last * signs, last).amax(-1)  # [B], in the head that moves most
     shown = int((moved > VISIBLE * tolerance(p, p.output_dtype, how)).sum())
+    turned = (inputs.by_request(answer.out) * signs[:, None]).flatten(0, 1), answer.states * signs[:, None, :, :, None]
     rows = torch.arange(p.num_q_tokens, device=inputs.device)
-    other: Any = replace(answer, out=changed)
-    return [ChangedTokens((columns,), rows, other, shown)]  # type: ignore[arg-type]
+
+    def change(copied: list[list[int]], after: tuple[Tensor, Tensor], requests: int) -> ChangedTokens:
+        return ChangedTokens(copied, rows, replace(answer, out=after[0], states=after[1]), requests)
+
+    return [change(columns.tolist(), turned, shown), change([], own.reordered(answer.out, answer.states), 0)]
+
+
+def judge_changed(out: Tensor, lse: Tensor | None, inputs: DeltaInputs, changed: ChangedTokens, how: Arithmetic) -> Verdict:
+    with copied_tokens(inputs, changed.copied):
+        return judge_whole(out, inputs, cast("DeltaAnswer", changed.answer), how, lse)

@@ -12,12 +12,16 @@ in random order, and slots that no request has (`SPARE_SLOTS`), whose states are
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from kernels.contract.runner import Restored
+from kernels.inputs.copies import InputCopy
 from kernels.inputs.guards import guarded_output
 from kernels.inputs.tensors import generator_of, turned
 from kernels.problem import Problem
@@ -69,6 +73,14 @@ class DeltaInputs:
         """Of the queries."""
         return 1.0 / math.sqrt(self.problem.head_dim_qk)
 
+    def own_states(self, by_request: bool = False, dtype: str | None = None) -> Restored:
+        """The states before the call in memory of its own, between guards: the pool, or those of the requests in their order."""
+        rows = self.slots if by_request else None
+        shape = (len(self.pool if rows is None else rows), *self.pool.shape[1:])
+        found = Restored(guarded_output(shape, dtype or self.problem.kv_dtype, self.device), self.pool, rows)
+        found.bring_back()
+        return found
+
     def by_request(self, rows: Tensor) -> Tensor:
         """A tensor [T, ...] as [B, s_qo, ...]."""
         return rows.view(self.problem.batch_size, self.problem.s_qo, *rows.shape[1:])
@@ -82,6 +94,21 @@ class DeltaInputs:
         """[B, kept, HV, V, K] of the state's dtype, for states that stand beside the pool."""
         p = self.problem
         return guarded_output((p.batch_size, kept_states(p), *self.pool.shape[1:]), p.kv_dtype, self.device)
+
+
+class Gates(InputCopy):
+    """What a kernel of its own makes of a and b in each layer of an engine: log(alpha), alpha and beta, fp32 [T, HV] each."""
+
+    declared = "routine=gated_delta"
+
+    def __init__(self, inputs: DeltaInputs) -> None:
+        self._inputs = inputs
+        self.decay, self.alpha, self.beta = inputs.decay, inputs.decay.exp(), inputs.beta
+
+    def refresh(self) -> None:
+        self.decay.copy_(self._inputs.decay)
+        torch.exp(self.decay, out=self.alpha)
+        self.beta.copy_(self._inputs.beta)
 
 
 def draw(problem: Problem, device: torch.device | str) -> DeltaInputs:
@@ -124,8 +151,8 @@ def write_values(inputs: DeltaInputs, generator: torch.Generator) -> None:
 
 
 def other_queries(inputs: DeltaInputs) -> AbstractContextManager[None]:
-    """Queries with their elements in reverse order while it lasts."""
-    return turned(lambda: inputs.q.copy_(inputs.q.flip(-1)))
+    """Queries and keys with their elements in reverse order, and gates of opposite logits, while it lasts."""
+    return turned(lambda: (inputs.q.copy_(inputs.q.flip(-1)), inputs.k.copy_(inputs.k.flip(-1)), inputs.a.neg_(), inputs.b.neg_()))
 
 
 def other_cache(inputs: DeltaInputs) -> AbstractContextManager[None]:
@@ -133,14 +160,17 @@ def other_cache(inputs: DeltaInputs) -> AbstractContextManager[None]:
     return turned(lambda: (inputs.v.neg_(), inputs.pool.neg_()))
 
 
-def copied_tokens(inputs: DeltaInputs, copied: tuple[Tensor]) -> AbstractContextManager[None]:
-    """Values and states have opposite signs in one element of each request and value head, int64 [B, HV], for a while.
+def copied_tokens(inputs: DeltaInputs, copied: Sequence[Sequence[int]]) -> AbstractContextManager[None]:
+    """Values and states have opposite signs in one element of each request and value head, `copied` [B, HV], for a while.
 
     No element of a value meets another one, so the same elements of outputs and states turn their signs, and no others.
+    Of no elements: all heads stand in reverse order, keys, queries and states have their elements along keys so, and the slots of
+    the pool. Then outputs and states are those of before in this order (`reordered`).
     """
-    (columns,) = copied
-    signs = torch.ones(*columns.shape, inputs.problem.head_dim_vo, dtype=inputs.v.dtype, device=inputs.device)
-    signs.scatter_(-1, columns[..., None], -1.0)
+    if not len(copied):
+        return turned(partial(_reorder, inputs))
+    signs = torch.ones(*inputs.by_request(inputs.v)[:, 0].shape, dtype=inputs.v.dtype, device=inputs.device)
+    signs.scatter_(-1, torch.tensor(copied, device=inputs.device)[..., None], -1.0)
     values, rows = inputs.by_request(inputs.v), inputs.slots.long()
 
     def turn() -> None:
@@ -148,3 +178,22 @@ def copied_tokens(inputs: DeltaInputs, copied: tuple[Tensor]) -> AbstractContext
         inputs.pool[rows] = inputs.pool[rows] * signs[..., None].to(inputs.pool.dtype)
 
     return turned(turn)
+
+
+def reordered(out: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+    """An output [T, HV, V] and states [B, S, HV, V, K] as they are while all is in reverse order."""
+    return out.flip(1), states.flip(2, 4)
+
+
+def _reorder(inputs: DeltaInputs) -> None:
+    """Undoes itself if it is called again."""
+    _reverse((inputs.q, inputs.k), 1, 2)
+    _reverse((inputs.v, inputs.a, inputs.b), 1)
+    _reverse((inputs.a_log, inputs.dt_bias), 0)
+    _reverse((inputs.pool,), 0, 1, 3)
+    inputs.slots.neg_().add_(len(inputs.pool) - 1)
+
+
+def _reverse(tensors: tuple[Tensor, ...], *dims: int) -> None:
+    for tensor in tensors:
+        tensor.copy_(tensor.flip(dims))

@@ -100,7 +100,7 @@ class DeltaMutant(Delta):
 
     def _prepare(self, inputs: DeltaInputs, name: str) -> Runner:
         out, p = inputs.empty_output(), inputs.problem
-        states = inputs.empty_states() if kept_states(p) > 1 else inputs.pool.clone()
+        states = inputs.empty_states() if kept_states(p) > 1 else inputs.own_states().own
         request = random.Random(p.seed).randrange(p.batch_size)
         known: list[tuple[Tensor, ...]] = []
 

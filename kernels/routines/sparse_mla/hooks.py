@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from kernels.check import changed_token, judgement, oracle
+from kernels.check.tolerance import row_tolerances
 from kernels.inputs import checksums as sums
 from kernels.inputs import copied_tokens as copying
 from kernels.inputs import small_inputs as small
+from kernels.inputs import tensors
+from kernels.routines.sparse_mla import inputs as own
 from kernels.routines.sparse_mla.inputs import RowInputs, SparseInputs, draw, redraw, write_values
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from kernels.check.answer import Answer
+    from kernels.inputs.copied_tokens import Copied
+    from kernels.problem.arithmetic import Arithmetic
+
 __all__ = [
-    "answer", "change_tokens", "checksums", "copied_tokens", "draw", "judge_rows", "judge_whole", "judged", "redraw",
-    "small_inputs", "write_values",
+    "answer", "change_tokens", "checksums", "copied_tokens", "draw", "judge_rows", "judge_whole", "judged",
+    "other_cache", "redraw", "small_inputs", "write_values",
 ]  # fmt: skip
 
 
@@ -41,5 +53,30 @@ def _on_rows(function: Callable[..., Any]) -> Callable[..., Any]:
 
 answer = _on_rows(oracle.answer)
 judge_whole, judge_rows = _on_rows(judgement.judge_whole), _on_rows(judgement.judge_rows)
-change_tokens = _on_rows(changed_token.change_tokens)
-copied_tokens, checksums = _on_rows(copying.copied_tokens), _on_rows(sums.checksums)
+checksums = _on_rows(sums.checksums)
+
+
+@contextmanager
+def other_cache(inputs: SparseInputs) -> Iterator[None]:
+    """Other signs, and tokens in other slots: who keeps slots of its preparation is found out too."""
+    with tensors.other_cache(inputs.rows), own.moved(inputs):
+        yield
+
+
+@contextmanager
+def copied_tokens(inputs: SparseInputs, copied: Sequence[Copied]) -> Iterator[None]:
+    """As `kernels.inputs.copied_tokens`; of no tokens: all are turned and moved."""
+    with copying.copied_tokens(inputs.rows, copied) if copied else own.turned_and_moved(inputs):
+        yield
+
+
+def change_tokens(inputs: SparseInputs, answer: Answer, how: Arithmetic, coin: random.Random) -> list[changed_token.ChangedTokens]:
+    """Tokens that become copies of others, and then one change of all query tokens, which alone says how many show."""
+    some = changed_token.change_tokens(inputs.rows, answer, how, coin)
+    out = own.reversed_values(inputs.problem, answer.out)
+    limits = answer.kept(("limits of rows", how.rounding), lambda: row_tolerances(inputs.rows, answer, how))
+    moves = (out - answer.out).norm(dim=-1) > changed_token.VISIBLE * limits * answer.out.norm(dim=-1)
+    shown = int((moves.any(1) & own.moved_rows(inputs)).sum())
+    rows = torch.arange(len(out), device=out.device)
+    whole = changed_token.ChangedTokens((), rows, replace(answer, out=out), shown)
+    return [*(replace(one, requests=0) for one in some), whole]

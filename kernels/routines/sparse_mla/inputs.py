@@ -8,19 +8,22 @@ for one of them. Besides, the own token of each query token is planted for the o
 # B = batch_size, T = query tokens of all requests, P = pages, N = slots a page, D = D_ckv + D_kpe, k = top_k
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
 from kernels.inputs import Inputs
+from kernels.inputs.copies import InputCopy
 from kernels.inputs.generate import UNUSED_ENTRY, UNUSED_SLOT, draw_tables, empty_inputs, fill_normal, poison_unused_slots
 from kernels.inputs.sentinel_keys import move, plant
 from kernels.inputs.sentinel_logit import PLANTED, queries_at, target_products
-from kernels.inputs.tensors import bits, generator_of, offsets, query_size, slots
+from kernels.inputs.tensors import bits, generator_of, offsets, query_size, slots, turned
 from kernels.problem import Problem
-from kernels.routines.sparse_mla.packed import PackedLatent, decoded
+from kernels.routines.sparse_mla.packed import PART, PackedLatent, decoded
 from kernels.routines.sparse_mla.problem import DS_MLA, QueryRows, chosen, query_rows
 
 WATCHED = 2**16  # slots that nobody chose and that are filled before each check, at most
@@ -58,12 +61,24 @@ class SparseInputs(Inputs):
     @cached_property
     def packed(self) -> PackedLatent:
         """The cache as fp8_ds_mla, which all backends of the problem read."""
-        return PackedLatent(self.rows.kv[0], self.problem.num_pages, torch.unique(self.rows.kv_indices).long())
+        return PackedLatent(self.rows.kv[0], self.problem.num_pages, self.rows.kv_indices)
 
     @property
     def unused_slots(self) -> tuple[Tensor, Tensor]:
         n = self.problem.page_size
         return self.rows.unchosen // n, self.rows.unchosen % n
+
+
+class ListedSlots(InputCopy):
+    """`kv_indices` of the rows in memory that a plan keeps: an engine writes them there in each layer, behind the plan."""
+
+    declared = "routine=sparse_mla"
+
+    def __init__(self, rows: Inputs, slots: Tensor | None = None) -> None:
+        self._rows, self.slots = rows, rows.kv_indices.clone() if slots is None else slots
+
+    def refresh(self) -> None:
+        self.slots[: len(self._rows.kv_indices)].copy_(self._rows.kv_indices)
 
 
 def draw(problem: Problem, device: torch.device | str) -> SparseInputs:
@@ -169,6 +184,67 @@ def write_values(inputs: SparseInputs, generator: torch.Generator) -> None:
         for at in parts:
             cache[at] = decoded(cache[at])
     poison_unused_slots(rows, UNUSED_SLOT)
+
+
+def moved(inputs: SparseInputs) -> AbstractContextManager[None]:
+    """Chosen tokens lie in other slots while it lasts, and all index sets name those."""
+    return turned(partial(_move, inputs, *_exchanged(inputs.rows)))
+
+
+@contextmanager
+def turned_and_moved(inputs: SparseInputs) -> Iterator[None]:
+    """As `moved`, and queries and chosen tokens have their values in reverse order.
+
+    So an answer is that of before in reverse order (`reversed_values`). Who keeps one, queries, tokens or slots has another one.
+    """
+    with turned(partial(_turn, inputs)), moved(inputs):
+        yield
+
+
+def reversed_values(p: Problem, rows: Tensor) -> Tensor:
+    """The values in [..., D] in reverse order: within each part that has a scale of its own, if there are any."""
+    part = PART if p.kv_dtype == DS_MLA else p.value_dim
+    return rows[..., : p.value_dim].reshape(*rows.shape[:-1], -1, part).flip(-1).flatten(-2)
+
+
+def moved_rows(inputs: SparseInputs) -> Tensor:
+    """Bool [T]: whether the slots that were a query token's hold other tokens while they are moved."""
+    table = inputs.rows.page_table
+    there = _renamed(table, *_exchanged(inputs.rows), inputs.rows.problem.num_pages)
+    return (table.sort(1).values != there.sort(1).values).any(1)
+
+
+def _exchanged(rows: RowInputs) -> tuple[Tensor, Tensor]:
+    """Slots of chosen tokens and those to which they move: that nobody chose, as far as there are so many, or of one another."""
+    chosen = torch.unique(rows.kv_indices).long()
+    each = torch.cat((rows.unchosen[: len(chosen)], chosen))
+    half = len(each) // 2
+    return each[:half], each[half : 2 * half]
+
+
+def _turn(inputs: SparseInputs) -> None:
+    p, cache = inputs.problem, bits(inputs.rows.kv[0])
+    inputs.q[..., : p.value_dim] = reversed_values(p, inputs.q)
+    for at in torch.unique(inputs.rows.kv_indices).long().split(DRAWN_AT_ONCE):
+        tokens = cache[at]
+        tokens[..., : p.value_dim] = reversed_values(p, tokens)
+        cache[at] = tokens
+
+
+def _move(inputs: SparseInputs, at: Tensor, to: Tensor) -> None:
+    """Undoes itself if it is called again: both slots of a pair exchange what they hold, and their names in all tables."""
+    rows, cache = inputs.rows, bits(inputs.rows.kv[0])
+    cache[at], cache[to] = cache[to], cache[at]
+    for table in (inputs.indices, rows.page_table, rows.kv_indices, rows.unchosen):
+        table.copy_(_renamed(table, at, to, len(cache)))
+
+
+def _renamed(table: Tensor, at: Tensor, to: Tensor, count: int) -> Tensor:
+    """Slots of a table by their names after an exchange; what is none, such as -1, stays."""
+    names = torch.arange(count, dtype=table.dtype, device=table.device)
+    names[at], names[to] = to.to(names.dtype), at.to(names.dtype)
+    is_slot = (table >= 0) & (table < count)
+    return torch.where(is_slot, names[table.clamp(0, count - 1).long()], table)
 
 
 def _plant_next(inputs: SparseInputs) -> None:

@@ -52,18 +52,19 @@ class PackedLatent(InputCopy):
     """The cache as uint8 [P, N, 1, 656]."""
 
     declared = "kv_dtype=fp8_ds_mla"
-    of_problem = True
 
-    def __init__(self, latent: Tensor, pages: int, chosen: Tensor) -> None:
-        """`latent` bf16 [P * N, 1, 1, 576]; `chosen` int64 [n] are the slots that change; others hold a large number."""
-        self._latent, self._chosen = latent, chosen
-        unused = self._packed(torch.full_like(latent[:1], UNUSED_SLOT))
-        self._rows = torch.empty(len(latent), TOKEN_BYTES, dtype=torch.uint8, device=latent.device).copy_(unused)
+    def __init__(self, latent: Tensor, pages: int, listed: Tensor) -> None:
+        """`latent` bf16 [P * N, 1, 1, 576]; `listed` int32 [n] are the slots of chosen tokens; others hold a large number."""
+        self._latent, self._listed = latent, listed
+        self._unused, self._filled = self._packed(torch.full_like(latent[:1], UNUSED_SLOT)), listed.new_empty(0).long()
+        self._rows = torch.empty(len(latent), TOKEN_BYTES, dtype=torch.uint8, device=latent.device).copy_(self._unused)
         self.cache = self._rows.view(pages, -1, 1, TOKEN_BYTES)
         self.refresh()
 
     def refresh(self) -> None:
-        for at in torch.split(self._chosen, AT_ONCE):
+        self._rows[self._filled] = self._unused
+        self._filled = torch.unique(self._listed).long()
+        for at in torch.split(self._filled, AT_ONCE):
             self._rows[at] = self._packed(self._latent[at])
 
     def _packed(self, latent: Tensor) -> Tensor:

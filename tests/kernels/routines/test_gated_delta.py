@@ -113,19 +113,22 @@ def test_every_drawn_fault_shows_and_a_right_output_passes(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_change_of_values_moves_every_answer_and_its_right_answer_is_known(mode: str) -> None:
+def test_each_change_moves_every_answer_and_its_right_answer_is_known(mode: str) -> None:
     inputs = generate.draw(make(**MODES[mode]), "cpu")
     answer, how, sums = oracle.answer(inputs), Arithmetic("bf16"), hooks.checksums(inputs)
 
-    (change,) = change_tokens(inputs, answer, how, random.Random(1))
-    with copied_tokens(inputs, change.copied):
-        again = oracle.answer(inputs)
+    changes = change_tokens(inputs, answer, how, random.Random(1))
+    stale = answer.out.to(torch.bfloat16), answer.states[:, 0] if mode != "drafts" else answer.states
+    for change in changes:
+        with copied_tokens(inputs, change.copied):
+            again = oracle.answer(inputs)
 
-    assert change.requests == inputs.problem.batch_size
-    torch.testing.assert_close(again.out, change.answer.out)
-    stale = answer.out.to(torch.bfloat16)
-    assert not hooks.judge_rows(stale, inputs, change.answer, how).passed
-    assert hooks.judge_rows(stale, inputs, answer, how).passed
+        torch.testing.assert_close(again.out, change.answer.out)
+        torch.testing.assert_close(again.states, change.answer.states)
+        assert not hooks.judge_changed(*stale, inputs, change, how).passed
+        assert not hooks.judge_changed(again.out.to(torch.bfloat16), stale[1], inputs, change, how).passed
+
+    assert sum(change.requests for change in changes) == inputs.problem.batch_size
     assert torch.equal(hooks.checksums(inputs), sums)
 
 
@@ -164,15 +167,16 @@ class InPlace(Delta):
         return ()
 
     def prepare(self, inputs: Any, device: Any) -> Runner:
-        out, pool, slots = inputs.empty_output(), inputs.pool.clone(), inputs.slots.long()
+        out, kept = inputs.empty_output(), inputs.own_states()
+        pool = kept.own
 
         def launch() -> None:
+            slots = inputs.slots.long()
             found, states = in_chunks(inputs, pool[slots].float(), 64)
             out.copy_(found.flatten(0, 1))
             pool[slots] = states[:, -1].to(pool.dtype)
 
-        restore = None if self.name == "never_restored" else lambda: pool.copy_(inputs.pool)
-        return Runner(launch, out, self.name, "fp32", lse=pool, restore=restore)
+        return Runner(launch, out, self.name, "fp32", lse=pool, restore=() if self.name == "never_restored" else (kept,))
 
 
 @pytest.mark.parametrize(("name", "verdict"), [("in_place", "passed"), ("never_restored", "failed")])
