@@ -95,8 +95,9 @@ NEVER_ALONE: dict[tuple[str, str], dict[str, str]] = {
         "without pages, whole prompts (s_qo = s_kv)": PAGED,
         "with a soft cap, pages": PAGED,
     },
-    ("paged_prefill", "sglang_triton"): {
-        "with an FP8 cache, keys of 192 and values of up to 128, Triton 3.7 or later": "it depends on what is installed",
+    **{
+        key: {"with an FP8 cache, keys of 192 and values of up to 128, Triton 3.7 or later": "it depends on what is installed"}
+        for key in (("paged_prefill", "sglang_triton"), ("mla", "sglang_triton_extend"))
     },
     ("ragged_prefill", "auto"): {
         "head_dims 64, 128, 256 or 192/128": "over other head_dims it takes fa2",

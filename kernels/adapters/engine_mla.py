@@ -1,28 +1,33 @@
 """Kernels for DeepSeek's latent attention that vLLM takes beside FlashInfer's and FlashMLA.
 
-FlashAttention-3 is for Hopper, TokenSpeed MLA is for SM100. vLLM's CUTLASS MLA is FlashInfer's `cutlass` here.
+FlashAttention-3 is for Hopper, TokenSpeed MLA is for SM100, Triton is for any. vLLM's CUTLASS MLA is FlashInfer's `cutlass` here.
 Rules and calls read from the wheel tokenspeed-mla 2.0.4 (`mla_decode.py`, `can_implement` of its kernels), and from vLLM 0.32.0:
 `flashattn_mla.py` and `tokenspeed_mla.py` of `v1/attention/backends/mla`, and `vllm_flash_attn/flash_attn_interface.py`, which was
-also read in vLLM 0.25.1, which is for torch 2.11, and in 0.33.0.
+also read in vLLM 0.25.1, which is for torch 2.11, and in 0.33.0. `triton_mla.py` and `ops/triton_decode_attention.py` were read in
+these three.
 """
 
-# B = batch_size, Q = s_qo, H = num_qo_heads, P = pages, N = slots a page, D = D_ckv + D_kpe
+# T = query tokens, B = batch_size, Q = s_qo, H = num_qo_heads, P = pages, N = slots a page, D = D_ckv + D_kpe
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
+from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner, Since, nothing_to_plan
 from kernels.device import Device
 from kernels.inputs import Inputs
 from kernels.libraries import flash_attn_3_common as common
 from kernels.libraries import latent_common as latent
 from kernels.libraries.engine_releases import VLLM_READ
+from kernels.libraries.triton_common import needs_of_triton
 from kernels.problem import Problem
 from kernels.problem.dtypes import HALF
 from kernels.problem.features import USUAL, Feature
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ROWS = 128  # of a tile of TokenSpeed MLA: query tokens times heads
 FEWEST_BESIDE = 64  # elements of keys beside the latent (`_FA3_QV_HEAD_DIM` of vLLM)
@@ -89,6 +94,90 @@ class FlashAttn3Mla(Adapter):
 
 
 @dataclass(frozen=True, kw_only=True)
+class VllmTritonMla(Adapter):
+    """TRITON_MLA: a kernel that splits the keys of every row, and one that merges the parts.
+
+    It has no mask. A draft's tokens are rows with a length each, of which vLLM makes lengths and page tables in every layer, from
+    0.32.0 on; 0.25.1 runs drafts as prompts. Latents of 8 bits become 16 bits as they are loaded. vLLM has the log-sum-exp written
+    in the query's dtype; here it is fp32.
+    """
+
+    routine: str = "mla"
+    name: str = "triton_mla"
+    query_lengths: QueryLengths = "uniform"
+    max_seq_len: EngineMaximum = "passed"  # the number of parts follows it: vLLM captures graphs at its own maximum
+    gives_lse: bool = True
+    takes_num_splits: bool = True  # one, if vLLM shall give a row the same bits in every batch
+    takes_empty: bool = True
+    distributions: tuple[str, ...] = ("vllm",)
+    rules_hold_for: tuple[str, ...] = VLLM_READ
+    imports: str = "vllm"
+    passes: frozenset[Feature] | None = USUAL - {"query lengths that differ"}
+
+    def since(self, problem: Problem, device: Device) -> tuple[Since, ...]:
+        p = problem
+        elements = p.num_q_tokens * p.num_qo_heads * self._splits(p, latent.MAX_PROCESSORS) * (p.value_dim + 1)
+        return (
+            Since("0.32.0", "several query tokens", p.s_qo > 1),
+            Since("0.33.0", "2^31 elements of parts or more (32 bits count them)", elements >= 2**31),
+        )
+
+    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        p = problem
+        fits = (p.head_dim_ckv or 0) > 8 and not 0 < (p.head_dim_kpe or 0) <= 8
+        return (
+            *needs_of_triton(p, device),
+            Need("a causal or full mask", p.tree is None),
+            Need("a latent of more than 8 + 8 elements, or 8 + 0 (Triton multiplies 16 or more)", fits),
+            Need("2 heads or more (of one, products are added up in 16 bits)", p.num_qo_heads > 1),
+        )
+
+    def workspace_bytes(self, problem: Problem) -> int:
+        p = problem
+        return 4 * p.num_q_tokens * p.num_qo_heads * (self._splits(p, latent.MAX_PROCESSORS) * (p.value_dim + 1) + 1)
+
+    def _splits(self, p: Problem, processors: int) -> int:
+        """vLLM's choice (`_compute_num_kv_splits`): a power of two of parts of 512 keys or more, up to two a processor."""
+        return self.num_splits or min(1 << (max(1, p.longest // 512) - 1).bit_length(), 2 * processors)
+
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        import torch
+        from vllm.v1.attention.ops.triton_decode_attention import decode_attention_fwd
+
+        p, out, lse = inputs.problem, inputs.empty_output(), inputs.empty_lse()
+        cuda = inputs.device.type == "cuda"
+        splits = self._splits(p, torch.cuda.get_device_properties(inputs.device).multi_processor_count if cuda else 1)
+        rows, heads = out.shape[:2]
+        written = torch.empty(rows, heads, device=inputs.device) if lse is None else lse
+        parts = torch.empty(rows, heads, splits, p.value_dim + 1, device=inputs.device)
+        cache, scale = inputs.latent[:, :, None], torch.tensor(inputs.k_scale, device=inputs.device)  # [P, N, 1, D]
+
+        def launch() -> None:
+            decode_attention_fwd(
+                inputs.q, cache, cache[..., : p.value_dim], out, written, *_rows_alone(inputs), parts, splits, inputs.sm_scale,
+                p.page_size, k_scale=scale, v_scale=scale, is_mla=True,
+            )  # fmt: skip
+
+        launch()  # compiles
+        config = f"num_kv_splits={splits}"
+        return Runner(launch, out, "triton_mla_grouped", p.q_dtype, lse=lse, kernel_config=config, plan_step=nothing_to_plan)
+
+
+def _rows_alone(inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """A page table int32 [T, pages] and lengths int32 [T], of each query token as a request, as `forward_mqa` makes them."""
+    import torch
+
+    p, pages, lens = inputs.problem, inputs.page_table, inputs.kv_lens
+    if p.s_qo == 1:
+        return pages, lens
+    pages = pages.repeat_interleave(p.s_qo, dim=0)
+    if p.mask == "full":
+        return pages, lens.repeat_interleave(p.s_qo)
+    behind = torch.arange(1 - p.s_qo, 1, device=lens.device, dtype=lens.dtype)
+    return pages, (lens[:, None] + behind).flatten().clamp(min=0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class TokenspeedMla(Adapter):
     routine: str = "mla"
     name: str = "tokenspeed_mla"
@@ -140,4 +229,4 @@ def _workspace_bytes(p: Problem, processors: int) -> int:
     return processors * max(p.num_qo_heads, ROWS) * p.s_qo * (p.value_dim + 1) * 4
 
 
-ADAPTERS = (FlashAttn3Mla(), FlashAttn3Mla(name="flash_attn_3_unplanned", is_planned=False), TokenspeedMla())
+ADAPTERS = (FlashAttn3Mla(), FlashAttn3Mla(name="flash_attn_3_unplanned", is_planned=False), VllmTritonMla(), TokenspeedMla())

@@ -68,9 +68,9 @@ class SglangExtend(Adapter):
         is_compiled_right = not _depends_on_triton(p) or triton is None or is_from(triton, "3.7")
         return (
             *needs_of_triton(p, device),
-            Need("head_dims of 16 or more", min(p.head_dim_qk, p.head_dim_vo) >= 16),
+            Need("head_dims of 16 or more", min(p.key_dim, p.value_dim) >= 16),
             # Its kernel pads a head_dim to a power of two, and Triton multiplies 32 elements of 8 bits or more.
-            Need("with an FP8 cache, a head_dim of keys of more than 16", p.kv_dtype not in FP8 or p.head_dim_qk > 16),
+            Need("with an FP8 cache, a head_dim of keys of more than 16", p.kv_dtype not in FP8 or p.key_dim > 16),
             Need("with an FP8 cache, keys of 192 and values of up to 128, Triton 3.7 or later", is_compiled_right),
             # SGLang's number is one less, and to the kernel 0 is no window.
             Need("no window of one token", p.window != 1),
@@ -78,9 +78,9 @@ class SglangExtend(Adapter):
 
     def workspace_bytes(self, problem: Problem) -> int:
         p = problem
-        vectors = p.num_q_tokens * p.num_kv_heads
-        copies = size_bytes(p.q_dtype, vectors * (p.head_dim_qk + p.head_dim_vo))
-        gathered = vectors * max(p.head_dim_qk, p.head_dim_vo)  # of keys or values at a time: as stored, and times their scale
+        vectors = p.num_q_tokens * p.stored_kv_heads
+        copies = size_bytes(p.q_dtype, vectors * (p.key_dim + p.value_dim))
+        gathered = vectors * max(p.key_dim, p.value_dim)  # of keys or values at a time: as stored, and times their scale
         picked = size_bytes(p.kv_dtype, gathered) + (4 * gathered if p.kv_dtype in FP8 else 0)
         mask = 2 * sum(q * kv for q, kv in zip(p.q_lens, p.kv_lens, strict=True)) if p.tree else 0
         return copies + picked + 8 * p.num_kv_tokens + mask
@@ -107,7 +107,7 @@ class SglangExtend(Adapter):
 
 def _depends_on_triton(p: Problem) -> bool:
     """Whether keys are multiplied in two parts of 8 bits, and values in a tile of up to 128."""
-    return p.kv_dtype in FP8 and p.head_dim_qk == 192 and p.head_dim_vo <= 128
+    return p.kv_dtype in FP8 and p.key_dim == 192 and p.value_dim <= 128
 
 
 def _context(inputs: Inputs) -> dict[str, Any]:
@@ -143,4 +143,4 @@ def _mask(inputs: Inputs) -> dict[str, Any]:
     }
 
 
-ADAPTERS = (SglangExtend(),)
+ADAPTERS = (SglangExtend(), SglangExtend(routine="mla", name="sglang_triton_extend"))

@@ -61,8 +61,8 @@ class NewTokens(InputCopy):
     def __init__(self, inputs: Inputs) -> None:
         p, like = inputs.problem, inputs.q
         self.k, self.v = (
-            torch.zeros(p.num_q_tokens, p.num_kv_heads, dim, dtype=like.dtype, device=like.device)
-            for dim in (p.head_dim_qk, p.head_dim_vo)
+            torch.zeros(p.num_q_tokens, p.stored_kv_heads, dim, dtype=like.dtype, device=like.device)
+            for dim in (p.key_dim, p.value_dim)
         )
         self._scales = (inputs.k_scale, inputs.v_scale)
         views = [rows_of(p, cache) for cache in inputs.kv]

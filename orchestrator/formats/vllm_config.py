@@ -123,7 +123,7 @@ class _Chosen:
     def _default(self, phase: Phase) -> Calls:
         majors = self.majors if self.major is None else [self.major]
         flags = (self.engine.default(Workload(major, "mla", phase, self.kv_dtype)) for major in majors)
-        return {flag.calls[phase][0]: flag for flag in flags if flag is not None and phase in flag.calls}
+        return {flag.calls[phase][0]: flag for flag in flags if flag is not None and flag.calls.get(phase)}
 
     def _of_name(self, name: str, phase: Phase) -> Calls:
         version = VERSION.fullmatch(name) if self.latent and phase == "prefill" and not self.is_sparse else None

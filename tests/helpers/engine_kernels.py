@@ -53,12 +53,13 @@ def decode_attention_fwd(
     v_scale, logit_cap=0.0, sinks=None, xai_temperature_len=-1, has_mla=False, use_pdl=False, page_size=1, score_mod=None,
     aux_tensors=None, enable_lean=None, lean_Mp=None, lean_Lp=None, lean_Op=None, lean_locks=None, uneven_batch=None,
 ) -> None:  # fmt: skip
-    """SGLang 0.5.23. For grouped heads queries and probabilities are rounded to the cache's dtype."""
+    """SGLang 0.5.23. For grouped heads queries and probabilities are rounded to the dtype of the cache."""
     assert max_kv_splits == attn_logits.shape[2] == attn_lse.shape[2] and k_buffer.ndim == 3 and page_size == 1
     rounded = k_buffer.dtype if q.shape[1] > k_buffer.shape[1] else None
     for request in range(len(q)):
         rows = kv_indices[int(kv_indptr[request]) : int(kv_indptr[request + 1])]
-        keys, values = (buffer.float()[rows] for buffer in (k_buffer, v_buffer))
+        keys = k_buffer.float()[rows]
+        values = keys[..., : v_buffer.shape[2]] if has_mla and rounded else v_buffer.float()[rows]
         seen = sees(1, len(rows), causal=True)
         attended = attend(q[request : request + 1], keys * k_scale, values * v_scale, sm_scale, seen, sinks, rounded)
         o[request] = attended[0].to(o.dtype)
@@ -115,6 +116,20 @@ def flash_attn_fwd(
     return out, None, None, None, None
 
 
+def decode_of_rows(
+    q, k_buffer, v_buffer, o, lse, req_to_token, b_seq_len, attn_logits, num_kv_splits, sm_scale, page_size=1, logit_cap=0.0,
+    k_scale=None, v_scale=None, is_mla=False,
+) -> None:  # fmt: skip
+    """vLLM 0.33.0, `decode_attention_fwd`: a row of queries sees so many keys of its row of pages."""
+    assert attn_logits.shape == (*q.shape[:2], num_kv_splits, v_buffer.shape[-1] + 1) and page_size == k_buffer.shape[1]
+    for row, length in enumerate(b_seq_len.tolist()):
+        keys = tokens_of(k_buffer, req_to_token[row], length) * k_scale
+        values = keys[..., : v_buffer.shape[-1]] if is_mla else tokens_of(v_buffer, req_to_token[row], length) * v_scale
+        seen = sees(1, length, causal=True)
+        o[row] = attend(q[row][None], keys, values, sm_scale, seen)[0].to(o.dtype)
+        lse[row] = log_sum_exp(q[row][None], keys, sm_scale, seen)[0]
+
+
 def latent_attention(q, latent, pages, lens, scale, causal, width, rounded=None):
     """[B, Q, H, width] of queries [B, Q, H, D] over a latent [P, N, D]."""
     found = []
@@ -152,6 +167,7 @@ def tokenspeed_mla_decode(
 # What the adapters import, by module.
 STAND_INS: dict[str, Mapping[str, object]] = {
     "vllm.v1.attention.ops.triton_unified_attention": {"unified_attention": unified_attention},
+    "vllm.v1.attention.ops.triton_decode_attention": {"decode_attention_fwd": decode_of_rows},
     "vllm.vllm_flash_attn": flash_attention.VLLM,
     "sgl_kernel.flash_attn": flash_attention.SGLANG,
     "vllm.v1.kv_cache_interface": {"KVQuantMode": KVQuantMode},

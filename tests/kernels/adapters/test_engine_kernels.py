@@ -24,8 +24,10 @@ H200, B200, A100, CPU = (known_devices()[name] for name in ("h200", "b200", "a10
 SHAPE = {"batch_size": 2, "s_qo": 3, "s_kv": 70, "num_qo_heads": 4, "num_kv_heads": 2, "head_dim_qk": 32, "head_dim_vo": 32}
 LATENT = {"num_kv_heads": 1, "head_dim_qk": 192, "head_dim_vo": 128, "head_dim_ckv": 512, "head_dim_kpe": 64}
 MLA = {**LATENT, "routine": "mla", "batch_size": 2, "s_qo": 2, "s_kv": 70, "num_qo_heads": 4, "page_size": 64}
+MISTRAL = {"head_dim_qk": 128, "head_dim_ckv": 256}
 EIGHT_BITS = {"q_dtype": "fp8_e4m3", "kv_dtype": "fp8_e4m3"}
 DIM_128 = {"head_dim_qk": 128, "head_dim_vo": 128}
+ONE_TILE = "a latent of 512 + 64, of 256 + 32, or whose keys and values need one power of two"
 Call = dict[str, Any]
 
 
@@ -70,6 +72,20 @@ CASES: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "FlashMLA of vLLM, 8 bits": ("flash_mla_vllm", H200, {**MLA, **EIGHT_BITS}),
     "FlashMLA of vLLM, 8 bits, one token": ("flash_mla_vllm", H200, {**MLA, **EIGHT_BITS, "s_qo": 1, "seq_lens": "random"}),
     "FlashMLA of vLLM, 8 bits, a full mask": ("flash_mla_vllm", H200, {**MLA, **EIGHT_BITS, "mask": "full"}),
+    "TRITON_MLA, one token": ("triton_mla", H200, {**MLA, "s_qo": 1, "seq_lens": "random"}),
+    "TRITON_MLA, drafts": ("triton_mla", H200, {**MLA, "s_qo": 3, "seq_lens": "random"}),
+    "TRITON_MLA, a full mask": ("triton_mla", H200, {**MLA, "mask": "full", "page_size": 16}),
+    "TRITON_MLA, an FP8 latent": ("triton_mla", H200, {**MLA, "kv_dtype": "fp8_e4m3"}),
+    "TRITON_MLA of Mistral-Small-4": ("triton_mla", H200, {**MLA, **MISTRAL, "return_lse": True}),
+    "SGLang's Triton over a latent": ("sglang_triton", H200, {**MLA, "s_qo": 1, "seq_lens": "random"}),
+    "SGLang's Triton over an FP8 latent": ("sglang_triton", H200, {**MLA, "s_qo": 1, "kv_dtype": "fp8_e4m3", "page_size": 1}),
+    "SGLang's Triton over a latent, drafts": (
+        "sglang_triton_extend",
+        H200,
+        {**MLA, "min_s_qo": 1, "s_qo": 3, "seq_lens": "random"},
+    ),
+    "SGLang's Triton over a latent, a tree": ("sglang_triton_extend", H200, {**MLA, **TREE}),
+    "SGLang's Triton, drafts of Mistral-Small-4": ("sglang_triton_extend", H200, {**MLA, **MISTRAL, "kv_dtype": "fp8_e4m3"}),
     "TokenSpeed MLA": ("tokenspeed_mla", B200, MLA),
     "TokenSpeed MLA, 8 bits": ("tokenspeed_mla", B200, {**MLA, **EIGHT_BITS, "page_size": 32, "seq_lens": "random"}),
 }
@@ -217,6 +233,19 @@ def test_8_bit_operands_of_flash_mla_are_right_as_such_alone():
             "with FP8, no padded requests without a token (it follows the entry of the page table before their rows)",
         ),
         ("flash_mla", H200, {**MLA, "min_s_qo": 1}, "the same number of query tokens for every request"),
+        ("triton_mla", H200, {**MLA, **TREE}, "a causal or full mask"),
+        ("triton_mla", H200, {**MLA, "min_s_qo": 1}, "the same number of query tokens for every request"),
+        ("triton_mla", A100, {**MLA, "kv_dtype": "fp8_e4m3"}, "with an FP8 cache, SM89 or later"),
+        (
+            "triton_mla",
+            H200,
+            {**MLA, "head_dim_kpe": 8},
+            "a latent of more than 8 + 8 elements, or 8 + 0 (Triton multiplies 16 or more)",
+        ),
+        ("triton_mla", H200, {**MLA, "num_qo_heads": 1}, "2 heads or more (of one, products are added up in 16 bits)"),
+        ("sglang_triton", H200, MLA, "one query token a request"),
+        ("sglang_triton", H200, {**MLA, **MISTRAL, "s_qo": 1}, ONE_TILE),
+        ("sglang_triton", H200, {**MLA, "head_dim_kpe": 32, "s_qo": 1}, ONE_TILE),
         ("tokenspeed_mla", H200, MLA, "the SM100 family (10.0 or 10.3)"),
         ("tokenspeed_mla", B200, {**MLA, "page_size": 1}, "a page_size from 2 to 128 that divides 128"),
         ("tokenspeed_mla", B200, {**MLA, "num_qo_heads": 256}, "up to 128 heads"),
@@ -226,6 +255,47 @@ def test_a_condition_of_a_rule_stands_alone(backend: str, device: Any, keys: dic
     p = problem(keys)
 
     assert registry.get(p.routine, backend).unmet(p, device) == [sentence]
+
+
+@pytest.mark.parametrize(
+    "keys", [{"head_dim_kpe": 0}, {"head_dim_kpe": 32, "head_dim_ckv": 256}, {"head_dim_ckv": 448}, {"num_qo_heads": 1, **MISTRAL}]
+)
+def test_sglang_s_triton_serves_latents_whose_keys_and_values_are_tiles_of_one_size(keys: dict[str, Any]):
+    assert registry.get("mla", "sglang_triton").unmet(problem({**MLA, "s_qo": 1, **keys}), H200) == []
+
+
+@pytest.mark.parametrize(
+    ("versions", "keys", "lacks"),
+    [
+        ("0.25.1", {}, ["vllm 0.32.0 or later for several query tokens"]),
+        ("0.32.0", {}, []),
+        (
+            "0.32.0",
+            {"batch_size": 128, "s_qo": 1, "num_qo_heads": 128, "s_kv": 131072},
+            ["vllm 0.33.0 or later for 2^31 elements of parts or more (32 bits count them)"],
+        ),
+        ("0.33.0", {"batch_size": 128, "s_qo": 1, "num_qo_heads": 128, "s_kv": 131072}, []),
+    ],
+)
+def test_what_a_release_of_triton_mla_does_not_serve(versions: str, keys: dict[str, Any], lacks: list[str]):
+    adapter = registry.get("mla", "triton_mla").for_versions({"vllm": versions})
+
+    assert adapter.unmet(problem({**MLA, **keys}), H200) == lacks
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("backend", "keys", "config"),
+    [
+        ("triton_mla", {"max_seq_len": 131072}, "num_kv_splits=2"),  # two a processor; a CPU counts as one
+        ("triton_mla", {}, "num_kv_splits=1"),
+        ("sglang_triton", {"max_seq_len": 131072}, "num_kv_splits=3"),
+    ],
+)
+def test_parts_of_a_latent_follow_the_engine_s_maximum(backend: str, keys: dict[str, Any], config: str):
+    p = problem({**MLA, "s_qo": 1, **keys})
+
+    assert registry.get("mla", backend).prepare(draw(p, "cpu"), H200).kernel_config == config
 
 
 @pytest.mark.parametrize(

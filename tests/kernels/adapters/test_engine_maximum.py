@@ -79,6 +79,7 @@ UNREAD = {
     "merge_states",
     "multi_level",
     "sglang_triton",
+    "sglang_triton_extend",
     "torch_chunks",
     "torch_merge",
     "torch_sdpa",

@@ -199,6 +199,7 @@ BY_VLLM = {
     ("mla", "flash_mla"),
     ("mla", "flash_mla_vllm"),
     ("mla", "tokenspeed_mla"),
+    ("mla", "triton_mla"),
 }
 ON_H100 = {(routine, "flash_attn_3_sglang") for routine in ("paged_decode", "paged_prefill", "mla")}  # forced, it was right
 BY_SOURCE = {("paged_decode", name) for name in ("fa2", "fa2_tc", "fa3", "auto")} | {

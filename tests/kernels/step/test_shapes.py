@@ -45,6 +45,7 @@ PARAMETERS = {
     "phi_4": (14.7, 2 * 100352 * 5120),
     "phi_4_mini": (3.8, 200064 * 3072),
     "minimax_m2_5": (230, 2 * 200064 * 3072),
+    "mistral_small_4": (119, 2 * 131072 * 4096),
 }
 DENSE_LAYERS = {  # of these models: how many, and the size of their MLP
     "deepseek_v3": (3, 18432), "deepseek_r1": (3, 18432), "deepseek_v3_1": (3, 18432), "deepseek_v3_2": (3, 18432),
