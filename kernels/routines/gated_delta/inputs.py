@@ -1,10 +1,12 @@
 """The tensors of a gated delta net, and how they are drawn: such that whatever a wrong kernel does shows in some row.
 
 Queries are partly along their keys (`ALONG`), so the newest token weighs in its own output and a token that is lost or counted
-twice moves it by a third. Keys and queries are about sqrt(K) long, so a kernel that does not normalise them is far off. Every
-other value head forgets fast, a quarter of its state and more at each token; the heads between keep theirs over a whole prompt, so
-a state that a chunk loses shows there to the end. beta is between 0.18 and 0.82, so that every token counts. The pool has its slots
-in random order, and slots that no request has (`SPARE_SLOTS`), whose states are as large as the others.
+twice moves it by a third. Keys and queries are about sqrt(K) long, and a quarter of them a 16th of that, so a kernel that does not
+normalise them, or not short ones, is far off. Every other value head forgets fast, a quarter of its state and more at each token,
+and nearly all of it at one in four: by exp(-5) to exp(-20), so products of many decays are 0 and their inverses infinite. The heads
+between keep theirs over a whole prompt, so a state that a chunk loses shows there to the end. beta is between 0.18 and 0.82, so
+that every token counts; at a quarter of the tokens of slow heads it is nearly 0 or 1. The pool has its slots in random order, and
+slots that no request has (`SPARE_SLOTS`), whose states are as large as the others.
 """
 
 # B = batch_size, T = tokens of all requests, H = heads of queries and keys, HV = value heads, N = slots of the pool
@@ -31,6 +33,10 @@ from kernels.routines.gated_delta.problem import GATE_DTYPE, kept_states, num_sl
 ALONG = 0.5  # cosine of a query and its token's key
 FORGOTTEN = 0.3  # of the logarithm of a fast head's state, at a token
 LEFT_OVER = 2.0  # of a slow head's, over a whole prompt
+RARE = 0.25  # of tokens and heads: those with
+STRONG = (5.0, 20.0)  # of the logarithm of a fast head's state that is forgotten,
+FAR = (4.0, 8.0)  # logits of beta of a slow head, of either sign,
+SHORT = 1 / 16  # of the usual length of a key, and of a query; a power of two, which rounds nothing
 
 
 @dataclass(frozen=True)
@@ -139,15 +145,25 @@ def redraw(inputs: DeltaInputs) -> None:
 
 def write_values(inputs: DeltaInputs, generator: torch.Generator) -> None:
     """All but the slots of the requests."""
+
+    def drawn(of: Tensor, low: float, high: float) -> Tensor:
+        return torch.empty_like(of, dtype=torch.float32).uniform_(low, high, generator=generator)
+
     for tensor in (inputs.q, inputs.k, inputs.v, inputs.a, inputs.pool):
         tensor.normal_(generator=generator)
-    inputs.b.uniform_(-1.5, 1.5, generator=generator)  # a small beta would hide its token
     inputs.q.copy_(ALONG * inputs.k.float() + (1 - ALONG**2) ** 0.5 * inputs.q.float())
+    for rows in (inputs.q, inputs.k):
+        rows.mul_(torch.where(drawn(rows[..., :1], 0, 1) < RARE, SHORT, 1.0))
     inputs.dt_bias.normal_(-1.0, 0.2, generator=generator)  # softplus of it, with a, is 0.4 at the mean
     slow = min(FORGOTTEN, LEFT_OVER / inputs.problem.s_qo) / 0.4
-    rate = torch.empty_like(inputs.a_log).uniform_(0.8, 1.6, generator=generator) * (FORGOTTEN / 0.4)
+    rate = drawn(inputs.a_log, 0.8, 1.6) * (FORGOTTEN / 0.4)
     rate[1::2] *= slow / (FORGOTTEN / 0.4)
     inputs.a_log.copy_(rate.log())
+    inputs.b.copy_(drawn(inputs.b, -1.5, 1.5))  # a small beta would hide its token
+    rare = drawn(inputs.a, 0, 1) < RARE
+    fast = torch.arange(inputs.a.shape[1], device=inputs.device) % 2 == 0
+    inputs.a.copy_(torch.where(rare & fast, drawn(inputs.a, *STRONG) / rate, inputs.a))
+    inputs.b.copy_(torch.where(rare & ~fast, drawn(inputs.b, *FAR) * inputs.b.float().sign(), inputs.b))
 
 
 def other_queries(inputs: DeltaInputs) -> AbstractContextManager[None]:

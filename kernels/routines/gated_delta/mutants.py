@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 DRAWS = 100
 FURTHER = 1.3  # than the limit of a head's root mean square
 ALIKE = 0.9  # of a value's signs
+COUNTS = 0.4  # from a beta of 0.5: nearer, each token can be found to be lost or counted twice
 KINDS = ("lost", "doubled", "foreign", "headoff", "kept")
 
 
@@ -36,6 +37,7 @@ class Case:
     """The request that gets a wrong answer: what it adds up, its outputs [1, T, HV, V], states [1, S, HV, V, K] and slot."""
 
     inputs: DeltaInputs
+    request: int
     terms: Terms
     out: Tensor
     states: Tensor
@@ -126,7 +128,7 @@ class DeltaMutant(Delta):
 
         right, terms, only = answer(inputs), terms_of(inputs), slice(request, request + 1)
         own = replace(terms, **{name: rows[only] for name, rows in vars(terms).items()})
-        case = Case(inputs, own, inputs.by_request(right.out)[only], right.states[only], int(inputs.slots[request]))
+        case = Case(inputs, request, own, inputs.by_request(right.out)[only], right.states[only], int(inputs.slots[request]))
         self.wrong(case)
         out.copy_(right.out)
         inputs.by_request(out)[only] = case.out.to(out.dtype)
@@ -160,8 +162,27 @@ def _longer(case: Case, *names: str) -> None:
     case.again(**{name: getattr(case.terms, name) * case.inputs.problem.head_dim_qk**0.5 for name in names})
 
 
+def _norms_of_long(case: Case) -> None:
+    """1 and not 1e-6 is added to the squares of a key and a query."""
+    p, found = case.inputs.problem, []
+    for rows in (case.inputs.q, case.inputs.k):
+        own = case.inputs.by_request(rows)[case.request, None].float()
+        found.append((own / (own.square().sum(-1, keepdim=True) + 1).sqrt()).repeat_interleave(p.num_kv_heads // p.num_qo_heads, 2))
+    case.again(q=found[0] * case.inputs.scale, k=found[1])
+
+
+def _decays_overflow(case: Case) -> None:
+    """exp(d_i - d_j) as exp(d_i) exp(-d_j), of decays added up within a chunk."""
+    import torch
+
+    sums = [part.cumsum(1) for part in case.terms.alpha.log().split(CHUNK, 1)]
+    case.again(alpha=case.terms.alpha + 0 * (-torch.cat(sums, 1)).exp())
+
+
 def _beta_of(case: Case, token: int, head: int, changed: Callable[[Tensor], Tensor]) -> None:
+    """Of a token that counts, and not twice as much as once: in a slow head where beta is nearly 0 or 1 the fast head before it."""
     beta = case.terms.beta.clone()
+    head -= abs(float(beta[0, token, head]) - 0.5) > COUNTS
     beta[:, token, head] = changed(beta[:, token, head])
     case.again(beta=beta)
 
@@ -176,12 +197,11 @@ def _off(case: Case, head: int) -> None:
     import torch
 
     from kernels.problem.arithmetic import Arithmetic
-    from kernels.routines.gated_delta.hooks import STATE_RMS
-    from kernels.routines.gated_delta.reference import tolerance
+    from kernels.routines.gated_delta.reference import mean_tolerance
 
     p, rows = case.inputs.problem, case.states[:, :, head]
     away = torch.randn(rows.shape, generator=torch.Generator().manual_seed(p.seed)).to(rows.device)
-    size = FURTHER * tolerance(p, p.kv_dtype, Arithmetic(p.q_dtype)) / STATE_RMS
+    size = FURTHER * mean_tolerance(p, p.kv_dtype, Arithmetic(p.q_dtype), p.head_dim_vo)
     rows += size * away * rows.norm(dim=-1, keepdim=True) / away.norm(dim=-1, keepdim=True)
 
 
@@ -207,6 +227,18 @@ def _keys_in_turn(case: Case) -> None:
 def _swapped(case: Case) -> None:
     case.states = case.states.clone()
     case.states[:, -2:] = case.states[:, -2:].flip(1)
+
+
+def _larger(case: Case) -> None:
+    case.out = 1.03 * case.out
+
+
+def _beta_cut(case: Case) -> None:
+    case.again(beta=case.terms.beta.logit().clamp(-2, 2).sigmoid())
+
+
+def _chunks(p: Problem) -> dict[str, bool]:
+    return {f"more than {CHUNK} tokens": p.s_qo > CHUNK}
 
 
 def _drafts(p: Problem) -> dict[str, bool]:
@@ -239,8 +271,12 @@ WRONG_SOMEWHERE: tuple[tuple[str, str, Wrong, Applies], ...] = (
     ("last_for_all", "behind each draft lies the last state", lambda c: c.keep(c.states[:, -1:].expand_as(c.states)), _drafts),
     ("heads_of_keys_mixed", "value heads are given to heads of keys in turn and not in groups", _keys_in_turn,
      lambda p: {"groups of value heads": 1 < p.num_qo_heads < p.num_kv_heads}),
-    ("chunk_from_nothing", "the state is lost behind the first chunk", _chunk_from_nothing,
-     lambda p: {f"more than {CHUNK} tokens": p.s_qo > CHUNK}),
+    ("chunk_from_nothing", "the state is lost behind the first chunk", _chunk_from_nothing, _chunks),
+    ("norms_of_long_alone", "short keys and queries keep nearly their length", _norms_of_long, _chunks),
+    ("decays_overflow", "strong decays overflow in a product of two exponentials", _decays_overflow, _chunks),
+    ("beta_cut", "logits of beta are cut off at 2", _beta_cut,
+     lambda p: {**_chunks(p), "slow heads": p.num_kv_heads > 1}),
+    ("outputs_too_large", "all outputs are 3% too large", _larger, _chunks),
 )  # fmt: skip
 ADAPTERS = (
     *(DeltaMutant(name=name, about=about, wrong=wrong) for name, about, wrong in WRONG),

@@ -37,8 +37,8 @@ class GatedDelta(Routine):
         "head_v_dim": "linear_value_head_dim",
     }
     promises: ClassVar[Mapping[str, str]] = {
-        "lost": "loses a token in one value head",
-        "doubled": "counts a token twice in one value head",
+        "lost": "loses a token that counts in one value head",
+        "doubled": "counts such a token twice",
         "foreign": "reads or writes a state of another slot of the pool",
         "headoff": "leaves a state of one value head off by more than check_max_error in root mean square",
         "kept": "answers from memory",
