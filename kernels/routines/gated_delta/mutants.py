@@ -175,7 +175,7 @@ def _decays_overflow(case: Case) -> None:
     """exp(d_i - d_j) as exp(d_i) exp(-d_j), of decays added up within a chunk."""
     import torch
 
-    sums = [part.cumsum(1) for part in case.terms.alpha.log().split(CHUNK, 1)]
+    sums = [part.cumsum(1) for part in torch.split(case.terms.alpha.log(), CHUNK, 1)]
     case.again(alpha=case.terms.alpha + 0 * (-torch.cat(sums, 1)).exp())
 
 
