@@ -70,6 +70,6 @@ class LaunchLog:
         distances = ((wide - self._first).norm(dim=-1) * self._per_norm).flatten(1).amax(1).nan_to_num(nan=torch.inf)
         distances = distances.clamp_min(tiny * (wide != self._first).flatten(1).any(1))  # the square of a small difference may be 0
         distance, at = distances.max(0)
-        most_different = bits(outs).index_select(0, at.view(1))[0].view(outs.dtype)  # `outs[at]` would wait for the device
-        self._most_different = torch.where(distance > self._distance, most_different, self._most_different)
+        most_different = bits(outs).index_select(0, at.view(1))[0]  # `outs[at]` would wait for the device
+        self._most_different = torch.where(distance > self._distance, most_different, bits(self._most_different)).view(outs.dtype)
         self._distance = torch.maximum(distance, self._distance)

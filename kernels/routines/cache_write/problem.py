@@ -1,0 +1,112 @@
+"""Problems of writing a cache: new tokens of each request get their slots in pages, as they are, quantised, or rotated before that.
+
+The axes are those of attention over pages, since a step writes what it then attends to: `s_kv` counts the new tokens, the last
+`s_qo` of each request. Only pages that these reach are in memory. Earlier ones of all requests are a few shared pages, as of a
+common prefix, so a context takes no room. `head_dim_ckv` and `head_dim_kpe` make it the latent of MLA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from kernels.problem.dtypes import FP8, HALF, size_bytes
+from kernels.problem.routine import Axis, Routine
+from kernels.problem.validation import require_latent
+
+SPARE_PAGES = 8  # of earlier tokens of all requests: whoever writes there is seen
+
+
+class CacheWrite(Routine):
+    name = "cache_write"
+    oracle = "fp32_rotation"
+    keys = frozenset({"min_s_qo", "seq_lens", "batch_spec", "kv_layout", "head_dim_ckv", "head_dim_kpe", "q_dtype", "kv_dtype"})
+    # rope: keys are rotated before, and queries too, which are then a second output in the cache's dtype, as attention in FP8 reads
+    # them. scales: of an FP8 cache, one for keys and one for values, or one for each head of these.
+    axes: ClassVar[Mapping[str, Axis]] = {"rope": ("none", "neox", "interleaved"), "scales": ("tensor", "head")}
+    second_output = True
+    any_model: ClassVar[Mapping[str, int]] = {"num_qo_heads": 64, "num_kv_heads": 8, "head_dim_qk": 128, "head_dim_vo": 128}
+    promises: ClassVar[Mapping[str, str]] = {
+        "lost": "loses a token in one KV head",
+        "moved": "writes a token into another slot",
+        "stray": "writes a token into a second slot beside its own",
+        "off": "leaves an element two numbers of the cache's dtype off",
+        "kept": "writes from memory",
+    }
+
+    def check(self, problem: Any) -> None:
+        p, given, cached = problem, problem.q_dtype, problem.kv_dtype
+        require_latent(p)
+        whole = p.head_dim_qk == p.head_dim_vo if p.head_dim_ckv is None else p.head_dim_kpe
+        turned, by_head = p.axis("rope") != "none", p.axis("scales") == "head"
+        for wrong, words in (
+            (not whole, "keys and values of one head_dim, or head_dim_ckv with head_dim_kpe"),
+            (given != cached and (cached not in FP8 or given in FP8), f"a cache in {given} or FP8, and FP8 keys in their own"),
+            (given not in HALF | FP8 | {"fp32"}, "keys in 32, 16 or 8 bits"),
+            (turned and (given in FP8 or rotated_dim(p) % 2), "with rope keys in 16 or 32 bits, of an even head_dim"),
+            (by_head and (given == cached or turned or p.head_dim_ckv), "scales=head for keys and values that are quantised alone"),
+        ):
+            if wrong:
+                found = f"q_dtype={given}, kv_dtype={cached}, {p.routine_axes}, head_dims {p.head_dim_qk} and {p.head_dim_vo}"
+                raise ValueError(f"{found}: allowed with routine=cache_write: {words}")
+
+    def flops(self, problem: Any) -> int:
+        """One for each element that is written, and three more for one that is rotated."""
+        p, keys = problem, 1 if problem.head_dim_ckv else problem.num_kv_heads
+        rotated = rotated_dim(p) * (p.num_qo_heads + keys) if p.axis("rope") != "none" else 0
+        found: int = p.num_q_tokens * (token_elements(p) + 3 * rotated)
+        return found
+
+    def kv_bytes(self, problem: Any) -> int:
+        """What is written into the cache."""
+        return size_bytes(problem.kv_dtype, problem.num_q_tokens * token_elements(problem))
+
+    def qo_bytes(self, problem: Any) -> int:
+        """New keys and values, read once; with rope queries, read once and written once."""
+        p, queries = problem, problem.num_q_tokens * query_elements(problem)
+        return size_bytes(p.q_dtype, p.num_q_tokens * token_elements(p) + queries) + size_bytes(p.kv_dtype, queries)
+
+    def input_bytes(self, problem: Any) -> int:
+        """The pages before the write and the call's own, the table of angles, and the rest."""
+        angles = 4 * rotated_dim(problem) * problem.s_kv if query_elements(problem) else 0
+        return 2 * size_bytes(problem.kv_dtype, num_slots(problem) * token_elements(problem)) + angles + self.qo_bytes(problem)
+
+    def share(self, model: Any, tp: int) -> dict[str, Any] | str:
+        heads = {key: max(1, getattr(model, key) // tp) for key in ("num_qo_heads", "num_kv_heads")}
+        dims = ("head_dim_qk", "head_dim_vo", "head_dim_ckv", "head_dim_kpe", "page_size")
+        return {**heads, **{key: value for key in dims if (value := getattr(model, key)) is not None}}
+
+
+ROUTINE = CacheWrite()
+
+
+def token_shape(problem: Any) -> tuple[int, int, int]:
+    """Of one token in the cache: keys and values, heads, elements; a latent is one row of one head."""
+    p = problem
+    return (1, 1, p.head_dim_ckv + p.head_dim_kpe) if p.head_dim_ckv else (2, p.num_kv_heads, p.head_dim_qk)
+
+
+def token_elements(problem: Any) -> int:
+    parts, heads, dim = token_shape(problem)
+    return parts * heads * dim
+
+
+def rotated_dim(problem: Any) -> int:
+    """Elements of a key that are rotated, the last ones of a latent."""
+    return int(problem.head_dim_kpe or problem.head_dim_qk)
+
+
+def query_elements(problem: Any) -> int:
+    """Of one token's queries, which are written if they are rotated."""
+    return int(problem.num_qo_heads * token_shape(problem)[2]) if problem.axis("rope") != "none" else 0
+
+
+def reached(problem: Any) -> list[tuple[int, int]]:
+    """Of each request the first page that new tokens reach, counted from its first, and how many there are from there on."""
+    n, lengths = problem.page_size, zip(problem.q_lens, problem.kv_lens, strict=True)
+    return [((length - q_len) // n, -(-length // n) - (length - q_len) // n) for q_len, length in lengths]
+
+
+def num_slots(problem: Any) -> int:
+    """Slots of the cache."""
+    return int(problem.page_size) * (SPARE_PAGES + sum(count for _, count in reached(problem)))
