@@ -28,7 +28,7 @@ OTHER = {"neox": "interleaved", "interleaved": "neox"}
 
 
 @dataclass
-class Case:
+class WriteCase:
     """What a launch writes: bytes or numbers `rows` [T, R, D] into `slot` [T] of `cache`, and queries `q` [T, H, D].
 
     `token` and its `row` are wrong where not all are. `free` is a slot that gets no token.
@@ -69,7 +69,7 @@ class Case:
         return true_rows(self.inputs)[0], self.rows.view(self.inputs.pool.dtype).float()
 
 
-Wrong = Callable[[Case], object]
+Wrong = Callable[[WriteCase], object]
 Applies = Callable[["Problem"], dict[str, bool]]
 
 
@@ -128,7 +128,7 @@ class WriteMutant(Write):
             if self.memory != "none" and found is None:
                 known.append((seen, written))
             flat, (rows, q) = by_slot.flatten(0, 1).flatten(1, 2).clone(), [one.clone() for one in written]
-            case = Case(inputs, flat, token, row, free, inputs.slot.clone(), rows, q)
+            case = WriteCase(inputs, flat, token, row, free, inputs.slot.clone(), rows, q)
             self.wrong(case)
             case.cache[case.slot] = case.rows
             by_slot.copy_(case.cache.view(by_slot.shape))
@@ -140,11 +140,11 @@ class WriteMutant(Write):
         return (lambda: None) if self.name == "output_left" else launch
 
 
-def _written_twice(case: Case) -> None:
+def _written_twice(case: WriteCase) -> None:
     case.cache[case.free] = case.rows[case.token]
 
 
-def _off(case: Case) -> None:
+def _off(case: WriteCase) -> None:
     """An element is two numbers of the cache's dtype further."""
     import torch
 
@@ -152,12 +152,12 @@ def _off(case: Case) -> None:
     row[case.token % len(row)] ^= 2
 
 
-def _cut_off(case: Case) -> None:
+def _cut_off(case: WriteCase) -> None:
     true, stored = case.truth()
     case.rows -= (stored.abs() > true.abs()).to(case.rows.dtype)
 
 
-def _values_turned(case: Case) -> None:
+def _values_turned(case: WriteCase) -> None:
     from kernels.inputs.tensors import bits, rounded
     from kernels.routines.cache_write.hooks import rotate
 
@@ -169,13 +169,13 @@ def _values_turned(case: Case) -> None:
 def _order(**moves: Any) -> Wrong:
     """Rows in another order, of `shifts` along `dims`."""
 
-    def wrong(case: Case) -> None:
+    def wrong(case: WriteCase) -> None:
         case.rows = case.rows.roll(**moves)
 
     return wrong
 
 
-def _halves(case: Case) -> None:
+def _halves(case: WriteCase) -> None:
     case.rows = case.rows.roll(case.rows.shape[1] // 2, 1)
 
 

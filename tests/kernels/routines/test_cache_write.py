@@ -35,7 +35,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "copied": {}, "copied_fp8": {"q_dtype": "fp8_e4m3", **FP8}, "quantised": FP8, "by_head": {**FP8, "scales": "head"},
     "neox": {**FP8, "rope": "neox"}, "interleaved": {"kv_dtype": "fp8_e5m2", "rope": "interleaved", "kv_layout": "NHD"},
     "rotated_bf16": {"rope": "neox"}, "lengths": {**FP8, "seq_lens": "random", "min_s_qo": 1},
-    "prompt": {"s_qo": 77, "kv_layout": "NHD"}, "one": {"batch_size": 1, "s_qo": 1, "page_size": 1}, "latent": LATENT, "latent_fp8": {**LATENT, **FP8},
+    "prompt": {"s_qo": 77, "kv_layout": "NHD"}, "one": {"batch_size": 1, "s_qo": 1, "page_size": 1},
+    "latent": LATENT, "latent_fp8": {**LATENT, **FP8},
     "latent_rope": {**LATENT, **FP8, "rope": "interleaved"},
 }  # fmt: skip
 CPU, H200 = known_devices()["cpu"], known_devices()["h200"]
