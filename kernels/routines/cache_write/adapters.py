@@ -19,6 +19,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import Adapter, Module, Need, QueryLengths, Runner
+from kernels.contract.runner import Restored
 from kernels.libraries.engine_releases import VLLM_READ
 from kernels.libraries.flashinfer_common import MAX_THREADS, READ_ONLY, needs_sm80
 from kernels.libraries.flashinfer_modules import flashinfer_module
@@ -56,7 +57,7 @@ class Write(Adapter):
     def prepare(self, inputs: WriteInputs, device: Device) -> Runner:  # type: ignore[override]
         cache, queries = inputs.empty_like(inputs.pool), inputs.empty_like(inputs.q) if inputs.q.numel() else None
         launch = self.call(inputs, cache, queries)
-        return Runner(launch, cache, self.name, "fp32", lse=queries, restore=partial(cache.copy_, inputs.pool))
+        return Runner(launch, cache, self.name, "fp32", lse=queries, restore=(Restored(cache, inputs.pool),))
 
     def call(self, inputs: WriteInputs, cache: Tensor, queries: Tensor | None) -> Callable[[], object]:
         """What writes into `cache`, and with rope into `queries`."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -28,8 +28,8 @@ from kernels.problem.dtypes import UNIT_ROUNDOFF
 from kernels.routines.cache_write.inputs import WriteInputs, copied_tokens, draw, other_cache, redraw, small_inputs, write_values
 
 __all__ = [
-    "answer", "change_tokens", "checksums", "copied_tokens", "draw", "judge_rows", "judge_whole", "other_cache",
-    "poison_unused_slots", "redraw", "small_inputs", "write_values",
+    "answer", "change_tokens", "checksums", "copied_tokens", "draw", "judge_changed", "judge_rows", "judge_whole",
+    "other_cache", "poison_unused_slots", "redraw", "small_inputs", "write_values",
 ]  # fmt: skip
 FP32 = 2.0**-21  # two products, their difference and a division, each rounded to fp32
 
@@ -131,12 +131,17 @@ def _judged(found: Tensor, right: Tensor, moved: Tensor, inputs: WriteInputs, wh
     )
 
 
-def change_tokens(inputs: WriteInputs, answer: WriteAnswer, how: Arithmetic, coin: random.Random) -> list[ChangedTokens]:
-    """One change: all elements of one token of each request turn their signs, and with them what is written of it."""
-    p, device = inputs.problem, inputs.device
-    tokens = torch.tensor(
-        [start + coin.randrange(count) for start, count in zip(p.q_starts, p.q_lens, strict=False)], device=device
-    )
-    signs = torch.ones(p.num_q_tokens, 1, 1, device=device).index_fill_(0, tokens, -1.0)
-    other: Any = replace(answer, out=answer.out * signs, q=answer.q * signs)
-    return [ChangedTokens((tokens,), torch.arange(len(inputs.pool), device=device), other, p.batch_size)]  # type: ignore[arg-type]
+def change_tokens(inputs: WriteInputs, before: WriteAnswer, how: Arithmetic, coin: random.Random) -> list[ChangedTokens]:
+    """Two changes: a token of each request turns its signs; and pages and angles are others."""
+    starts = zip(inputs.problem.q_starts, inputs.problem.q_lens, strict=False)
+    changes: tuple[list[int], ...] = [start + coin.randrange(count) for start, count in starts], []
+    found = []
+    for copied in changes:
+        with copied_tokens(inputs, copied):
+            found.append(ChangedTokens(copied, before.out.new_zeros(0), answer(inputs), len(copied)))
+    return found
+
+
+def judge_changed(out: Tensor, lse: Tensor | None, inputs: WriteInputs, changed: ChangedTokens, how: Arithmetic) -> Verdict:
+    with copied_tokens(inputs, changed.copied):
+        return judge_whole(out, inputs, cast("WriteAnswer", changed.answer), how, lse)

@@ -8,6 +8,7 @@ Where keys are quantised, an element of each token is too large for fp8_e4m3, an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -144,7 +145,17 @@ def other_cache(inputs: WriteInputs) -> AbstractContextManager[None]:
     return turned(lambda: [bits(one).copy_(bits(one).flip(-1)) for one in (inputs.new, inputs.pool)])
 
 
-def copied_tokens(inputs: WriteInputs, copied: tuple[Tensor]) -> AbstractContextManager[None]:
-    """The tokens int64 [n] have opposite signs for a while."""
+def copied_tokens(inputs: WriteInputs, copied: Sequence[int]) -> AbstractContextManager[None]:
+    """These tokens have opposite signs for a while. Of none: pages and the table of angles are in reverse order."""
+    p, last = inputs.problem, len(inputs.pool) - 1
     rows = [rows.view({1: torch.int8, 2: torch.int16, 4: torch.int32}[rows.element_size()]) for rows in (inputs.new, inputs.q)]
-    return turned(lambda: [one.index_copy_(0, *copied, one[copied[0]] ^ torch.iinfo(one.dtype).min) for one in rows if one.numel()])
+
+    def turn() -> None:
+        for one in filter(Tensor.numel, rows if copied else []):
+            one[copied] = one[copied] ^ torch.iinfo(one.dtype).min
+        if not copied:
+            inputs.kv_indices.neg_().add_(last)
+            inputs.slot.add_((last - 2 * inputs.at[0]) * p.page_size)
+            inputs.angles.copy_(inputs.angles.flip(0))
+
+    return turned(turn)
