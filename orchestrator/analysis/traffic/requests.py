@@ -28,11 +28,13 @@ PROMPTS = (
     *("inputlength", "inputlen", "inputlens", "inputsequencelength", "isl", "promptlen", "promptlength", "prompttokens"),
     *("numprompttokens", "inputtokens", "contexttokens", "requesttokens", "numprefilltokens", "tokensevaluated", "promptn"),
     *("inputtokencount", "numberinputtokens", "numinputtokens", "promptevalcount", "prompttokencount", "promptsize"),
+    *("tokensprompt", "inputusage", "islstats", "prompttokenids", "inputids"),
 )
 OUTPUTS = (
     *("outputlength", "outputlen", "outputlens", "outputsequencelength", "osl", "generatedtokens", "completiontokens"),
     *("outputtokens", "responsetokens", "generationtokens", "numgeneratedtokens", "numdecodetokens", "outputtokencount"),
     *("numberoutputtokens", "numoutputtokens", "evalcount", "candidatestokencount", "tokensize", "tokenspredicted", "predictedn"),
+    *("tokenscompletion", "outputusage", "oslstats", "outputtokenids", "outputids"),
 )
 BESIDE = {  # lengths that stand beside one of these names, and that it does not hold: of Anthropic, Gemini and llama.cpp
     "inputtokens": ("cachereadinputtokens", "cachecreationinputtokens", "cachewriteinputtokens"),
@@ -79,6 +81,10 @@ def _json_records(rest: Remainder, text: str) -> Iterator[Record]:
 
 def _csv_records(path: str, text: str) -> Iterator[Record]:
     reader = _table(text)
+    if (reader.fieldnames or [""])[0].lower() == "metric":  # a summary of GenAI-Perf or AIPerf, with a metric in each line
+        cells = ((re.sub(r" *\(.*", "", str(line.pop(reader.fieldnames[0]))), line) for line in reader)
+        yield 1, {name: {key: _of_cell(cell) for key, cell in line.items() if cell not in (None, "")} for name, line in cells}
+        return
     if "s_kv" not in (columns := tuple(reader.fieldnames or ())) and not all(_keys(columns)):
         allowed = f"s_kv; or one of {', '.join(PROMPTS)} with one of {', '.join(OUTPUTS)}, of which letters and digits count"
         raise UserError(f"traffic={path}: its columns are {', '.join(columns):.600}; allowed: {allowed}")
@@ -174,6 +180,8 @@ def _pairs(mapping: Mapping[str, Any], prompt: Keys, output: Keys) -> list[tuple
 
 def _list(mapping: Mapping[str, Any], keys: Keys) -> list[Any]:
     value = mapping[keys[0]]
+    if isinstance(value, list) and keys[0].lower().endswith("ids"):  # the tokens themselves, of one request
+        return [len(value)]
     if len(keys) == 1 or isinstance(value, list | dict):
         return value if isinstance(value, list) else [value]
     return [sum(_number(key, mapping[key] or 0, 0) for key in keys)]
@@ -183,8 +191,9 @@ def _shares(name: str, value: object, least: int) -> Shares:
     """A length; or from percentiles, and from the least and the greatest, the middle between neighbours with the share there."""
     if not isinstance(value, dict) or "value" in value:
         return [(_number(name, value["value"] if isinstance(value, dict) else value, least), 1.0)]
+    value = {**value, **(value.get("percentiles") or {})}
     marks = {int(found[1]) / 100: value[key] for key in value if (found := PERCENTILE.fullmatch(str(key)))}
-    marks |= {share: value[key] for key, share in (("min", 0), ("max", 1)) if key in value}
+    marks |= {share: value[key] for key, share in (("min", 0), ("max", 1), ("minimum", 0), ("maximum", 1)) if key in value}
     edges = sorted((share, _number(name, mark, least, whole=False)) for share, mark in marks.items())
     if len(edges) < 2:
         raise ValueError(f"{name} has neither a value nor percentiles")

@@ -119,6 +119,9 @@ SAMPLES = [
     ("semicolons", "ContextTokens;GeneratedTokens\r\n1,024;128\r\n"),
     ("tabs", "time\tContextTokens\tGeneratedTokens\n1,5\t1024\t128\n"),
     ("thousands", 'ContextTokens,GeneratedTokens\n"1,024",128\n'),
+    ("OpenRouter", "generation_id,tokens_prompt,tokens_completion,tokens_reasoning\na,1024,128,9\n"),
+    ("tokens themselves", {"prompt_token_ids": [7] * 1024, "output_token_ids": [7] * 128}),
+    ("a dataset of TensorRT-LLM", {"task_id": 0, "input_ids": [7] * 1024, "output_tokens": 128}),
     ("numbers of pandas", '{"prompt_len": 1024.0, "output_len": 128.0}'),
 ]
 
@@ -165,6 +168,18 @@ def test_percentiles_of_a_summary_are_shares_of_lengths(tmp_path: Path):
 
     assert [(point.s_kv, point.weight) for point in mix.prompts] == [(100, 0.5), (150, 0.5)]
     assert "since percentiles do not pair them" in mix.notes[1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Metric,avg,min,p50,max\nInput Sequence Length (tokens),9,100.0,100.0,200.0\nOSL,10,10,10,10\n\nMetric,Value\nCount,2\n",
+        '{"isl_stats": {"minimum": 100, "maximum": 200, "average": 9, "percentiles": {"p50": 100}}, "osl_stats": {"value": 10}}',
+    ],
+    ids=["GenAI-Perf's CSV", "trtllm-bench"],
+)
+def test_summaries_of_other_forms_are_the_same(tmp_path: Path, text: str):
+    assert [(point.s_kv, point.weight) for point in traffic.read(written(tmp_path, text)).prompts] == [(100, 0.5), (150, 0.5)]
 
 
 @pytest.mark.parametrize(
