@@ -249,7 +249,7 @@ def _span(name: str, given: Any) -> Sequence[int | str]:
 
 
 def _shapes(config: YamlFile, latent: bool) -> Iterator[dict[str, Any]]:
-    """The model's keys for each value of its sweep; those with unknown keys are left out."""
+    """The model's keys for each value of its sweep, without those that are unknown."""
     model, swept = config.mapping("model"), config.mapping("model_parameter_sweep")
     for key in swept.keys() - {"values", "param_name", "label_format"}:
         config.leave_out(f"model_parameter_sweep.{key}", f"{swept[key]!r} has no counterpart here")
@@ -264,11 +264,11 @@ def _shapes(config: YamlFile, latent: bool) -> Iterator[dict[str, Any]]:
 
 
 def _is_shape(config: YamlFile, where: str, keys: Mapping[str, Any]) -> bool:
-    """Whether all keys of a shape are known, and are whole numbers."""
-    wrong = {key: f"has no counterpart; allowed: {', '.join(sorted(MODEL_KEYS))}" for key in keys if key not in MODEL_KEYS}
+    """Whether the keys of a shape are whole numbers. One that has no counterpart is named, and the others are taken."""
+    unknown = {key: f"has no counterpart; allowed: {', '.join(sorted(MODEL_KEYS))}" for key in keys if key not in MODEL_KEYS}
     numbers = [key for key in keys if key in DEFAULT_SHAPE or key in DEFAULT_LATENT_SHAPE]
-    wrong |= {key: "allowed: a whole number" for key in numbers if type(keys[key]) is not int}
-    for key, why in wrong.items():
+    wrong = {key: "allowed: a whole number" for key in numbers if type(keys[key]) is not int}
+    for key, why in {**unknown, **wrong}.items():
         place = f"{where}.{key}" if f"{where}.{key}" in config.lines else where  # a section in one line has that line
         config.leave_out(place, f"{key}={keys[key]!r}: {why}")
     return not wrong

@@ -137,6 +137,7 @@ def test_ignored_keys_are_listed(tmp_path: Path):
             "4: 2 lines by which vLLM 0.33.0 runs no kernel of this project for decode: ROCM_ATTN (2)",
         ),
         ("batch_specs: [q1s1k]\nmodel: 3\n", "2: model: 3: allowed: a mapping"),
+        ("batch_specs: [q1s1k]\nmodel:\n  head_dim: 64\n  window: 3\n", "4: model.window: window=3: has no counterpart"),
         (
             "batch_specs: [q1s1k]\nmodel_parameter_sweep: {param_name: num_kv_heads, values: [8, 7]}\n",
             "1: num_qo_heads=32 does not divide by num_kv_heads=7",
@@ -168,7 +169,6 @@ def rest_of(text: str) -> str:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("batch_specs: [q1s1k]\nmodel:\n  hidden: 3\n", "3: model.hidden: hidden=3: has no counterpart"),
         ("batch_specs: [q1s1k]\nmodel: {head_dim: big}\n", "2: model.head_dim: head_dim='big': allowed: a whole number"),
         (
             "batch_specs: [q1s1k]\nmodel_parameter_sweep: {param_name: num_kv_heads, values: 1}\n",
