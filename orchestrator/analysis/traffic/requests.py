@@ -81,11 +81,12 @@ def _json_records(rest: Remainder, text: str) -> Iterator[Record]:
 
 def _csv_records(path: str, text: str) -> Iterator[Record]:
     reader = _table(text)
-    if (reader.fieldnames or [""])[0].lower() == "metric":  # a summary of GenAI-Perf or AIPerf, with a metric in each line
-        cells = ((re.sub(r" *\(.*", "", str(line.pop(reader.fieldnames[0]))), line) for line in reader)
-        yield 1, {name: {key: _of_cell(cell) for key, cell in line.items() if cell not in (None, "")} for name, line in cells}
+    columns = tuple(reader.fieldnames or ())
+    if columns[0].lower() == "metric":  # a summary of GenAI-Perf or AIPerf, with a metric in each line
+        lines = ((re.sub(r" *\(.*", "", str(line.pop(columns[0]))), line) for line in reader)
+        yield 1, {name: {key: _of_cell(cell) for key, cell in line.items() if cell not in (None, "")} for name, line in lines}
         return
-    if "s_kv" not in (columns := tuple(reader.fieldnames or ())) and not all(_keys(columns)):
+    if "s_kv" not in columns and not all(_keys(columns)):
         allowed = f"s_kv; or one of {', '.join(PROMPTS)} with one of {', '.join(OUTPUTS)}, of which letters and digits count"
         raise UserError(f"traffic={path}: its columns are {', '.join(columns):.600}; allowed: {allowed}")
     for cells in reader:
