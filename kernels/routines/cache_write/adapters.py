@@ -32,10 +32,9 @@ if TYPE_CHECKING:
     from kernels.device import Device
     from kernels.problem import Problem
     from kernels.problem.features import Feature
-    from kernels.routines.cache_write.inputs import WriteInputs
+    from kernels.routines.cache_write.hooks import WriteInputs
 
 CHECKED = 16  # bytes that the check takes for an element of the cache, of rows and of queries
-COPIED_DIMS = frozenset({64, 128, 256, 512})  # `DISPATCH_HEAD_DIM`
 ROTATED_AT_ONCE = 32  # elements of a thread and of what they are rotated with
 PAGE, ROPE = (flashinfer_module(name) for name in ("page:gen_page_module", "rope:gen_rope_module"))
 
@@ -51,13 +50,16 @@ class Write(Adapter):
     )
 
     def workspace_bytes(self, problem: Problem) -> int:
-        p = problem
-        return CHECKED * (num_slots(p) * token_elements(p) + p.num_q_tokens * (token_elements(p) + query_elements(p)))
+        elements = (num_slots(problem) + problem.num_q_tokens) * token_elements(problem)
+        return CHECKED * (elements + problem.num_q_tokens * query_elements(problem))
 
     def prepare(self, inputs: WriteInputs, device: Device) -> Runner:  # type: ignore[override]
-        cache, queries = inputs.empty_like(inputs.pool), inputs.empty_like(inputs.q) if inputs.q.numel() else None
-        launch = self.call(inputs, cache, queries)
-        return Runner(launch, cache, self.name, "fp32", lse=queries, restore=(Restored(cache, inputs.pool),))
+        from kernels.inputs.guards import guarded_output
+
+        made = [guarded_output(tuple(one.shape), inputs.problem.kv_dtype, inputs.device) for one in (inputs.pool, inputs.q)]
+        cache, queries = made[0], made[1] if inputs.q.numel() else None
+        launch, restored = self.call(inputs, cache, queries), Restored(cache, inputs.pool)
+        return Runner(launch, cache, self.name, "fp32", lse=queries, restore=(restored,))
 
     def call(self, inputs: WriteInputs, cache: Tensor, queries: Tensor | None) -> Callable[[], object]:
         """What writes into `cache`, and with rope into `queries`."""
@@ -77,20 +79,20 @@ class TorchWrite(Write):
     def call(self, inputs: WriteInputs, cache: Tensor, queries: Tensor | None) -> Callable[[], object]:
         import torch
 
-        from kernels.inputs.tensors import bits, rounded
+        from kernels.inputs.tensors import rounded
 
         by_slot, neox = inputs.by_slot(cache), inputs.problem.axis("rope") == "neox"
 
         def launch() -> None:
             new, q = inputs.new.float(), inputs.q.float()
             if queries is not None:
-                turn = torch.complex(*(one.contiguous() for one in inputs.angles[inputs.position.long()][:, None].chunk(2, -1)))
+                turn = torch.complex(*(one.contiguous() for one in inputs.angles[inputs.position.long()].chunk(2, -1)))
                 for rows in inputs.rotating(new, q):
-                    both = torch.stack(rows.chunk(2, -1), -1) if neox else rows.view(*rows.shape[:-1], -1, 2).contiguous()
-                    turned = torch.view_as_real(torch.view_as_complex(both) * turn)
-                    rows.copy_((turned.transpose(-1, -2) if neox else turned).flatten(-2))
+                    both = torch.stack(rows.chunk(2, -1), -1) if neox else rows.contiguous().view(*rows.shape[:-1], -1, 2)
+                    found = torch.view_as_real(torch.view_as_complex(both) * turn.view(len(rows), *(1,) * (rows.dim() - 2), -1))
+                    rows.copy_((found.transpose(-1, -2) if neox else found).flatten(-2))
                 queries.copy_(rounded(q / inputs.q_scale, cache.dtype))
-            by_slot[inputs.at] = bits(rounded(new / inputs.scale[:, None], cache.dtype)).view(len(new), *by_slot.shape[2:])
+            by_slot[inputs.at] = rounded(new / inputs.scale, cache.dtype).view(by_slot.dtype)
 
         return launch
 
@@ -112,7 +114,7 @@ class FlashInferAppend(Write):
             needs_sm80(device),
             Need("keys that are rotated before (rope=none)", p.axis("rope") == "none"),
             Need("new keys of the cache's dtype, in 8 or 16 bits", p.q_dtype == p.kv_dtype and p.kv_dtype in HALF | FP8),
-            Need("head_dim 64, 128, 256 or 512", not apart or p.head_dim_qk in COPIED_DIMS),
+            Need("head_dim 64, 128, 256 or 512", not apart or p.head_dim_qk in (64, 128, 256, 512)),
             Need(f"up to {MAX_THREADS} threads for the heads of a token", not apart or threads <= MAX_THREADS),
             _latent_need(p),
         )
@@ -121,27 +123,11 @@ class FlashInferAppend(Write):
         return self.of
 
     def call(self, inputs: WriteInputs, cache: Tensor, queries: Tensor | None) -> Callable[[], object]:
-        return _append(inputs, cache, *_given(inputs))
+        return _append(inputs, cache, *inputs.split(inputs.new))
 
 
 def _latent_need(p: Problem) -> Need:
     return Need("a latent of 512 + 64", p.head_dim_ckv is None or (p.head_dim_ckv, p.head_dim_kpe) == (512, 64))
-
-
-def _given(inputs: WriteInputs) -> tuple[Tensor, ...]:
-    """New keys and values, views [T, K, D]; of a latent its parts, [T, D_ckv] and [T, D_kpe]."""
-    p = inputs.problem
-    return _parts(inputs, inputs.new[:, 0]) if p.head_dim_ckv else inputs.new.chunk(2, 1)
-
-
-def _parts(inputs: WriteInputs, rows: Tensor) -> tuple[Tensor, ...]:
-    """The last dimension of a latent in two parts."""
-    return rows[..., : inputs.problem.head_dim_ckv], rows[..., inputs.problem.head_dim_ckv :]
-
-
-def _caches(inputs: WriteInputs, cache: Tensor) -> tuple[Tensor, ...]:
-    """Keys and values in the problem's layout; of a latent [P, N, D_ckv] and [P, N, D_kpe]."""
-    return _parts(inputs, cache) if inputs.problem.head_dim_ckv else cache.unbind(1)
 
 
 def _append(inputs: WriteInputs, cache: Tensor, *rows: Tensor) -> Callable[[], object]:
@@ -149,8 +135,8 @@ def _append(inputs: WriteInputs, cache: Tensor, *rows: Tensor) -> Callable[[], o
 
     where, tables = (inputs.request, inputs.position), (inputs.kv_indices, inputs.kv_indptr, inputs.last_page_len)
     if inputs.problem.head_dim_ckv:
-        return partial(page.append_paged_mla_kv_cache, *rows, *where, *_caches(inputs, cache), *tables)
-    return partial(page.append_paged_kv_cache, *rows, *where, _caches(inputs, cache), *tables, inputs.problem.kv_layout)
+        return partial(page.append_paged_mla_kv_cache, *rows, *where, *inputs.split(cache), *tables)
+    return partial(page.append_paged_kv_cache, *rows, *where, inputs.split(cache), *tables, inputs.problem.kv_layout)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,24 +166,20 @@ class FlashInferRopeAppend(FlashInferAppend):
         from flashinfer import rope
 
         assert queries is not None  # with rope there are some
-        p, latent = inputs.problem, inputs.problem.head_dim_ckv is not None
+        p, latent, (first, second) = inputs.problem, inputs.problem.head_dim_ckv is not None, inputs.split(inputs.new)
         given: dict[str, Any] = {"cos_sin_cache": inputs.angles, "pos_ids": inputs.position, "is_neox": p.axis("rope") == "neox"}
-        given |= {"quant_scale_q": 1 / inputs.q_scale, "quant_scale_kv": 1 / float(inputs.scale[0])}
-        parts = [_parts(inputs, one) if latent else (None, one) for one in (inputs.q, queries)]
+        given |= {"quant_scale_q": 1 / inputs.q_scale, "quant_scale_kv": 1 / float(inputs.scale.flatten()[0])}
+        parts = [inputs.split(one) if latent else (None, one) for one in (inputs.q, queries)]
         given |= dict(zip(("q_nope", "q_rope", "q_nope_out", "q_rope_out"), (*parts[0], *parts[1]), strict=True))
-        given |= dict(zip(("k_nope", "k_rope"), _given(inputs) if latent else (None, _given(inputs)[0]), strict=True))
+        given |= {"k_nope": first, "k_rope": second} if latent else {"k_nope": None, "k_rope": first}
         if not self.apart:
-            given |= {
-                "v": None if latent else _given(inputs)[1],
-                "paged_kv_cache": _caches(inputs, cache),
-                "page_size": p.page_size,
-            }
+            given |= {"v": None if latent else second, "paged_kv_cache": inputs.split(cache), "page_size": p.page_size}
             given |= {"kv_indices": inputs.kv_indices, "kv_indptr": inputs.kv_indptr, "kv_layout": p.kv_layout}
             given |= {"batch_indices": inputs.request, "positions": inputs.position}
             return partial(rope.rope_quantize_fp8_append_paged_kv_cache, **given)
-        rows = _parts(inputs, inputs.new[:, 0].to(cache.dtype))
-        append = _append(inputs, cache, *rows)
-        return lambda: (rope.rope_quantize_fp8(**given, k_nope_out=rows[0], k_rope_out=rows[1]), append())
+        k_nope, k_rope = inputs.split(inputs.new.to(cache.dtype))
+        append = _append(inputs, cache, k_nope, k_rope)
+        return lambda: (rope.rope_quantize_fp8(**given, k_nope_out=k_nope, k_rope_out=k_rope), append())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,13 +212,13 @@ class VllmWrite(Write):
 
         from kernels.inputs.tensors import bits
 
-        p, kind, rows = inputs.problem, "fp8" if inputs.quantises else "auto", _given(inputs)
-        scales = [one if p.axis("scales") == "head" else one[:1] for one in inputs.scale.chunk(1 if p.head_dim_ckv else 2)]
+        p, kind, rows = inputs.problem, "fp8" if inputs.quantises else "auto", inputs.split(inputs.new)
+        scales = [one.flatten()[: None if p.axis("scales") == "head" else 1] for one in inputs.scale]
         import_module("vllm._C_stable_libtorch")  # registers the operators
-        operators = torch.ops._C_cache_ops
+        operators, stored = torch.ops._C_cache_ops, cache if self.triton else bits(cache)
         if p.head_dim_ckv:
-            return partial(operators.concat_and_cache_mla, *rows, bits(cache), inputs.slot, kind, *scales)
-        caches = [one.view(cache.dtype) if self.triton else one for one in inputs.by_slot(cache).unbind(2)]  # [P, N, K, D]
+            return partial(operators.concat_and_cache_mla, *rows, stored, inputs.slot, kind, inputs.scale)
+        caches = inputs.by_slot(cache).view(stored.dtype).unbind(2)  # [P, N, K, D] each
         if not self.triton:
             return partial(operators.reshape_and_cache_flash, *rows, *caches, inputs.slot, kind, *scales)
         module = import_module("vllm.v1.attention.ops.triton_reshape_and_cache_flash")

@@ -1,17 +1,20 @@
-"""The right cache after a write, and what takes the place of attention's functions; `docs/adding_a_routine.md` says what each does.
+"""The tensors of a cache write, and the check; `docs/adding_a_routine.md` says what each function does.
 
-What is written is the true number, rounded once. A kernel computes that in fp32: so an element may be any number between the
-roundings of the true one less and plus `FP32` of it, in a rotated pair of the pair's length. A copy is exact. No other slot
-changes.
+All slots hold random numbers before the write, so a slot that is not written, or wrongly, is seen. Where keys are quantised, an
+element of each token is too large for fp8_e4m3, and must become the largest number. What is written is the true number, rounded
+once. A kernel computes that in fp32: so an element may be any number between the roundings of the true one less and plus `FP32` of
+it, in a rotated pair of the pair's length. A copy is exact. No other slot changes.
 """
 
-# T = new tokens of all requests, R = rows of a token in the cache, H = query heads, D = head_dim
+# B = batch_size, T = new tokens of all requests, P = pages, N = slots a page, K = KV heads, H = query heads, D = head_dim
 
 from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -22,27 +25,89 @@ from kernels.check.changed_token import ChangedTokens
 from kernels.check.judgement import impossible
 from kernels.check.oracle import Verdict
 from kernels.inputs.checksums import sum_of_words
-from kernels.inputs.tensors import rounded
+from kernels.inputs.generate import fill_normal
+from kernels.inputs.tensors import K_SCALE, V_SCALE, generator_of, offsets, rounded, turned
+from kernels.problem import Problem
 from kernels.problem.arithmetic import Arithmetic
-from kernels.problem.dtypes import UNIT_ROUNDOFF
-from kernels.routines.cache_write.inputs import WriteInputs, copied_tokens, draw, other_cache, redraw, small_inputs, write_values
+from kernels.problem.dtypes import UNIT_ROUNDOFF, torch_dtype
+from kernels.routines.cache_write.problem import SPARE_PAGES, num_slots, query_elements, reached, rotated_dim, token_shape
 
-__all__ = [
-    "answer", "change_tokens", "checksums", "copied_tokens", "draw", "judge_changed", "judge_rows", "judge_whole",
-    "other_cache", "poison_unused_slots", "redraw", "small_inputs", "write_values",
-]  # fmt: skip
+Q_SCALE = 0.25
+LARGE = 300.0  # beyond the largest number of fp8_e4m3 times any of the scales
+BASE = 10_000.0  # of the angles: position * BASE^(-2 i / dim)
 FP32 = 2.0**-21  # two products, their difference and a division, each rounded to fp32
+SMALL = ("request", "position", "kv_indices", "kv_indptr", "last_page_len", "slot")
+
+
+@dataclass(frozen=True)
+class WriteInputs:
+    """What every backend reads. The cache that a call writes is its own: `pool` is that cache before it.
+
+    A token of a latent is [D_ckv + D_kpe] in the place of keys and values [2, K, D].
+    """
+
+    problem: Problem
+    new: Tensor  # [T, 2, K, D], as a QKV product leaves it
+    q: Tensor  # [T, H, D]; [T, H, 0] without rope
+    pool: Tensor  # [P, 2, N, K, D], with HND [P, 2, K, N, D]; of a latent [P, N, D]
+    scale: Tensor  # fp32 [2, K, 1], of a latent [1]: the true element is what is stored times it
+    angles: Tensor  # fp32 [positions, D_rotated]: cosines, then sines
+    request: Tensor  # int32 [T]
+    position: Tensor  # int32 [T], in its request
+    kv_indices: Tensor  # int32: the pages of each request in turn
+    kv_indptr: Tensor  # int32 [B + 1]
+    last_page_len: Tensor  # int32 [B]
+    slot: Tensor  # int64 [T], page * N + slot of each token
+    quantises: bool
+    q_scale: float
+    device: torch.device
+    unused_slots: tuple[Tensor]  # none: every slot is compared
+    padded: None = None
+
+    def by_slot(self, cache: Tensor) -> Tensor:
+        """The bits of a cache as integers, a view [P, N, 2, K, D]; of a latent [P, N, D]."""
+        whole, order = as_integers(cache), (0, 3, 1, 2, 4) if self.problem.kv_layout == "HND" else (0, 2, 1, 3, 4)
+        return whole if self.problem.head_dim_ckv else whole.permute(order)
+
+    @property
+    def at(self) -> tuple[Tensor, Tensor]:
+        """Page and slot of each token."""
+        return self.slot // self.problem.page_size, self.slot % self.problem.page_size
+
+    def split(self, of_tokens: Tensor) -> tuple[Tensor, ...]:
+        """Keys and values of new tokens or of a cache; of a latent its elements [..., D_ckv] and [..., D_kpe], of queries too."""
+        ckv = self.problem.head_dim_ckv
+        return (of_tokens[..., :ckv], of_tokens[..., ckv:]) if ckv else of_tokens.unbind(1)
+
+    def rotating(self, new: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+        """Views of what is rotated of new tokens and of queries: keys, and of a latent its end."""
+        return (self.split(new)[1], self.split(q)[1]) if self.problem.head_dim_ckv else (new[:, 0], q)
+
+    def truth(self, style: str = "") -> list[Tensor]:
+        """True new tokens and queries, fp32 in units of the cache; rotated in another style if one is given."""
+        new, q = self.new.float(), self.q.float()
+        if (style := style or str(self.problem.axis("rope"))) != "none":
+            for rows in self.rotating(new, q):
+                angles = self.angles[self.position.long()].view(len(rows), *(1,) * (rows.dim() - 2), -1)
+                (a, b), (cos, sin) = pairs(rows, style), angles.chunk(2, -1)
+                rotated = a * cos - b * sin, b * cos + a * sin  # Su et al., RoFormer, 2021, equation 34
+                a.copy_(rotated[0]), b.copy_(rotated[1])
+        return [new / self.scale, q / self.q_scale]
 
 
 @dataclass(frozen=True)
 class WriteAnswer(Answer):
-    """True elements in units of the cache: `out` [T, R, D] and `q` [T, H, D], and by how much arithmetic in fp32 may move each."""
+    """What `WriteInputs.truth` says, as `out` and `q`, and by how much arithmetic in fp32 may move each element."""
 
     q: Tensor = field(kw_only=True)
-    moved: tuple[Tensor, Tensor] = field(kw_only=True)
+    moved: list[Tensor] = field(kw_only=True)
 
     def checksum(self) -> Tensor:
         return torch.stack([sum_of_words(one, True) for one in (self.out, self.q, *self.moved) if one.numel()]).sum()
+
+
+def as_integers(tensor: Tensor) -> Tensor:
+    return tensor.view({1: torch.int8, 2: torch.int16, 4: torch.int32}[tensor.element_size()])
 
 
 def pairs(rows: Tensor, style: str) -> tuple[Tensor, Tensor]:
@@ -51,36 +116,61 @@ def pairs(rows: Tensor, style: str) -> tuple[Tensor, Tensor]:
     return (rows[..., :half], rows[..., half:]) if style == "neox" else (rows[..., ::2], rows[..., 1::2])
 
 
-def rotate(rows: Tensor, angles: Tensor, style: str) -> None:
-    """Rotates rows [T, n, D] by angles [T, D] in place: Su et al., RoFormer, 2021, equation 34."""
-    (a, b), (cos, sin) = pairs(rows, style), angles[:, None].chunk(2, -1)
-    turned = a * cos - b * sin, b * cos + a * sin
-    a.copy_(turned[0]), b.copy_(turned[1])
+def draw(problem: Problem, device: torch.device | str) -> WriteInputs:
+    p, shape, turns, dim = problem, token_shape(problem), query_elements(problem) > 0, rotated_dim(problem)
+    inner = (p.num_kv_heads, p.page_size) if p.kv_layout == "HND" else (p.page_size, p.num_kv_heads)
+    page = (2, *inner, p.head_dim_qk) if len(shape) > 1 else (p.page_size, *shape)
+    given, cached = torch_dtype(p.q_dtype), torch_dtype(p.kv_dtype)
+    scales = (K_SCALE, K_SCALE if turns else V_SCALE) if cached != given else (1.0, 1.0)
+    by_head = 1 + 0.25 * (torch.arange(p.num_kv_heads) % 4) * (p.axis("scales") == "head")
+    scale = torch.tensor(scales)[:, None, None] * by_head[:, None]
+    angle = torch.arange(p.s_kv + 1 if turns else 1).double()[:, None] * BASE ** (-torch.arange(0, dim, 2).double() / dim)
+    new = torch.empty(p.num_q_tokens, *shape, dtype=given, device=device)
+    inputs = WriteInputs(
+        p, new, new.new_empty(len(new), p.num_qo_heads, shape[-1] * turns),
+        torch.empty(num_slots(p) // p.page_size, *page, dtype=cached, device=device),
+        (scale if len(shape) > 1 else scale[0, 0]).to(device), torch.cat((angle.cos(), angle.sin()), 1).float().to(device),
+        quantises=cached != given, q_scale=Q_SCALE if cached != given else 1.0, device=new.device,
+        unused_slots=(new.new_empty(0),), **{name: table.to(device) for name, table in _tables(p).items()},
+    )  # fmt: skip
+    write_values(inputs, generator := generator_of(p, new.device))
+    fill_normal(inputs.pool, generator)
+    return inputs
 
 
-def true_rows(inputs: WriteInputs, **other: Any) -> list[Tensor]:
-    """True rows [T, R, D] and queries [T, H, D] in units of the cache; with `other` angles, style, scale or q_scale wrong ones."""
-    style, new, q = str(other.get("style", inputs.problem.axis("rope"))), inputs.new.float(), inputs.q.float()
-    if style != "none":
-        for rows in inputs.rotating(new, q):
-            rotate(rows, other.get("angles", inputs.angles[inputs.position.long()]), style)
-    return [new / other.get("scale", inputs.scale)[:, None], q / other.get("q_scale", inputs.q_scale)]
+def _tables(p: Problem) -> dict[str, Any]:
+    """The tensors of `SMALL`. Pages are in random order; those before the first that is reached are spare ones."""
+    q_lens, kv_lens, (first, own) = torch.tensor(p.q_lens), torch.tensor(p.kv_lens), torch.tensor(reached(p)).T
+    order = torch.randperm(num_slots(p) // p.page_size, generator=torch.Generator().manual_seed(p.seed))
+    starts, indptr = offsets(own).long() + SPARE_PAGES, offsets(first + own).long()
+    owner = torch.repeat_interleave(torch.arange(p.batch_size), first + own)
+    column = torch.arange(len(owner)) - indptr[owner]
+    pages = order[torch.where(column < first[owner], (column + owner) % SPARE_PAGES, starts[owner] + column - first[owner])]
+    request = torch.repeat_interleave(torch.arange(p.batch_size), q_lens)
+    position = (kv_lens - q_lens)[request] + torch.arange(len(request)) - offsets(q_lens).long()[request]
+    slot = pages[indptr[request] + position // p.page_size] * p.page_size + position % p.page_size
+    tables = [one.int() for one in (request, position, pages, indptr, (kv_lens - 1) % p.page_size + 1)]
+    return dict(zip(SMALL, (*tables, slot), strict=True))
 
 
-def answer(inputs: WriteInputs) -> WriteAnswer:
-    rows, style, largest = true_rows(inputs), str(inputs.problem.axis("rope")), torch.finfo(inputs.pool.dtype).max
-    moved = [FP32 * inputs.quantises * one.abs() for one in rows]
-    if style != "none":
-        for one, by in zip(inputs.rotating(*rows), inputs.rotating(*moved), strict=True):
-            for part in pairs(by, style):
-                part.copy_(FP32 * torch.hypot(*pairs(one, style)))
-    new, q = (one.clamp(-largest, largest) for one in rows)
-    none = new.new_zeros(1)
-    return WriteAnswer(new, none, none, none, q=q, moved=(moved[0], moved[1]))
+def redraw(inputs: WriteInputs) -> None:
+    for name, drawn in vars(draw(inputs.problem, inputs.device)).items():
+        if isinstance(drawn, Tensor):
+            getattr(inputs, name).copy_(drawn)
+
+
+def write_values(inputs: WriteInputs, generator: torch.Generator) -> None:
+    for rows in filter(Tensor.numel, (inputs.new, inputs.q)):
+        fill_normal(rows, generator)
+        if inputs.quantises:
+            rows.flatten(1).scatter_(1, torch.arange(len(rows), device=rows.device)[:, None] * 71 % rows[0].numel(), LARGE)
+
+
+def small_inputs(inputs: WriteInputs) -> list[Tensor]:
+    return [getattr(inputs, name) for name in SMALL]
 
 
 def checksums(inputs: WriteInputs) -> Tensor:
-    """An int64 for each tensor."""
     tensors = [tensor for tensor in vars(inputs).values() if isinstance(tensor, Tensor) and tensor.numel()]
     return torch.stack([sum_of_words(tensor, of_vectors=tensor.dim() > 1) for tensor in tensors])
 
@@ -89,34 +179,55 @@ def poison_unused_slots(inputs: WriteInputs, value: float) -> None:
     """Every slot is compared as it is."""
 
 
-def judge_rows(out: Tensor, inputs: WriteInputs, answer: WriteAnswer, how: Arithmetic) -> Verdict:
-    """Compares a whole cache: elements of new tokens with the answer, and all other slots with what they held."""
-    pool, other = inputs.pool, f"the cache is {out.dtype} {tuple(out.shape)}, not {inputs.pool.dtype} {tuple(inputs.pool.shape)}"
-    if out.shape != pool.shape or out.dtype != pool.dtype:
-        return Verdict(False, math.inf, math.inf, 1.0, other)
-    written = inputs.by_slot(out)[inputs.at].view(out.dtype).view(answer.out.shape)
-    verdict = _judged(written, answer.out, answer.moved[0], inputs, "row")
-    changed = (inputs.by_slot(out) != inputs.by_slot(pool)).flatten(2).any(-1)
-    changed[inputs.at] = False
-    strays = int(changed.sum())
-    return verdict.failed(f"it wrote into {strays} slots of other tokens, or of none") if strays else verdict
+def other_cache(inputs: WriteInputs) -> AbstractContextManager[None]:
+    """New keys and values, and the numbers of a cache before them, in reverse order of each row while it lasts."""
+    return turned(lambda: [one.copy_(one.flip(-1)) for one in (as_integers(inputs.new), as_integers(inputs.pool))])
+
+
+def copied_tokens(inputs: WriteInputs, copied: Sequence[int]) -> AbstractContextManager[None]:
+    """These tokens have opposite signs for a while. Of none: pages and the table of angles are in reverse order."""
+
+    def turn() -> None:
+        for one in filter(Tensor.numel, (as_integers(inputs.new), as_integers(inputs.q)) if copied else ()):
+            one[copied] = one[copied] ^ torch.iinfo(one.dtype).min
+        if not copied:
+            inputs.kv_indices.neg_().add_(last := len(inputs.pool) - 1)
+            inputs.slot.add_((last - 2 * inputs.at[0]) * inputs.problem.page_size)
+            inputs.angles.copy_(inputs.angles.flip(0))
+
+    return turned(turn)
+
+
+def answer(inputs: WriteInputs) -> WriteAnswer:
+    rows, style, largest = inputs.truth(), str(inputs.problem.axis("rope")), torch.finfo(inputs.pool.dtype).max
+    moved = [FP32 * inputs.quantises * one.abs() for one in rows]
+    if style != "none":
+        for one, by in zip(inputs.rotating(*rows), inputs.rotating(*moved), strict=True):
+            for part in pairs(by, style):
+                part.copy_(FP32 * torch.hypot(*pairs(one, style)))
+    (new, q), none = (one.clamp(-largest, largest) for one in rows), rows[0].new_zeros(1)
+    return WriteAnswer(new, none, none, none, q=q, moved=moved)
 
 
 def judge_whole(out: Tensor, inputs: WriteInputs, answer: WriteAnswer, how: Arithmetic, lse: Tensor | None = None) -> Verdict:
-    """Compares a cache, and with rope the queries `lse`, [T, H, D]."""
-    verdict = judge_rows(out, inputs, answer, how)
-    if words := impossible(inputs.problem, how):
-        verdict = replace(verdict, passed=False, reason=words)
-    if not answer.q.numel():
-        return verdict
-    if lse is None or lse.numel() != answer.q.numel() or lse.dtype != inputs.pool.dtype:
-        return verdict.failed(f"the backend wrote no queries in {inputs.problem.kv_dtype}")
-    queries = _judged(lse.view(answer.q.shape), answer.q, answer.moved[1], inputs, "query")
-    return verdict if queries.passed else replace(verdict.failed(queries.reason), rel_err=max(verdict.rel_err, queries.rel_err))
+    """Compares a whole cache, new tokens with the answer and all other slots with what they held, and with rope queries `lse`."""
+    pool, q = inputs.pool, answer.q
+    for found, right in ((out, pool), (lse, q.to(pool.dtype))):
+        if right.numel() and (found is None or found.numel() != right.numel() or found.dtype != right.dtype):
+            words = f"a cache or queries are {None if found is None else found.dtype}, not {right.dtype} {tuple(right.shape)}"
+            return Verdict(False, math.inf, math.inf, 1.0, words)
+    verdict = _judged(inputs.by_slot(out)[inputs.at].view(out.dtype), answer.out, answer.moved[0], inputs)
+    if lse is not None and not (queries := _judged(lse.view(q.shape), q, answer.moved[1], inputs)).passed:
+        verdict = queries.failed("of the queries")
+    changed = (inputs.by_slot(out) != inputs.by_slot(pool)).flatten(2).any(-1)
+    changed[inputs.at] = False
+    if strays := int(changed.sum()):
+        verdict = verdict.failed(f"it wrote into {strays} slots of other tokens, or of none")
+    return verdict.failed(words) if (words := impossible(inputs.problem, how)) else verdict
 
 
-def _judged(found: Tensor, right: Tensor, moved: Tensor, inputs: WriteInputs, what: str) -> Verdict:
-    """Rows [T, n, D] of the cache's dtype, each element within its roundings."""
+def _judged(found: Tensor, right: Tensor, moved: Tensor, inputs: WriteInputs) -> Verdict:
+    """Rows [T, ..., D] of the cache's dtype, each element within its roundings."""
     wide, exact = found.float(), not inputs.quantises and inputs.problem.axis("rope") == "none"
     least, most = (rounded(right + sign * moved, found.dtype).float() for sign in (-1, 1))
     off = ~((wide >= least) & (wide <= most))  # also if it is NaN
@@ -125,10 +236,7 @@ def _judged(found: Tensor, right: Tensor, moved: Tensor, inputs: WriteInputs, wh
     verdict = Verdict(True, worst, largest, UNIT_ROUNDOFF["fp32" if exact else inputs.problem.kv_dtype])
     if not (count := int(off.sum())):
         return verdict
-    token, row = divmod(int(off.any(-1).flatten().nonzero()[0]), right.shape[1])
-    return verdict.failed(
-        f"{count} of {off.numel()} elements are not the true ones rounded, first in {what} {row} of token {token}"
-    )
+    return verdict.failed(f"{count} of {off.numel()} elements are not the true ones rounded, first at {off.nonzero()[0].tolist()}")
 
 
 def change_tokens(inputs: WriteInputs, before: WriteAnswer, how: Arithmetic, coin: random.Random) -> list[ChangedTokens]:

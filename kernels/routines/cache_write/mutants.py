@@ -1,9 +1,7 @@
 """Writes of a cache with one thing wrong: listed kinds, and faults that are drawn from a number. `mode=check_power` runs them.
 
-Each computes the true rows rounded, makes one token or all of them wrong, and writes them.
+Each is `torch_write` on inputs of which something was changed `before`, or with something changed `after` it.
 """
-
-# T = new tokens, R = rows of a token, H = query heads, D = head_dim
 
 from __future__ import annotations
 
@@ -11,244 +9,173 @@ import random
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernels.adapter import Need, Runner
-from kernels.routines.cache_write.adapters import Write
+from kernels.routines.cache_write.adapters import TorchWrite
+from kernels.routines.cache_write.problem import token_shape
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from kernels.device import Device
     from kernels.problem import Problem
-    from kernels.routines.cache_write.inputs import WriteInputs
+    from kernels.routines.cache_write.hooks import WriteInputs
 
 DRAWS = 100
 OTHER = {"neox": "interleaved", "interleaved": "neox"}
 
 
-@dataclass
-class WriteCase:
-    """What a launch writes: bytes or numbers `rows` [T, R, D] into `slot` [T] of `cache`, and queries `q` [T, H, D].
-
-    `token` and its `row` are wrong where not all are. `free` is a slot that gets no token.
-    """
+class Written(NamedTuple):
+    """What a launch wrote. A fault of one token is in its slot `at`, or in the `row` of one head there."""
 
     inputs: WriteInputs
-    cache: Tensor  # [P * N, R, D]
-    token: int
-    row: int
-    free: int
-    slot: Tensor
-    rows: Tensor
-    q: Tensor
+    cache: Tensor  # integers by slot, [P, N, 2, K, D]
+    queries: Tensor | None
+    at: tuple[int, int]
+    row: tuple[int, ...]
 
-    def again(self, of: Literal["rows", "q", "both"] = "both", **other: Any) -> None:
-        """Rows and queries of other angles, style or scales."""
-        rows, q = _rounded(self.inputs, **other)
-        self.rows, self.q = self.rows if of == "q" else rows, self.q if of == "rows" else q
+    def leave(self, *row: int) -> None:
+        """The token, or a row of it, is what it was."""
+        self.cache[self.at + row] = self.inputs.by_slot(self.inputs.pool)[self.at + row]
 
-    def leave(self, row: int | slice) -> None:
-        """The token's row stays as it was."""
-        self.rows[self.token, row] = self.cache[self.slot[self.token], row]
+    def move(self, leaves: bool) -> None:
+        """The token is in a slot that gets none, and if it `leaves` not in its own."""
+        n = self.inputs.problem.page_size
+        free = self.inputs.slot.new_ones(n * len(self.cache)).index_fill_(0, self.inputs.slot, 0).nonzero().flatten()
+        self.cache[divmod(int(free[self.at[0] % len(free)]), n)] = self.cache[self.at]
+        if leaves:
+            self.leave()
 
-    def move(self, tokens: int | slice, to: Any) -> None:
-        self.slot[tokens] = to
+    def shift(self) -> None:
+        """An element is two numbers of the cache's dtype further."""
+        self.cache[(*self.at, *self.row, 7)] = self.cache[(*self.at, *self.row, 7)] ^ 2
 
-    def angles(self, tokens: int = 0, first: int = 0, sines: float = 1.0) -> Tensor:
-        """Those of positions so much later than from the first, with sines of another sign."""
-        at = (self.inputs.position.long() - first + tokens).clamp(0, len(self.inputs.angles) - 1)
-        found = self.inputs.angles[at]
-        found[:, found.shape[1] // 2 :] *= sines
-        return found
+    def change(self, of: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+        """Other integers, of those that were written, of these as numbers and of the true ones, [T, 2, K, D] each."""
+        written = self.cache[self.inputs.at]
+        self.cache[self.inputs.at] = of(written, written.view(self.inputs.pool.dtype).float(), self.inputs.truth()[0])
 
-    def truth(self) -> tuple[Tensor, Tensor]:
-        """True rows, and those that are stored, fp32 [T, R, D]."""
-        from kernels.routines.cache_write.hooks import true_rows
+    def leave_queries(self) -> None:
+        from kernels.inputs.tensors import rounded
 
-        return true_rows(self.inputs)[0], self.rows.view(self.inputs.pool.dtype).float()
-
-
-Wrong = Callable[[WriteCase], object]
-Applies = Callable[["Problem"], dict[str, bool]]
+        assert self.queries is not None  # with rope there are some
+        self.queries.copy_(rounded(self.inputs.truth("none")[1], self.queries.dtype))
 
 
-def _rounded(inputs: WriteInputs, **other: Any) -> list[Tensor]:
-    from kernels.inputs.tensors import bits, rounded
-    from kernels.routines.cache_write.hooks import true_rows
-
-    return [bits(rounded(one, inputs.pool.dtype)) for one in true_rows(inputs, **other)]
+Before = Callable[["WriteInputs"], dict[str, Any]]
+After = Callable[[Written], object]
+CONDITIONS: dict[str, tuple[str, Callable[[Problem], bool]]] = {
+    "quantised": ("keys that are quantised", lambda p: p.q_dtype != p.kv_dtype),
+    "apart": ("keys and values", lambda p: p.head_dim_ckv is None),
+    "rope": ("keys that are rotated", lambda p: p.axis("rope") != "none"),
+    "plain": ("two scales (rope=none)", lambda p: p.axis("rope") == "none"),
+    "by_head": ("scales of heads", lambda p: p.axis("scales") == "head"),
+    "heads": ("several heads", lambda p: p.num_kv_heads > 1),
+    "tokens": ("several tokens", lambda p: p.num_q_tokens > 1),
+    "e4m3": ("fp8_e4m3", lambda p: p.kv_dtype == "fp8_e4m3"),
+    "context": ("a context", lambda p: all(q < kv for q, kv in zip(p.q_lens, p.kv_lens, strict=True))),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
-class WriteMutant(Write):
-    """One way to be wrong, in a sentence, and where it is wrong at all; with a `number`, a fault that is drawn from it.
-
-    `memory` says which writes are not computed again: all, or those whose first row it has seen.
-    """
+class WriteMutant(TorchWrite):
+    """One way to be wrong, in a sentence, and where it is wrong at all; with a `number`, a fault that is drawn from it."""
 
     about: str
-    wrong: Wrong = lambda case: None
-    applies: Applies = lambda problem: {}
-    memory: Literal["none", "first", "all"] = "none"
+    before: Before = lambda inputs: {}
+    after: After = lambda written: None
+    where: str = ""  # of `CONDITIONS`
+    remembers: Callable[[WriteInputs], bytes] | None = None  # what writes of equal ones are not computed again
     number: int | None = None
-    distributions: tuple[str, ...] = ("torch",)
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
-        return tuple(Need(*pair) for pair in self.applies(problem).items())
+        return tuple(Need(sentence, met(problem)) for sentence, met in map(CONDITIONS.__getitem__, self.where.split()))
+
+    def coin(self, problem: Problem) -> random.Random:
+        return random.Random(zlib.crc32(f"{self.number} {problem.model_dump_json(exclude_defaults=True)}".encode()))
 
     def drawn(self, problem: Problem) -> str:
         """The kind of its fault, the same for the same problem."""
-        return self._coin(problem).choice(sorted(DRAWN_FAULTS))
-
-    def _coin(self, problem: Problem) -> random.Random:
-        return random.Random(zlib.crc32(f"{self.number} {problem.model_dump_json(exclude_defaults=True)}".encode()))
+        return self.coin(problem).choice(sorted(DRAWN_FAULTS))
 
     def prepare(self, inputs: WriteInputs, device: Device) -> Runner:  # type: ignore[override]
-        if self.number is None:
-            name = "right output of oracle" if self.name == "no_fault" else "mutant of oracle"
-            return replace(super().prepare(inputs, device), resolved_backend=name)
-        kind = self.drawn(inputs.problem)
-        own = replace(self, number=None, wrong=DRAWN_FAULTS[kind], memory="first" if kind == "kept" else "none")
-        return replace(own.prepare(inputs, device), resolved_backend=f"mutant of oracle: {kind} 1")
+        own, name = self, "right output of oracle" if self.name == "no_fault" else "mutant of oracle"
+        if self.number is not None:
+            kind = self.drawn(inputs.problem)
+            own, name = replace(self, **DRAWN_FAULTS[kind]), f"mutant of oracle: {kind} 1"
+        return replace(super(WriteMutant, own).prepare(inputs, device), resolved_backend=name)
 
     def call(self, inputs: WriteInputs, cache: Tensor, queries: Tensor | None) -> Callable[[], object]:
-        from kernels.inputs.tensors import bits
-
-        p, by_slot, coin = inputs.problem, inputs.by_slot(cache), self._coin(inputs.problem)
-        known: list[tuple[Tensor, list[Tensor]]] = []
-        token, row = coin.randrange(p.num_q_tokens), coin.randrange(inputs.new.shape[1])
-        is_free = by_slot.new_ones(by_slot.shape[:2].numel()).index_fill_(0, inputs.slot, 0).bool()
-        free = int(is_free.nonzero()[coin.randrange(8) % int(is_free.sum())])
+        coin, known, write = self.coin(inputs.problem), dict[bytes, dict[str, Any]](), super().call
+        token, row = coin.randrange(len(inputs.slot)), tuple(map(coin.randrange, token_shape(inputs.problem)[:-1]))
 
         def launch() -> None:
-            seen = inputs.new[0].float()
-            found = next((kept for first, kept in known if self.memory == "all" or bool((first == seen).all())), None)
-            written = found or _rounded(inputs)
-            if self.memory != "none" and found is None:
-                known.append((seen, written))
-            flat, (rows, q) = by_slot.flatten(0, 1).flatten(1, 2).clone(), [one.clone() for one in written]
-            case = WriteCase(inputs, flat, token, row, free, inputs.slot.clone(), rows, q)
-            self.wrong(case)
-            case.cache[case.slot] = case.rows
-            by_slot.copy_(case.cache.view(by_slot.shape))
-            if queries is not None:
-                bits(queries).copy_(case.q)
+            own = replace(inputs, **self.before(inputs))
+            if self.remembers is not None:
+                own = replace(own, **known.setdefault(self.remembers(own), {"new": own.new.clone(), "q": own.q.clone()}))
+            write(own, cache, queries)()
+            at = divmod(int(inputs.slot[token]), inputs.problem.page_size)
+            self.after(Written(inputs, inputs.by_slot(cache), queries, at, row))
 
-        if self.memory == "all":
+        if self.name == "previous_run":
             launch()
         return (lambda: None) if self.name == "output_left" else launch
 
 
-def _written_twice(case: WriteCase) -> None:
-    case.cache[case.free] = case.rows[case.token]
+def _moved(by: Callable[[WriteInputs], Any]) -> Before:
+    """Slots that are so much further."""
+    return lambda i: {"slot": (i.slot + by(i)) % (len(i.pool) * i.problem.page_size)}
 
 
-def _off(case: WriteCase) -> None:
-    """An element is two numbers of the cache's dtype further."""
-    import torch
-
-    row = case.rows[case.token, case.row].view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[case.rows.element_size()])
-    row[case.token % len(row)] ^= 2
+def _other_style(i: WriteInputs) -> dict[str, Any]:
+    axes = str(i.problem.routine_axes).replace(style := str(i.problem.axis("rope")), OTHER[style])
+    return {"problem": i.problem.model_copy(update={"routine_axes": axes})}
 
 
-def _cut_off(case: WriteCase) -> None:
-    true, stored = case.truth()
-    case.rows -= (stored.abs() > true.abs()).to(case.rows.dtype)
-
-
-def _values_turned(case: WriteCase) -> None:
-    from kernels.inputs.tensors import bits, rounded
-    from kernels.routines.cache_write.hooks import rotate
-
-    p, (true, _) = case.inputs.problem, case.truth()
-    rotate(true[:, p.num_kv_heads :], case.angles(), str(p.axis("rope")))
-    case.rows = bits(rounded(true, case.inputs.pool.dtype))
-
-
-def _order(**moves: Any) -> Wrong:
-    """Rows in another order, of `shifts` along `dims`."""
-
-    def wrong(case: WriteCase) -> None:
-        case.rows = case.rows.roll(**moves)
-
-    return wrong
-
-
-def _halves(case: WriteCase) -> None:
-    case.rows = case.rows.roll(case.rows.shape[1] // 2, 1)
-
-
-def _quantised(p: Problem) -> dict[str, bool]:
-    return {"keys that are quantised": p.q_dtype != p.kv_dtype}
-
-
-def _apart(p: Problem) -> dict[str, bool]:
-    return {"keys and values": p.head_dim_ckv is None}
-
-
-def _turned(p: Problem) -> dict[str, bool]:
-    return {"keys that are rotated": p.axis("rope") != "none"}
-
-
-def _both(p: Problem) -> dict[str, bool]:
-    return {**_quantised(p), **_apart(p), "two scales (rope=none)": p.axis("rope") == "none"}
-
-
-def _heads(p: Problem) -> dict[str, bool]:
-    return {**_apart(p), "several heads": p.num_kv_heads > 1}
-
-
-WRONG: tuple[tuple[str, str, Wrong, Applies], ...] = (
-    ("token_lost", "a token is not written", lambda c: c.leave(slice(None)), lambda p: {}),
-    ("row_lost", "a head's key or value of a token is not written", lambda c: c.leave(c.row), lambda p: {}),
-    ("slot_next", "all tokens lie one slot further", lambda c: c.move(slice(None), (c.slot + 1) % len(c.cache)), lambda p: {}),
-    ("page_of_neighbour", "all tokens lie in the pages behind their own",
-     lambda c: c.move(slice(None), (c.slot + c.inputs.problem.page_size) % len(c.cache)), lambda p: {}),
-    ("table_ignored", "pages are taken in the order of memory",
-     lambda c: c.move(slice(None), (c.inputs.position + c.inputs.request) % len(c.cache)), lambda p: {}),
-    ("written_twice", "a token lies in another slot too", _written_twice, lambda p: {}),
-    ("keys_as_values", "keys are written into the values too",
-     lambda c: c.rows[:, c.rows.shape[1] // 2 :].copy_(c.rows[:, : c.rows.shape[1] // 2]), _apart),
-    ("keys_for_values", "keys and values are exchanged", _halves, _apart),
-    ("next_head", "each head gets the row of the next", _order(shifts=1, dims=1), _heads),
-    ("next_token", "each token gets the row of the next", _order(shifts=1, dims=0),
-     lambda p: {"several tokens": p.num_q_tokens > 1}),
-    ("element_off", "an element is two numbers further", _off, lambda p: {}),
-    ("scale_forgotten", "nothing is divided by a scale", lambda c: c.again(scale=c.inputs.scale**0, q_scale=1.0), _quantised),
-    ("scale_inverted", "rows are multiplied by their scales", lambda c: c.again(scale=1 / c.inputs.scale), _quantised),
-    ("scales_exchanged", "keys have the scale of values",
-     lambda c: c.again(scale=c.inputs.scale.roll(len(c.inputs.scale) // 2)), _both),
-    ("first_scale_for_all", "all heads have the scales of the first",
-     lambda c: c.again(scale=c.inputs.scale.view(2, -1)[:, :1].repeat(1, len(c.inputs.scale) // 2).flatten()),
-     lambda p: {**_heads(p), "scales of heads": p.axis("scales") == "head"}),
-    ("cut_off", "elements are cut off and not rounded", _cut_off, _quantised),
-    ("not_saturated", "what is too large becomes NaN", lambda c: c.rows.masked_fill_(c.truth()[0].abs() > 448, 0x7F),
-     lambda p: {**_quantised(p), "fp8_e4m3": p.kv_dtype == "fp8_e4m3"}),
-    ("rope_one_late", "rotated as the next position", lambda c: c.again(angles=c.angles(1)), _turned),
-    ("rope_from_zero", "rotated as if the first new token were the first",
-     lambda c: c.again(angles=c.angles(first=int(c.inputs.position.min()))),
-     lambda p: {**_turned(p), "a context": all(q < kv for q, kv in zip(p.q_lens, p.kv_lens, strict=True))}),
-    ("rope_mixed_up", "halves are rotated for neighbours, or neighbours for halves",
-     lambda c: c.again(style=OTHER[str(c.inputs.problem.axis("rope"))]), _turned),
-    ("rope_backwards", "rotated the other way", lambda c: c.again(angles=c.angles(sines=-1.0)), _turned),
-    ("rope_forgotten", "keys are not rotated", lambda c: c.again("rows", style="none"), _turned),
-    ("rope_of_values", "values are rotated too", _values_turned, lambda p: {**_turned(p), **_apart(p)}),
-    ("rope_of_queries_forgotten", "queries are not rotated", lambda c: c.again("q", style="none"), _turned),
-    ("query_scale_forgotten", "queries are not divided by their scale", lambda c: c.again("q", q_scale=1.0),
-     lambda p: {**_turned(p), **_quantised(p)}),
+BEFORE: tuple[tuple[str, str, Before, str], ...] = (
+    ("slot_next", "all tokens lie one slot further", _moved(lambda i: 1), ""),
+    ("page_of_neighbour", "all tokens lie in the pages behind their own", _moved(lambda i: i.problem.page_size), ""),
+    ("table_ignored", "pages are taken in the order of memory", _moved(lambda i: i.position - i.slot), ""),
+    ("keys_as_values", "keys are written into the values too", lambda i: {"new": i.new[:, [0, 0]]}, "apart"),
+    ("keys_for_values", "keys and values are exchanged", lambda i: {"new": i.new.roll(1, 1)}, "apart"),
+    ("next_head", "each head gets the row of the next", lambda i: {"new": i.new.roll(1, 2)}, "apart heads"),
+    ("next_token", "each token gets the row of the next", lambda i: {"new": i.new.roll(1, 0)}, "tokens"),
+    ("scale_forgotten", "rows are not divided by their scales", lambda i: {"scale": i.scale**0}, "quantised"),
+    ("scale_inverted", "rows are multiplied by their scales", lambda i: {"scale": 1 / i.scale}, "quantised"),
+    ("scales_exchanged", "keys have the scale of values", lambda i: {"scale": i.scale.roll(1, 0)}, "quantised apart plain"),
+    ("first_scale_for_all", "all heads have the scales of the first", lambda i: {"scale": i.scale[:, :1]}, "by_head heads"),
+    ("rope_one_late", "rotated as the next position", lambda i: {"position": i.position + 1}, "rope"),
+    ("rope_from_zero", "rotated as if the first new token were the first of all",
+     lambda i: {"position": i.position - i.position.min()}, "rope context"),
+    ("rope_mixed_up", "halves are rotated for neighbours, or neighbours for halves", _other_style, "rope"),
+    ("rope_backwards", "rotated the other way",
+     lambda i: {"angles": i.angles.view(len(i.angles), 2, -1).mul(i.angles.new_tensor([[1.0], [-1.0]])).flatten(1)}, "rope"),
+    ("query_scale_forgotten", "queries are not divided by their scale", lambda i: {"q_scale": 1.0}, "rope quantised"),
 )  # fmt: skip
-DRAWN_FAULTS: dict[str, Wrong] = {
-    "lost": lambda case: case.leave(case.row),
-    "moved": lambda case: case.move(case.token, case.free),
-    "stray": _written_twice,
-    "off": _off,
-    "kept": lambda case: None,
+AFTER: tuple[tuple[str, str, After, str], ...] = (
+    ("token_lost", "a token is not written", Written.leave, ""),
+    ("row_lost", "a head's key or value of a token is not written", lambda w: w.leave(*w.row), ""),
+    ("written_twice", "a token lies in another slot too", lambda w: w.move(leaves=False), ""),
+    ("element_off", "an element is two numbers further", Written.shift, ""),
+    ("cut_off", "elements are cut off and not rounded",
+     lambda w: w.change(lambda bits, stored, true: bits - (stored.abs() > true.abs()).to(bits.dtype)), "quantised"),
+    ("not_saturated", "what is too large becomes NaN",
+     lambda w: w.change(lambda bits, stored, true: bits.masked_fill(true.abs() > 448, 0x7F)), "quantised e4m3"),
+    ("rope_of_queries_forgotten", "queries are not rotated", Written.leave_queries, "rope"),
+)  # fmt: skip
+DRAWN_FAULTS: dict[str, dict[str, Any]] = {
+    "lost": {"after": lambda w: w.leave(*w.row)},
+    "moved": {"after": lambda w: w.move(leaves=True)},
+    "stray": {"after": lambda w: w.move(leaves=False)},
+    "off": {"after": Written.shift},
+    "kept": {"remembers": lambda i: i.new[0].float().cpu().numpy().tobytes()},
 }
 ADAPTERS = (
-    *(WriteMutant(name=name, about=about, wrong=wrong, applies=applies) for name, about, wrong, applies in WRONG),
+    *(WriteMutant(name=name, about=about, before=before, where=where) for name, about, before, where in BEFORE),
+    *(WriteMutant(name=name, about=about, after=after, where=where) for name, about, after, where in AFTER),
     WriteMutant(name="output_left", about="nothing is written"),
-    WriteMutant(name="previous_run", about="what its preparation wrote is written again", memory="all"),
+    WriteMutant(name="previous_run", about="what its preparation wrote is written again", remembers=lambda i: b""),
 )
 DRAWN = (
     *(WriteMutant(name=f"drawn_{number:03d}", about="a fault drawn from its number", number=number) for number in range(DRAWS)),

@@ -7,6 +7,7 @@ common prefix, so a context takes no room. `head_dim_ckv` and `head_dim_kpe` mak
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -39,14 +40,14 @@ class CacheWrite(Routine):
         require_latent(p)
         whole = p.head_dim_qk == p.head_dim_vo if p.head_dim_ckv is None else p.head_dim_kpe
         turned, by_head = p.axis("rope") != "none", p.axis("scales") == "head"
-        for wrong, words in (
-            (not whole, "keys and values of one head_dim, or head_dim_ckv with head_dim_kpe"),
-            (given != cached and (cached not in FP8 or given in FP8), f"a cache in {given} or FP8, and FP8 keys in their own"),
-            (given not in HALF | FP8 | {"fp32"}, "keys in 32, 16 or 8 bits"),
-            (turned and (given in FP8 or rotated_dim(p) % 2), "with rope keys in 16 or 32 bits, of an even head_dim"),
-            (by_head and (given == cached or turned or p.head_dim_ckv), "scales=head for keys and values that are quantised alone"),
+        for fits, words in (
+            (whole, "keys and values of one head_dim, or head_dim_ckv with head_dim_kpe"),
+            (given == cached or (cached in FP8 and given not in FP8), f"a cache in {given} or FP8, and FP8 keys in their own"),
+            (given in HALF | FP8 | {"fp32"}, "keys in 32, 16 or 8 bits"),
+            (not turned or (given not in FP8 and rotated_dim(p) % 2 == 0), "with rope keys in 16 or 32 bits, of an even head_dim"),
+            (not by_head or not (given == cached or turned or p.head_dim_ckv), "scales=head for keys that are quantised alone"),
         ):
-            if wrong:
+            if not fits:
                 found = f"q_dtype={given}, kv_dtype={cached}, {p.routine_axes}, head_dims {p.head_dim_qk} and {p.head_dim_vo}"
                 raise ValueError(f"{found}: allowed with routine=cache_write: {words}")
 
@@ -80,15 +81,14 @@ class CacheWrite(Routine):
 ROUTINE = CacheWrite()
 
 
-def token_shape(problem: Any) -> tuple[int, int, int]:
-    """Of one token in the cache: keys and values, heads, elements; a latent is one row of one head."""
+def token_shape(problem: Any) -> tuple[int, ...]:
+    """Of one token in the cache: keys and values of each head; or a latent."""
     p = problem
-    return (1, 1, p.head_dim_ckv + p.head_dim_kpe) if p.head_dim_ckv else (2, p.num_kv_heads, p.head_dim_qk)
+    return (p.head_dim_ckv + p.head_dim_kpe,) if p.head_dim_ckv else (2, p.num_kv_heads, p.head_dim_qk)
 
 
 def token_elements(problem: Any) -> int:
-    parts, heads, dim = token_shape(problem)
-    return parts * heads * dim
+    return math.prod(token_shape(problem))
 
 
 def rotated_dim(problem: Any) -> int:
@@ -98,7 +98,7 @@ def rotated_dim(problem: Any) -> int:
 
 def query_elements(problem: Any) -> int:
     """Of one token's queries, which are written if they are rotated."""
-    return int(problem.num_qo_heads * token_shape(problem)[2]) if problem.axis("rope") != "none" else 0
+    return int(problem.num_qo_heads * token_shape(problem)[-1]) if problem.axis("rope") != "none" else 0
 
 
 def reached(problem: Any) -> list[tuple[int, int]]:

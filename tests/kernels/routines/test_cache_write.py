@@ -51,7 +51,8 @@ def make(**keys: object) -> Problem:
 def test_torch_writes_what_the_formula_says_of_each_element(kind: str) -> None:
     inputs = generate.draw(p := make(**KINDS[kind]), "cpu")
     answer, token = oracle.answer(inputs), p.num_q_tokens - 1
-    row, scale, position = inputs.new[token, 0].double(), float(inputs.scale[0]), p.kv_lens[-1] - 1
+    first = (0, 0) if p.head_dim_ckv is None else ()
+    row, scale, position = inputs.new[(token, *first)].double(), float(inputs.scale.flatten()[0]), p.kv_lens[-1] - 1
     if p.axis("rope") != "none":
         dim, end = (p.head_dim_kpe or p.head_dim_qk), len(row)
         for i in range(dim // 2):
@@ -61,7 +62,7 @@ def test_torch_writes_what_the_formula_says_of_each_element(kind: str) -> None:
             row[end - dim + one], row[end - dim + other] = a * turn.cos() - b * turn.sin(), b * turn.cos() + a * turn.sin()
     largest = torch.finfo(inputs.pool.dtype).max
 
-    torch.testing.assert_close(answer.out[token, 0].double(), (row / scale).clamp(-largest, largest), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(answer.out[(token, *first)].double(), (row / scale).clamp(-largest, largest), rtol=1e-5, atol=1e-4)
     assert checks.answer(BACKENDS["torch_write"], CPU, p).verdict == "passed"
     assert len(inputs.slot.unique()) == p.num_q_tokens
 
@@ -93,7 +94,7 @@ def test_an_element_may_be_the_other_rounding_only_where_fp32_cannot_tell(kind: 
     near = answer.moved[0].clone().fill_(2e-7)
     found = torch.full_like(answer.out, 1.125 if inputs.quantises else 1.0078125).to(inputs.pool.dtype)
 
-    verdicts = [hooks._judged(found, between.expand_as(answer.out), moved, inputs, "row").passed for moved in (0 * near, near)]
+    verdicts = [hooks._judged(found, between.expand_as(answer.out), moved, inputs).passed for moved in (0 * near, near)]
 
     assert verdicts == [False, True]
     assert bool((answer.moved[0] == 0).all()) == (kind == "copied")
@@ -127,7 +128,7 @@ def test_a_change_of_tokens_moves_every_request_and_its_right_answer_is_known(ki
         ({"kv_dtype": "fp16"}, "a cache in bf16 or FP8, and FP8 keys in their own"),
         ({"q_dtype": "nvfp4", "kv_dtype": "nvfp4"}, "keys in 32, 16 or 8 bits"),
         ({**FP8, "q_dtype": "fp8_e4m3", "rope": "neox"}, "with rope keys in 16 or 32 bits"),
-        ({"scales": "head"}, "scales=head for keys and values that are quantised alone"),
+        ({"scales": "head"}, "scales=head for keys that are quantised alone"),
         ({"rope": "llama"}, "rope='llama': allowed with routine=cache_write: none, neox, interleaved"),
         ({"s_qo": 78}, "s_qo=78 is greater than s_kv=77"),
     ],
@@ -185,17 +186,20 @@ def limited(rows, scale, dtype):
     return (rows.float() * scale).clamp(-largest, largest).to(dtype)
 
 
-def turned(rows, angles, is_neox):
-    wide = rows.float().clone()
-    hooks.rotate(wide if wide.dim() == 3 else wide[:, None], angles, "neox" if is_neox else "interleaved")
+def rotated(rows, angles, is_neox):
+    wide, (cos, sin) = rows.float().clone(), angles.view(len(rows), *(1,) * (rows.dim() - 2), -1).chunk(2, -1)
+    style = "neox" if is_neox else "interleaved"
+    a, b = hooks.pairs(rows.float(), style)
+    for part, values in zip(hooks.pairs(wide, style), (a * cos - b * sin, b * cos + a * sin), strict=True):
+        part.copy_(values)
     return wide
 
 
 def quantise(q_rope, k_rope, q_nope, k_nope, cos_sin_cache, pos_ids, is_neox, quant_scale_q, quant_scale_kv, q_rope_out,
              k_rope_out, q_nope_out, k_nope_out):  # fmt: skip
     angles = cos_sin_cache[pos_ids.long()]
-    q_rope_out.copy_(limited(turned(q_rope, angles, is_neox), quant_scale_q, q_rope_out.dtype))
-    k_rope_out.copy_(limited(turned(k_rope, angles, is_neox), quant_scale_kv, k_rope_out.dtype))
+    q_rope_out.copy_(limited(rotated(q_rope, angles, is_neox), quant_scale_q, q_rope_out.dtype))
+    k_rope_out.copy_(limited(rotated(k_rope, angles, is_neox), quant_scale_kv, k_rope_out.dtype))
     if q_nope is not None:
         q_nope_out.copy_(limited(q_nope, quant_scale_q, q_nope_out.dtype))
         k_nope_out.copy_(limited(k_nope, quant_scale_kv, k_nope_out.dtype))
