@@ -183,20 +183,16 @@ def _of_weight(prob: Tensor, rows: RightRows) -> Tensor:
     return prob if rows.least is None else torch.where(prob < rows.least.to(prob.dtype), 0.0, prob)
 
 
-def beyond_faults(rows: Rows, levels: Sequence[Tensor]) -> Tensor:
-    """[M, blocks of all levels]: in MLA, the part of A that lies along the rows' own outputs and is more than a fault makes of it.
+def along_outputs(rows: Rows, levels: Sequence[Tensor]) -> Tensor:
+    """[M, blocks of all levels]: in MLA, the part of A that lies along the rows' own outputs, O = sum of p * <e, o> / s^2.
 
-    It is taken out of A, which has -O with O = sum of p * <e, o> / s^2. Keys that count 1 + c times, with |c| up to 1, move rows by
-    c * p * (v - o), and so change O by about c * sum of p^2 * |o|^2 / s^2. But rows whose own outputs are off by a share of r have
-    O = sum of p * r * |o|^2 / s^2: 1 / p times as much for r = c. In MLA r is large, since values are the first part of keys, and
-    planted keys lie along queries: their values lean the same way, and so does what rounds their weights.
+    It is taken out of A, which has -O. Rows whose own outputs are off by a share of r have O = sum of p * r * |o|^2 / s^2: 1 / p
+    times as much as keys that count 1 + r times. In MLA r is large: values are the first part of keys, and planted keys lie along
+    queries, so few values are most of an output, and what rounds their weights moves it along itself.
     `levels` are the weights of single keys, then of blocks, [M, R, blocks] each.
     """
     own = (rows.error * rows.right.out).sum(-1, keepdim=True).transpose(1, 2)  # <e, o> / s^2, [M, 1, R]
-    size = (rows.weight * rows.right.size).transpose(1, 2)
-    along = torch.cat([(own.to(level.dtype) @ level).float() for level in levels], -1).squeeze(1)
-    most = torch.cat([(size.to(level.dtype) @ level.square()).float() for level in levels], -1).squeeze(1)
-    return along - along.clamp(-most, most)
+    return torch.cat([(own.to(level.dtype) @ level).float() for level in levels], -1).squeeze(1)
 
 
 def grid_of(inputs: Inputs, rows: RightRows, keys: range) -> tuple[int, int, int, int]:

@@ -30,7 +30,7 @@ from kernels.check.estimates import (
     Levels,
     OutputErrors,
     Rows,
-    beyond_faults,
+    along_outputs,
     grid_of,
     keys_and_values,
     probabilities,
@@ -136,9 +136,9 @@ def _sums(inputs: Inputs, rows: Rows, keys: range, k: Tensor, v: Tensor) -> tupl
     g = prob * vv[:, None].to(prob.dtype) * prob  # [M, R, C]
     blocks, found = _pyramid(torch.stack((_by_unit(prob), _by_unit(g)))), _room(inputs, rows, len(keys))
     found[..., : len(keys)] = torch.stack(_of_keys(inputs, rows, prob, g, v))
-    levels = _add_levels(found, len(keys), [_of_blocks_in_rows(rows, blocks)])
+    levels = _add_levels(found, len(keys), [_of_blocks_in_rows(rows, blocks, inputs.problem.latent)])
     if inputs.problem.latent:
-        found[0] += beyond_faults(rows, [prob, *(level[0] for level in blocks)])
+        found[0] += along_outputs(rows, [prob, *(level[0] for level in blocks)])
     return levels, found
 
 
@@ -174,14 +174,16 @@ def _add_levels(found: Tensor, keys: int, of_blocks: Sequence[Tensor]) -> Levels
     return tuple(zip(sizes, (keys, *(level.shape[-1] for level in levels)), strict=True))
 
 
-def _of_blocks_in_rows(rows: Rows, levels: Sequence[Tensor]) -> Tensor:
+def _of_blocks_in_rows(rows: Rows, levels: Sequence[Tensor], latent: bool = False) -> Tensor:
     """B of blocks and their largest weight in any row, [2, M, blocks of all levels], from sums over their keys [2, M, R, blocks].
 
     With values that are independent of one another, a set S of keys with the weight p_S has
-    |sum of p * (v - o)|^2 = (1 - 2 p_S) * g_S + p_S^2 * |o|^2, where g_S is the sum of p^2 |v|^2 over S.
+    |sum of p * (v - o)|^2 = (1 - 2 p_S) * g_S + p_S^2 * |o|^2, where g_S is the sum of p^2 |v|^2 over S. Without what lies along
+    the output, as in MLA, (1 - p_S) * g_S is left.
     """
     prob, g = torch.cat(tuple(levels), -1)
-    return torch.stack(((rows.weight * ((1 - 2 * prob) * g + prob.square() * rows.right.size)).sum(1), prob.amax(1)))
+    squares = (1 - prob) * g if latent else (1 - 2 * prob) * g + prob.square() * rows.right.size
+    return torch.stack(((rows.weight * squares).sum(1), prob.amax(1)))
 
 
 def _pyramid(level: Tensor) -> list[Tensor]:
@@ -213,8 +215,10 @@ def _of_keys(inputs: Inputs, rows: Rows, prob: Tensor, g: Tensor, v: Tensor) -> 
     error, vv = moved[..., :-1], v.float().square().sum(-1).clamp_min(TINY)
     a = (error * v).sum(-1) - moved[..., -1]
     by_row = torch.cat((rows.weight, rows.weight * rows.right.size), -1).transpose(1, 2).to(prob.dtype)  # [M, 2, R]
-    b = (by_row[:, :1] @ torch.addcmul(g, prob, g, value=-2)).squeeze(1).float()
-    b += (by_row[:, 1:] @ g).squeeze(1).float() / vv
+    latent = inputs.problem.latent  # as in `_of_blocks_in_rows`
+    b = (by_row[:, :1] @ torch.addcmul(g, prob, g, value=-1 if latent else -2)).squeeze(1).float()
+    if not latent:
+        b += (by_row[:, 1:] @ g).squeeze(1).float() / vv
     one = inputs.v_scale**2  # the variance of an element of a value
     return a, error.square().sum(-1) * one, a.square() / vv * one, b
 

@@ -156,7 +156,7 @@ def test_in_mla_an_error_along_a_row_s_output_is_no_key_that_counts_more_often(m
     x = draw(p, "cpu")
     answer, (out, _) = oracle.answer(x), kernel(x)
     verdict = judge_whole(out, x, answer, kernel.arithmetic(p))
-    monkeypatch.setattr(weighing, "beyond_faults", lambda rows, levels: 0.0)
+    monkeypatch.setattr(weighing, "along_outputs", lambda rows, levels: 0.0)
     as_elsewhere = judge_whole(out, x, answer, kernel.arithmetic(p))
 
     assert verdict.passed, verdict.reason
