@@ -8,6 +8,7 @@ What is emulated, for one request and one KV head at a time:
   tensor cores that multiply in 8 bits, sums are cut off towards zero every 32 products, or each product of a probability and a
   value beside the largest;
 - the KV range is split, partial outputs are stored in fp32 or in the output's dtype, and merged by log-sum-exps in fp32;
+- or all keys of a split are read at once, and probabilities are normalised before they are rounded to bf16;
 - a sink is where the running maximum starts, or is added at the end; exponentials are those of base 2 with their error on a GPU.
 
 What is not: the order of products within a tile, skipped rescaling of the running maximum, and all that depends on a device.
@@ -29,7 +30,7 @@ from torch import Tensor
 
 from kernels.inputs import Inputs
 from kernels.inputs.masks import hidden
-from kernels.inputs.tensors import rounded
+from kernels.inputs.tensors import judged, rounded
 from kernels.problem import Problem
 from kernels.problem.arithmetic import Arithmetic
 from kernels.problem.dtypes import FP8, UNIT_ROUNDOFF, torch_dtype
@@ -73,6 +74,7 @@ class Schedule:
     sink_first: bool
     partial_dtype: str  # of the output of a split
     scale: float  # of probabilities before they are rounded
+    normalised: bool = False  # probabilities are divided by their sum before they are rounded, and not the output at the end
 
     @classmethod
     def draw(cls, problem: Problem, how: Roundings, coin: random.Random) -> Self:
@@ -87,6 +89,7 @@ class Schedule:
             sink_first=coin.random() < 0.5,
             partial_dtype=problem.state_dtype if problem.num_states else coin.choice(("fp32", stored)),
             scale=coin.choice(scales),
+            normalised=how.compute_dtype == "bf16" and random.Random(problem.seed).random() < 0.25,
         )
 
 
@@ -103,6 +106,7 @@ class RightKernel:
         return Arithmetic(self.how.compute_dtype, scale, self.how.accumulator_dtype, "2")
 
     def __call__(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        inputs = judged(inputs)
         p = inputs.problem
         found = [self.of_request(inputs, request) for request in range(p.batch_size)]
         out, lse = (torch.cat(parts) for parts in zip(*found, strict=True))
@@ -142,6 +146,11 @@ class RightKernel:
 
     def _of_split(self, scores: Tensor, v: Tensor, keys: range, sink: Tensor | None) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp over these keys. A row that sees none of them has an output of 0 and minus infinity."""
+        if self.schedule.normalised:
+            known = scores[..., keys] if sink is None else torch.cat((scores[..., keys], sink), -1)
+            lse = known.mul(math.log(2)).logsumexp(-1, keepdim=True) * LOG2_E
+            weights = _exp2(scores[..., keys] - lse.nan_to_num(neginf=0.0))
+            return self._narrowed(weights, "fp32") @ v[:, keys], lse
         first = sink if sink is not None and self.schedule.sink_first else None
         best = scores.new_full((*scores.shape[:2], 1), -torch.inf) if first is None else first
         total = torch.zeros_like(best) if first is None else torch.ones_like(best)

@@ -13,12 +13,14 @@ from benchmarks.right_kernels import RightKernel, Roundings, Schedule
 from kernels.check import oracle
 from kernels.check.answer import Answer
 from kernels.check.changed_token import change_tokens
-from kernels.check.judgement import Pooled, judge_rows, judge_whole
+from kernels.check.judgement import Pooled, judge_changed, judge_whole
 from kernels.check.oracle import Verdict
 from kernels.inputs import Inputs
 from kernels.inputs.copied_tokens import copied_tokens
 from kernels.inputs.generate import draw, draw_other_values, redraw
+from kernels.inputs.tensors import judged
 from kernels.problem import Problem
+from kernels.problem.dtypes import FP8
 from kernels.problem.trees import Tree
 
 MAX_INPUTS = 4  # check.max_inputs
@@ -86,6 +88,11 @@ def _mla(coin: random.Random) -> Keys:
     return _of(coin, coin.choice((1, coin.randint(2, 8))), routine="mla", **dims)
 
 
+def _sparse_mla(coin: random.Random) -> Keys:
+    axes = {"newest": ("listed", "left_out"), "index_padding": ("none", "some", "within")}
+    return _mla(coin) | {"routine": "sparse_mla", "top_k": 2 ** coin.randint(0, 9), **{k: coin.choice(v) for k, v in axes.items()}}
+
+
 def _cascade(coin: random.Random) -> Keys:
     keys = _of(coin, coin.randint(1, 4), routine="cascade", batch_size=coin.randint(2, 3))
     shared = keys["page_size"] * coin.randint(1, max(1, 256 // keys["page_size"]))
@@ -108,14 +115,17 @@ SHAPES: dict[str, Callable[[random.Random], Keys]] = {
     "ragged lengths": lambda coin: _of(coin, coin.randint(2, 8), min_s_qo=1, seq_lens="random", batch_size=coin.randint(2, 3)),
     "prompts": _prompts,
     "MLA": _mla,
+    "sparse MLA": _sparse_mla,
     "shared prefix": _cascade,
     "merge of states": _merge,
 }
 
 
 def fits(shape: str, how: Roundings) -> bool:
-    """MLA has no 4-bit cache and no kernel that sums in fp16, and a merge is done in fp32."""
-    if shape == "MLA":
+    """MLA has no 4-bit cache and no kernel that sums in fp16, sparse MLA no FP8 queries, and a merge is done in fp32."""
+    if shape == "sparse MLA" and how.q_dtype in FP8:
+        return False
+    if shape in ("MLA", "sparse MLA"):
         return how.kv_dtype != "nvfp4" and how.accumulator_dtype == "fp32"
     return shape != "merge of states" or how.compute_dtype == "fp32"
 
@@ -159,10 +169,11 @@ def _swapped(kernel: RightKernel, inputs: Inputs, answer: Answer) -> tuple[Any, 
 
 
 def _after_change(kernel: RightKernel, inputs: Inputs, answer: Answer, coin: random.Random) -> str:
-    for changed in change_tokens(inputs, answer, kernel.arithmetic(inputs.problem), coin):
+    how = kernel.arithmetic(inputs.problem)
+    for changed in change_tokens(inputs, answer, how, coin):
         with copied_tokens(inputs, changed.copied):
-            out, _ = kernel(inputs)
-        found = judge_rows(out[changed.rows], inputs, changed.answer, kernel.arithmetic(inputs.problem))
+            out, lse = kernel(inputs)
+        found = judge_changed(out, lse, inputs, changed, how)
         if found.reason:
             return f"after tokens have changed: {found.reason}"
     return ""
@@ -174,12 +185,12 @@ def _on_more(kernel: RightKernel, inputs: Inputs, first: Verdict) -> str:
         needed = MAX_INPUTS
     if needed is None or not 1 < needed <= MAX_INPUTS:
         return ""
-    pooled = Pooled(inputs.problem, kernel.arithmetic(inputs.problem))
+    pooled = Pooled(inputs.problem.judged, kernel.arithmetic(inputs.problem))
     for number in range(needed):
         if number:
             draw_other_values(inputs, number)
         out, lse = kernel(inputs)
-        pooled.add(out, inputs, oracle.answer(inputs), lse if inputs.problem.return_lse else None)
+        pooled.add(out, judged(inputs), oracle.answer(inputs), lse if inputs.problem.return_lse else None)
     redraw(inputs)
     reason = pooled.verdict().reason
     return reason and f"on {needed} inputs: {reason}"

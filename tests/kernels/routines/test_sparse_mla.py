@@ -282,3 +282,15 @@ def test_kernels_that_only_round_are_right(keys: dict[str, Any]):
 
         assert verdict.passed, verdict.reason
         assert verdict.weight_over_limit is not None and verdict.weight_over_limit < 0.8
+
+
+@pytest.mark.parametrize("seed", [7, 41, 56])
+def test_a_kernel_that_normalises_probabilities_before_it_rounds_them_is_right(seed: int):
+    """Each row's error then lies along its own output, which once counted as a key that is read 1.2 times."""
+    keys = {"batch_size": 4, "s_qo": 1, "s_kv": 100, "page_size": 64, "top_k": 256, "return_lse": False}
+    inputs = draw(problem_of(**keys, seed=seed), "cpu")
+    kernel = RightKernel(Roundings("bf16", "bf16", "bf16"), Schedule(64, 1, False, False, False, "fp32", 1.0, normalised=True))
+    verdict = judge_whole(kernel(inputs)[0], inputs, oracle.answer(inputs), kernel.arithmetic(inputs.problem))
+
+    assert verdict.passed, verdict.reason
+    assert verdict.weight_over_limit is not None and verdict.weight_over_limit < 0.7
