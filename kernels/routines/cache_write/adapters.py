@@ -57,11 +57,10 @@ class Write(Adapter):
         from kernels.inputs.guards import guarded_output
 
         made = [guarded_output(tuple(one.shape), inputs.problem.kv_dtype, inputs.device) for one in (inputs.pool, inputs.q)]
-        cache, queries = made[0], made[1] if inputs.q.numel() else None
-        launch, restored = self.call(inputs, cache, queries), Restored(cache, inputs.pool)
-        return Runner(launch, cache, self.name, "fp32", lse=queries, restore=(restored,))
+        launch, restored = self.call(inputs, *made), Restored(made[0], inputs.pool)
+        return Runner(launch, made[0], self.name, "fp32", lse=made[1] if inputs.q.numel() else None, restore=(restored,))
 
-    def call(self, inputs: WriteInputs, cache: Tensor, queries: Tensor | None) -> Callable[[], object]:
+    def call(self, inputs: WriteInputs, cache: Tensor, queries: Tensor) -> Callable[[], object]:
         """What writes into `cache`, and with rope into `queries`."""
         raise NotImplementedError
 
@@ -76,7 +75,7 @@ class TorchWrite(Write):
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         return ()
 
-    def call(self, inputs: WriteInputs, cache: Tensor, queries: Tensor | None) -> Callable[[], object]:
+    def call(self, inputs: WriteInputs, cache: Tensor, queries: Tensor) -> Callable[[], object]:
         import torch
 
         from kernels.inputs.tensors import rounded
@@ -85,7 +84,7 @@ class TorchWrite(Write):
 
         def launch() -> None:
             new, q = inputs.new.float(), inputs.q.float()
-            if queries is not None:
+            if queries.numel():
                 turn = torch.complex(*(one.contiguous() for one in inputs.angles[inputs.position.long()].chunk(2, -1)))
                 for rows in inputs.rotating(new, q):
                     both = torch.stack(rows.chunk(2, -1), -1) if neox else rows.contiguous().view(*rows.shape[:-1], -1, 2)
@@ -122,7 +121,7 @@ class FlashInferAppend(Write):
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
         return self.of
 
-    def call(self, inputs: WriteInputs, cache: Tensor, queries: Tensor | None) -> Callable[[], object]:
+    def call(self, inputs: WriteInputs, cache: Tensor, queries: Tensor) -> Callable[[], object]:
         return _append(inputs, cache, *inputs.split(inputs.new))
 
 
@@ -162,10 +161,9 @@ class FlashInferRopeAppend(FlashInferAppend):
             _latent_need(p),
         )
 
-    def call(self, inputs: WriteInputs, cache: Tensor, queries: Tensor | None) -> Callable[[], object]:
+    def call(self, inputs: WriteInputs, cache: Tensor, queries: Tensor) -> Callable[[], object]:
         from flashinfer import rope
 
-        assert queries is not None  # with rope there are some
         p, latent, (first, second) = inputs.problem, inputs.problem.head_dim_ckv is not None, inputs.split(inputs.new)
         given: dict[str, Any] = {"cos_sin_cache": inputs.angles, "pos_ids": inputs.position, "is_neox": p.axis("rope") == "neox"}
         given |= {"quant_scale_q": 1 / inputs.q_scale, "quant_scale_kv": 1 / float(inputs.scale.flatten()[0])}
@@ -207,7 +205,7 @@ class VllmWrite(Write):
             Need("SM90 or later for an FP8 cache", not self.triton or not quantises or device.major >= 9),
         )
 
-    def call(self, inputs: WriteInputs, cache: Tensor, queries: Tensor | None) -> Callable[[], object]:
+    def call(self, inputs: WriteInputs, cache: Tensor, queries: Tensor) -> Callable[[], object]:
         import torch
 
         from kernels.inputs.tensors import bits

@@ -31,7 +31,7 @@ class Written(NamedTuple):
 
     inputs: WriteInputs
     cache: Tensor  # integers by slot, [P, N, 2, K, D]
-    queries: Tensor | None
+    queries: Tensor  # none without rope
     at: tuple[int, int]
     row: tuple[int, ...]
 
@@ -59,7 +59,6 @@ class Written(NamedTuple):
     def leave_queries(self) -> None:
         from kernels.inputs.tensors import rounded
 
-        assert self.queries is not None  # with rope there are some
         self.queries.copy_(rounded(self.inputs.truth("none")[1], self.queries.dtype))
 
 
@@ -106,7 +105,7 @@ class WriteMutant(TorchWrite):
             own, name = replace(self, **DRAWN_FAULTS[kind]), f"mutant of oracle: {kind} 1"
         return replace(super(WriteMutant, own).prepare(inputs, device), resolved_backend=name)
 
-    def call(self, inputs: WriteInputs, cache: Tensor, queries: Tensor | None) -> Callable[[], object]:
+    def call(self, inputs: WriteInputs, cache: Tensor, queries: Tensor) -> Callable[[], object]:
         coin, known, write = self.coin(inputs.problem), dict[bytes, dict[str, Any]](), super().call
         token, row = coin.randrange(len(inputs.slot)), tuple(map(coin.randrange, token_shape(inputs.problem)[:-1]))
 
