@@ -1,11 +1,11 @@
 """A dataset opened for questions: DuckDB over its Parquet files, and the tables that every question reads. Knows no question.
 
 rows      every row, in today's columns, with `row`, a number that identifies it
-current   the newest row of each point, cluster and device
+current   the newest row of each point and kind of device
 timed     `current` without points inside an engine; a row that was not timed gets `timer`, `l2`, `icache` and `context` of its
           group on that device
 problems  one row for each problem whose times may be compared: all its keys; `problem`, a number that identifies it; and `family`,
-          which is equal for problems that differ only in batch_size, s_qo, s_kv, cluster and device.
+          which is equal for problems that differ only in batch_size, s_qo, s_kv and device.
           Times that were taken in different ways belong to different problems
 launches  the share of a graph replay that is the launch of the graph: device_name, share_us; the least `launch_us` of that device
 cards     what each GPU takes over the mean one of its kind: device_uuid, factor. 1 if not certain; no rows for a single GPU
@@ -68,7 +68,7 @@ class Dataset(Connection):
         self.cards = create_views(self, noise or [], cards, one_file=one_file)
 
     def current(self) -> pd.DataFrame:
-        """The newest row of each point, cluster and device, in a dataset's columns and order."""
+        """The newest row of each point and kind of device, in a dataset's columns and order."""
         return self.to_arrow(f"SELECT {', '.join(map(quoted, COLUMNS))} FROM current ORDER BY row").to_pandas()
 
 

@@ -68,7 +68,7 @@ def _view_current(data: Connection, rows: int, *, only_rows: bool) -> None:
     else:
         data.execute(
             "CREATE TEMP TABLE newest AS SELECT arg_max(row, coalesce(finished_at, '1970-01-01'::TIMESTAMPTZ)) AS row "
-            "FROM rows GROUP BY point_id, cluster, device_name"
+            "FROM rows GROUP BY point_id, device_name"
         )
         data.execute("CREATE TEMP VIEW newest_rows AS FROM rows SEMI JOIN newest USING (row)")
     two_of_a_name = """SELECT count(*) FROM (SELECT 1 FROM newest_rows WHERE tree IS NOT NULL
@@ -81,7 +81,7 @@ def _view_timed(data: Connection) -> None:
     """If a dataset was timed in one way, as most are, the columns become constants, which cost nothing."""
     several = ", ".join(f"count(DISTINCT {c}) > 1, any_value({c})" for c in TIMING_KEYS)
     found = data.execute(f"SELECT {several} FROM current WHERE status = 'ok'")[0]
-    from_group = "coalesce({0}, any_value({0}) OVER (PARTITION BY group_id, cluster, device_name))"
+    from_group = "coalesce({0}, any_value({0}) OVER (PARTITION BY group_id, device_name))"
     replaced = (
         f"{from_group.format(name) if varies else f'{literal(value)}::VARCHAR'} AS {name}"
         for name, varies, value in zip(TIMING_KEYS, found[::2], found[1::2], strict=True)
@@ -116,7 +116,7 @@ def _table_cards(data: Connection, known: Cards | None, rows: int) -> Cards:
 def _table_problems(data: Connection, rows: int) -> None:
     """The table `varying_keys` has the keys that vary. The view `problems` adds the others as constants, which cost nothing."""
     keys = _varies(data, PROBLEM_KEYS, "timed", rows)
-    of_family = [k for k in keys if k not in (*GRID_AXES, "cluster", "device_name")]
+    of_family = [k for k in keys if k not in (*GRID_AXES, "device_name")]
     problem = _create_varying_keys(data, keys, of_family)
     known = data.scalar("SELECT count(*) FROM cards WHERE factor <> 1")
     card, cards = to_mean_card_sql(problem) if known else ("", "")

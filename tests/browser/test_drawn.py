@@ -115,7 +115,15 @@ def test_neighbours_of_a_long_axis_share_cells_and_each_says_who_wins_most_of_th
 
 
 def test_lines_are_times_over_the_fastest_with_bars_from_p05_to_p95(at: At, main: pd.DataFrame):
-    one_plot = {"view": "lines", "x": "batch_size", "f.s_kv": "50000", "f.s_qo": "1", "f.q_dtype": "bf16", "f.kv_dtype": "bf16"}
+    one_plot = {
+        "view": "lines",
+        "top": "2",
+        "x": "batch_size",
+        "f.s_kv": "50000",
+        "f.s_qo": "1",
+        "f.q_dtype": "bf16",
+        "f.kv_dtype": "bf16",
+    }
     (chart,) = at(MAIN, **one_plot).charts()
     wanted = ok(main.query("s_kv == 50000 and s_qo == 1 and q_dtype == 'bf16' and kv_dtype == 'bf16'"))
     (launch,) = wanted["launch_us"].unique()
@@ -136,21 +144,22 @@ def test_lines_are_times_over_the_fastest_with_bars_from_p05_to_p95(at: At, main
         assert {s["name"] for s in chart["series"]} == set(wanted["name"])
 
     compare(chart, " over")
-    beyond = {name for name, rows in wanted.groupby("name") if rows["median_us over"].max() > 2}
+    beyond = {name for name, rows in wanted.groupby("name") if rows["median_us over"].max() > 2 and name != "torch_sdpa"}
     (note,) = at(MAIN, **one_plot).page.locator(".panel .note").all_inner_texts()
     assert {name for name in set(wanted["name"]) if f" {name} " in note} == beyond
     compare(at(MAIN, **one_plot, metric="median_us").charts()[0], "")
 
 
 def test_the_roofline_holds_every_ok_point_and_the_measured_ceilings(at: At, main: pd.DataFrame):
-    (chart,) = at(MAIN, view="roofline").charts()
-    drawn = sorted(tuple(p["value"]) for s in chart["series"] if s["type"] == "scatter" for p in s["data"])
+    charts = at(MAIN, view="roofline").charts()
+    drawn = sorted(tuple(p["value"]) for chart in charts for s in chart["series"] if s["type"] == "scatter" for p in s["data"])
     right = ok(main)
     wanted = sorted(zip(right["flops"] / right["bytes"], right["tflops"], strict=True))
 
     assert [y for _, y in drawn] == pytest.approx([y for _, y in sorted(wanted)], rel=1e-6)
     assert [x for x, _ in drawn] == pytest.approx([x for x, _ in sorted(wanted)], rel=1e-6)
-    flat = {s["data"][-1]["value"][1] for s in chart["series"] if s["type"] == "line" and s["name"].startswith("products")}
+    lines = [s for chart in charts for s in chart["series"] if s["type"] == "line"]
+    flat = {s["data"][-1]["value"][1] for s in lines if s["name"].startswith("products")}
     assert sorted(flat) == pytest.approx(sorted(right["peak_tflops"].unique()), rel=1e-6)
 
 

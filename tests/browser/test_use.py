@@ -124,14 +124,15 @@ def test_two_devices_share_a_plot_and_are_told_apart(show: Show, of_rows: OfRows
     ]
     shown = show(of_rows(rows), view="lines", top="all")
     (chart,) = shown.charts()
-    lines = {s["name"]: s for s in chart["series"] if s["type"] == "line"}
-    drawn = {name: [point["value"][1] for point in s["data"]] for name, s in lines.items()}
+    lines = [s for s in chart["series"] if s["type"] == "line"]
+    drawn = {(s["name"], s["dash"]): [point["value"][1] for point in s["data"]] for s in lines}
     least = {"H100": (20, 40), "H200": (10, 25)}
+    dashes = {"H100": "solid", "H200": "8,4"}
     assert drawn == {
-        f"{name} · of_{device} · {device}": [both[0] / least[device][0], both[1] / least[device][1]]
-        for (name, device), both in times.items()
+        (name, dashes[device]): [both[0] / least[device][0], both[1] / least[device][1]] for (name, device), both in times.items()
     }
-    assert len({s["color"] for s in lines.values()}) == 2  # by backend
+    assert shown.text(".panel .note").startswith("solid: H100, dashed: H200.") and "of_H" not in shown.text()  # no cluster
+    assert len({s["color"] for s in lines}) == 2  # by backend
 
     by_device = {s["name"]: s["color"] for s in shown.go(view="lines", colour="device_name").charts()[0]["series"]}
     assert len({colour for name, colour in by_device.items() if name.startswith("H100")}) == 1 and len(set(by_device.values())) == 2

@@ -19,7 +19,8 @@ CHARTS = """() => [...document.querySelectorAll('.chart')].map((place) => {
     return { value, row, label: label_, words, speedup };
   };
   return { title: place.closest('figure').querySelector('.title').textContent, x: xAxis[0].data, y: yAxis[0].data,
-    series: series.map(({ name, type, color, symbol, data }) => ({ name, type, color, symbol, data: data.map(plain) })) };
+    series: series.map(({ name, type, color, symbol, lineStyle, data }) => (
+      { name, type, color, symbol, dash: String(lineStyle?.type), data: data.map(plain) })) };
 })"""
 
 

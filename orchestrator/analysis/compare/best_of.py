@@ -52,9 +52,12 @@ class BestOfSides:
 
 
 def best_of(baseline: Selection, candidate: Selection, max_rel_err: float | None = None) -> BestOfSides:
-    """Both sides' best backends by the ranking. If both have several devices or clusters, each is compared with itself."""
+    """Both sides' best backends by the ranking. If both have several devices, each is compared with itself."""
     sides = baseline.rows, candidate.rows
     places = [place for place in PLACE_COLUMNS if min(rows[place].nunique() for rows in sides) > 1]
+    devices = [_only(rows["device_name"]) for rows in sides]
+    of_devices = None not in devices and devices[0] != devices[1]
+    places = [place for place in places if not of_devices or place != "env"]  # a workload counts once, whatever measured it
     keys = [key for key in PROBLEM_KEYS if key not in PLACE_COLUMNS or key in places]
     (first, _), (second, ran) = (_ranked(rows, keys, max_rel_err) for rows in sides)
     problems = first.merge(second.drop(columns=keys), on="place", suffixes=("_a", "_b"))
@@ -62,8 +65,6 @@ def best_of(baseline: Selection, candidate: Selection, max_rel_err: float | None
     problems = problems.assign(
         speed_up=problems["own_us_a"] / problems["own_us_b"], keeping=problems["kept_us"] / problems["own_us_b"]
     )
-    devices = [_only(rows["device_name"]) for rows in sides]
-    of_devices = None not in devices and devices[0] != devices[1]
     names = (str(devices[0]), str(devices[1])) if of_devices else (baseline.name, candidate.name)
     return BestOfSides(names, of_devices, problems)
 
@@ -80,7 +81,7 @@ def _ranked(rows: pd.DataFrame, keys: list[str], max_rel_err: float | None) -> t
     """
     once = first_of_aa_pairs(rows)
     masks = [mask if tree is None else f"{mask} {tree}" for mask, tree in zip(once["mask"], tree_texts(once), strict=True)]
-    data = ranking_of(once.drop(columns=[*LIST_COLUMNS, "tree"]).assign(mask=masks), max_rel_err)
+    data = ranking_of(once.drop(columns=[*LIST_COLUMNS, "tree"], errors="ignore").assign(mask=masks), max_rel_err)
     as_they_are = ("batch_size", "s_kv", "s_qo")
     shown = ", ".join(
         quoted(key) if key in as_they_are else f"coalesce({quoted(key)}::VARCHAR, '–') AS {quoted(key)}" for key in keys

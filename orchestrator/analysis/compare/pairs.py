@@ -14,7 +14,7 @@ Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 POINT_COLUMNS = (*Problem.model_fields, "backend")  # what both rows of a pair share
-PLACE_COLUMNS = ("device_name", "cluster", "env")  # shared too, if both sides have several of them
+PLACE_COLUMNS = ("device_name", "env")  # shared too, if both sides have several of them
 TIMING_SETTINGS = ("timer", "l2", "icache", "cuda_graph")  # times are compared only if these are equal
 LIST_COLUMNS = ("samples_us", "samples_mhz", "block_sizes", "set_aside_us")  # summarised before rows are paired
 CEILINGS = {"memory": ("peak_tb_per_sec", "TB/s"), "compute": ("peak_tflops", "TFLOP/s")}  # by the bound of a point
@@ -23,7 +23,7 @@ CEILINGS = {"memory": ("peak_tb_per_sec", "TB/s"), "compute": ("peak_tflops", "T
 def pair(baseline: pd.DataFrame, candidate: pd.DataFrame) -> pd.DataFrame:
     """Rows of both sides side by side (`_a` baseline, `_b` candidate), one line for each point that was measured on either.
 
-    If a side has several rows of a point, the newest one counts. If both sides have several devices, or clusters, a point is
+    If a side has several rows of a point, the newest one counts. If both sides have several devices, a point is
     paired with itself on the same one.
     """
     a, b = _summarised(baseline), _summarised(candidate)

@@ -26,7 +26,7 @@ from orchestrator.config.model import CUSTOM
 PHASES = ("decode", "drafts", "tree drafts", "chunked prefill", "prefill")
 # Each combination is a deployment.
 PLACE = (
-    *("device_name", "cluster", "model", "tp", "num_qo_heads", "kv_dtype", "timer", "l2", "icache", "context", "env"),
+    *("device_name", "model", "tp", "num_qo_heads", "kv_dtype", "timer", "l2", "icache", "context", "env"),
     *("num_kv_heads", "head_dim_qk"),
 )
 IN_TITLE = ("device_name", "model", "tp", "num_qo_heads", "kv_dtype", "l2")

@@ -38,7 +38,7 @@ WITH isolated AS (
            arg_max({'at': other.s_kv, 'us': other.own_us}, other.s_kv) FILTER (other.s_kv <= kv_tokens) AS low,
            arg_min({'at': other.s_kv, 'us': other.own_us}, other.s_kv) FILTER (other.s_kv >= kv_tokens) AS high
     FROM matched
-    JOIN isolated AS other USING (family, cluster, device_name, batch_size, s_qo, backend)
+    JOIN isolated AS other USING (family, device_name, batch_size, s_qo, backend)
     GROUP BY matched.row
 ), names AS (
     SELECT row, unnest(string_split(main_kernels, ' | ')) AS name FROM engine_points

@@ -7,7 +7,7 @@ WITH longer AS (
     SELECT *,
            arg_min({'pad_to': s_qo, 'pad_backend': backend, 'pad_kernel': kernel, 'pad_us': us, 'pad_own_us': own_us,
                     'pad_rel_err': rel_err, 'pad_rough': rough}, (us, s_qo))
-               OVER (PARTITION BY family, cluster, device_name, batch_size, s_kv ORDER BY s_qo
+               OVER (PARTITION BY family, device_name, batch_size, s_kv ORDER BY s_qo
                      ROWS BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING) AS padded
     FROM fastest
     WHERE mask = 'causal' AND min_s_qo IS NULL AND batch_spec IS NULL AND routine IN ('paged_decode', 'paged_prefill', 'mla')

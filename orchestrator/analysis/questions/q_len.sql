@@ -8,10 +8,10 @@ WITH calls AS (
     WHERE routine IN ('paged_decode', 'mla') AND min_s_qo IS NULL AND batch_spec IS NULL AND graph_batch IS NULL
 ), compared AS (
     SELECT *,
-           min(own_us) FILTER (s_qo = 1) OVER (PARTITION BY family, cluster, device_name, s_kv, tokens) AS apart_us,
-           min(own_us) FILTER (s_qo = 1) OVER (PARTITION BY family, cluster, device_name, s_kv, batch_size) AS one_us,
-           bool_or(own_rough) FILTER (s_qo = 1) OVER (PARTITION BY family, cluster, device_name, s_kv, tokens) AS apart_rough,
-           bool_or(own_rough) FILTER (s_qo = 1) OVER (PARTITION BY family, cluster, device_name, s_kv, batch_size) AS one_rough
+           min(own_us) FILTER (s_qo = 1) OVER (PARTITION BY family, device_name, s_kv, tokens) AS apart_us,
+           min(own_us) FILTER (s_qo = 1) OVER (PARTITION BY family, device_name, s_kv, batch_size) AS one_us,
+           bool_or(own_rough) FILTER (s_qo = 1) OVER (PARTITION BY family, device_name, s_kv, tokens) AS apart_rough,
+           bool_or(own_rough) FILTER (s_qo = 1) OVER (PARTITION BY family, device_name, s_kv, batch_size) AS one_rough
     FROM calls
 )
 SELECT * EXCLUDE (own_rough, apart_rough, one_rough), own_us / one_us AS cost, apart_us / own_us AS gain,

@@ -4,13 +4,13 @@
 -- equal). So the median of what the points of a series are off at that value of the axis is subtracted first. If a series has fewer
 -- than three such points, those of the same kernel on that device in all series are used.
 WITH all_series AS MATERIALIZED (
-    SELECT row_number() OVER () AS series, dense_rank() OVER (ORDER BY cluster, device_name, kernel) AS on_device, *
-    FROM (SELECT DISTINCT family, cluster, device_name, backend, kernel FROM points JOIN problems USING (problem))
+    SELECT row_number() OVER () AS series, dense_rank() OVER (ORDER BY device_name, kernel) AS on_device, *
+    FROM (SELECT DISTINCT family, device_name, backend, kernel FROM points JOIN problems USING (problem))
 ), measured AS (
     SELECT row, series, batch_size, s_qo, s_kv, ln(median_us) AS us
     FROM points
     JOIN problems USING (problem)
-    JOIN all_series USING (family, cluster, device_name, backend, kernel)
+    JOIN all_series USING (family, device_name, backend, kernel)
     WHERE status IN ('ok', 'too coarse') AND median_us > 0
 ), lines AS (
     SELECT row, series, batch_size, s_qo, s_kv,
@@ -43,7 +43,7 @@ WITH all_series AS MATERIALIZED (
     GROUP BY row
     HAVING min(off) > ln(getvariable('spike')) OR max(off) < -ln(getvariable('spike'))
 )
-SELECT row, cluster, device_name, backend, kernel, batch_size, s_qo, s_kv, median_us, times
+SELECT row, device_name, backend, kernel, batch_size, s_qo, s_kv, median_us, times
 FROM spikes
 JOIN points USING (row)
 JOIN problems USING (problem)

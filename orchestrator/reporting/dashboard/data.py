@@ -7,13 +7,18 @@ functions as the reports.
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from orchestrator.analysis import how_timed
-from orchestrator.analysis.dataset import Dataset, open_dataset
+from orchestrator.analysis.compare import best_of
+from orchestrator.analysis.compare.pairs import LIST_COLUMNS
+from orchestrator.analysis.compare.selection import Selection
+from orchestrator.analysis.dataset import Dataset, again, open_dataset
 from orchestrator.analysis.keys import OWN_US, RANKED_US, TIMING_KEYS
 from orchestrator.analysis.names import libraries_of, shown
 from orchestrator.analysis.questions import best, engine_default, one_backend, open_views
@@ -21,7 +26,8 @@ from orchestrator.analysis.questions.deployments import HERE, PLACE, Part, parts
 from orchestrator.analysis.questions.exactness import error, named
 from orchestrator.analysis.rough import DECIDED, ROUGH
 from orchestrator.analysis.sources import left_out
-from orchestrator.analysis.sql import LISTS, Where
+from orchestrator.analysis.sql import LISTS, Where, quoted
+from orchestrator.config.model import CUSTOM
 from orchestrator.errors import UserError
 from orchestrator.storage import checksum
 from orchestrator.storage.columns import COLUMNS
@@ -29,6 +35,7 @@ from orchestrator.storage.row import schema
 from orchestrator.tables import Grid
 
 OWN_COLUMNS = {  # that only the page has
+    "again": "The command that measures the point again.",
     "dtype": "Dtypes of the queries and of the KV cache.",
     "ran": "The backend, and the kernel that it ran if its name does not tell it.",
     "reference": "Whether the backend computes from a copy of the cache, which no engine has: it is not ranked beside others.",
@@ -82,6 +89,7 @@ def rows_and_header(data: Dataset, path: str | Path) -> tuple[pd.DataFrame, dict
     found = _rows(data, "current" if count > MAX_ROWS else "rows")
     table = found.assign(
         ran=_ran(found),
+        again=[again(data, one) for one in found[["row", "point_id", "command"]].to_dict("records")],
         **{name: found[name].map(shown, na_action="ignore") for name in ("backend", "resolved_backend")},
         dtype="q " + found["q_dtype"] + ", kv " + found["kv_dtype"],
     )
@@ -89,6 +97,7 @@ def rows_and_header(data: Dataset, path: str | Path) -> tuple[pd.DataFrame, dict
         "notes": [*notes, *how_timed.sentences(data)],
         "facts": facts(data),
         "deployments": deployments(data),
+        "compared": compared(data),
         "tables": {level: _ranking(data, view, found["row"]) for level, view in LEVELS.items()},
     }
 
@@ -115,7 +124,7 @@ def _rows(data: Dataset, view: str) -> pd.DataFrame:
                    coalesce(numbered.median_us, as_measured) AS ranked_us, coalesce(numbered.own_us, own_as_measured) AS own_us,
                    {", ".join(f"coalesce(max(numbered.{level}) OVER of_point, 0) AS {level}" for level in LEVELS)}
             FROM timed AS rows LEFT JOIN numbered ON numbered.row = rows.row
-            WINDOW of_point AS (PARTITION BY rows.point_id, rows.cluster, rows.device_name)
+            WINDOW of_point AS (PARTITION BY rows.point_id, rows.device_name)
         )
         SELECT found.*, {LOW_US} AS low_us, {HIGH_US} AS high_us, if(ranked_us IS NULL, NULL, {NOISE}) AS noise
         FROM found
@@ -173,8 +182,28 @@ def facts(data: Dataset) -> dict[str, list[str]]:
     }
 
 
+USUAL: dict[str, tuple[str, ...]] = {"l2": ("clean",), "icache": ("warm",), "context": ("isolated",), "env": ()}
+
+
+def compared(data: Dataset) -> dict[str, dict[str, Any]]:
+    """The first table of mode=compare for each two kinds of GPU, by both names with a space between."""
+    if data.scalar("SELECT count(DISTINCT device_name) FROM current WHERE status = 'ok'") < 2:
+        return {}
+    names = ", ".join(quoted(name) for name in COLUMNS if name not in LIST_COLUMNS)
+    rows = data.to_arrow(f"SELECT {names} FROM current WHERE status = 'ok' ORDER BY row").to_pandas()
+    of_gpu = {str(gpu): part for gpu, part in rows.groupby("device_name")}
+    found: dict[str, dict[str, Any]] = {}
+    for a, b in combinations(of_gpu, 2):
+        best = best_of.best_of(Selection(a, data.path, of_gpu[a]), Selection(b, data.path, of_gpu[b]))
+        found |= {f"{a} {b}": {"title": grid.title, "header": grid.header, "rows": grid.cells} for grid in best_of.grids(best)[:1]}
+    return found
+
+
 def deployments(data: Dataset) -> list[dict[str, Any]]:
-    """Each deployment with its phases: what a user types for each engine, and the tables of `one_backend` and `engine_default`."""
+    """Each deployment with its phases: what a user types for each engine, and the tables of `one_backend` and `engine_default`.
+
+    Named models come first. `usual` are those whose times were taken as a server's are.
+    """
     found, close = parts(data), engine_default.close(data)
     by_place: dict[tuple[Any, ...], dict[str, list[Part]]] = {}
     for part in found:
@@ -183,9 +212,12 @@ def deployments(data: Dataset) -> list[dict[str, Any]]:
         {
             "title": next(iter(phases.values()))[0].title,
             "place": dict(zip(PLACE, place, strict=True)),
+            "name": _server(dict(zip(PLACE, place, strict=True))),
+            "usual": all(value in (None, *USUAL[name]) for name, value in zip(PLACE, place, strict=True) if name in USUAL),
             "phases": [
                 {
                     "name": phase,
+                    "brief": _brief(of_phase),
                     "engines": [_typed(part) for part in of_phase],
                     "tables": [
                         _told(grid)
@@ -196,8 +228,14 @@ def deployments(data: Dataset) -> list[dict[str, Any]]:
                 for phase, of_phase in phases.items()
             ],
         }
-        for place, phases in by_place.items()
+        for place, phases in sorted(by_place.items(), key=lambda one: one[0][PLACE.index("model")] == CUSTOM)
     ]
+
+
+def _server(place: Mapping[str, Any]) -> str:
+    """A model and its share, or the heads of one that has no name."""
+    heads = f" · {place['num_qo_heads']} query heads, {place['num_kv_heads']} KV heads" if place["model"] == CUSTOM else ""
+    return f"{place['model']} · tp {place['tp'] or 1}{heads}"
 
 
 def _typed(part: Part) -> dict[str, Any]:
@@ -205,6 +243,15 @@ def _typed(part: Part) -> dict[str, Any]:
     choice, keeps = part.answer.choice, part.answer.keeps
     copied = None if choice is None or keeps or part.who == HERE else choice.name
     return {**dict(zip(one_backend.HEADER[1:], one_backend.line(part)[1:], strict=True)), "copy": copied}
+
+
+def _brief(of_phase: Sequence[Part]) -> list[str]:
+    """The answer of each engine in a few words; what all backends here say if no engine has an answer."""
+    told = [(part, part.answer.choice) for part in of_phase if part.answer.choice is not None]
+    engines = [one for one in told if one[0].who != HERE] or told
+    return [f"{'' if part.who == HERE else f'{part.who}: '}{choice.label} {choice.mean_words}×" for part, choice in engines] or [
+        "no advice"
+    ]
 
 
 def _told(grid: Grid) -> dict[str, Any]:

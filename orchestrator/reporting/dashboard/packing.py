@@ -24,10 +24,10 @@ from orchestrator.storage.columns import COLUMNS, ColumnType
 
 EXACT = frozenset({"median_us", "in_step_us", "ranked_us", "own_us"})  # kept to the last bit; the others have seven digits
 # Axes in the order in which a person chooses among them; whatever other keys of a problem vary follow.
-AXES = ("cluster", "device_name", "model", "tp", "routine", "dtype", "s_qo", "batch_size", "s_kv", "mask")
+AXES = ("device_name", "model", "tp", "routine", "dtype", "s_qo", "batch_size", "s_kv", "mask")
 ALWAYS = ("s_qo", "batch_size", "s_kv")  # axes of a plot even where they have one value
 VERSIONS = ("torch_version", "libraries", "flashinfer_version", "orchestrator_version")
-FILTERS = ("phase", "backend", "status", "run_id", "sweep", *VERSIONS, "driver", "twin")
+FILTERS = ("phase", "backend", "status", "run_id", "cluster", "sweep", *VERSIONS, "driver", "twin")
 INTEGERS = frozenset({"tp", "twin", "attempt", "num_samples", "num_set_aside", "sm_clock_mhz", "mem_clock_mhz", "temperature_c"})
 WORDS_AT_MOST = 0.5  # integers that repeat less than this share of the rows are numbers
 
@@ -114,7 +114,7 @@ def _is_words(table: pd.DataFrame, name: str) -> bool:
 
 def _words(table: pd.DataFrame, name: str) -> tuple[dict[str, Any], np.ndarray[Any, Any]]:
     series = table[name]
-    if name == "command":  # differs by its point alone
+    if name in ("command", "again"):  # differs by its point alone
         series = pd.Series(
             [None if pd.isna(c) else c.replace(str(p), "\0") for c, p in zip(series, table["point_id"], strict=True)], dtype=object
         )

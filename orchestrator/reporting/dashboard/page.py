@@ -40,9 +40,10 @@ def make(path: str | Path, where: Where, *, served: bool) -> str:
     Raises UserError as `data.load` does.
     """
     table, header = data.load(path, where)
+    if not served:  # a page that is passed on names no folder of this machine
+        table["again"] = table["again"].str.replace(r"results\.path='?/.*/", "results.path=", regex=True)
     whole = b"" if served else data.parquet(path)
     parquet = whole if 0 < len(whole) <= EMBEDDED_PARQUET else None
-    # A page that is passed on names no folder of this machine.
     places = str(path) if served else ",".join(Path(one).name if one.startswith("/") else one for one in str(path).split(","))
     about = {
         "title": title_of(str(path)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import html
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
@@ -58,12 +59,13 @@ class Site(NamedTuple):
     def write(self, address: str, title: str, text: str, key: str, facts: Facts) -> None:
         """Writes a page without a dashboard, of Markdown. `address` is relative to the site; the rest is as for `Target.write`."""
         up, title = "../" * address.count("/"), html.escape(for_line(title))
-        back = f'<nav aria-label="Site"><a href="{up}index.html">all datasets</a></nav>\n' if up else ""
+        back = f'<nav aria-label="Site"><a href="{up}index.html">all datasets and comparisons</a></nav>\n' if up else ""
+        body = "<body>\n" if up else '<body class="index">\n'
         page = (
             f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
             f'<meta http-equiv="Content-Security-Policy" content="{html.escape(POLICY)}">\n'
             f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{title}</title>\n'
-            f'<link rel="icon" href="data:,">\n<link rel="stylesheet" href="{up}{self.css}">\n</head>\n<body>\n{back}<main>\n'
+            f'<link rel="icon" href="data:,">\n<link rel="stylesheet" href="{up}{self.css}">\n</head>\n{body}{back}<main>\n'
             f"<h1>{title}</h1>\n{html_body(text)}</main>\n<footer>{html.escape(self.about)}</footer>\n</body>\n</html>\n"
         )
         self.target.write(address, page, key, facts)
@@ -152,11 +154,12 @@ def _datasets(site: Site, slugs: Mapping[str, str], keys: Mapping[str, str], whe
             has_file = len(whole) <= MAX_PARQUET
             listed = datasets.describe(data, place, slug, key, has_file=has_file)
             drawn, header = page_data.rows_and_header(data, place)
+            listed = replace(listed, servers=datasets.servers(header["deployments"], page))
         if has_file:
             site.target.write(file, whole, key)
         about = {"title": listed.name, "path": listed.name, **header, "parquet": f"../{file}" if has_file else None}
         packed = packing.pack(drawn, {**about, "embedded": False})
-        facts = {name: getattr(listed, name) for name in ("name", "facts", "rows", "ok", "answer", "has_file")}
+        facts = {name: getattr(listed, name) for name in ("name", "facts", "rows", "ok", "answer", "has_file", "servers")}
         html_page = linked.make(packed, listed.name, site.shared, f"../{ASSETS}", "../index.html")
         site.target.write(page, html_page, key, facts)
         yield listed
@@ -171,6 +174,7 @@ def _index(
         f"{len(listed)} datasets, {rows:,} rows, on {', '.join(gpus) or 'no GPU'}{newest and f'; the newest row is of {newest}'}"
     )
     by_name = sorted(listed, key=lambda one: one.name)
+    servers = datasets.distinct(one for of in listed for one in of.servers)
     more = f"; {left_out} more pairs have fewer common points" if left_out else ""
     cells_compared = [
         (link(one.address, one.what) if one.address else for_markdown_cell(one.what), for_markdown_cell(one.answer))
@@ -182,6 +186,7 @@ def _index(
     return "\n\n".join(
         [
             for_markdown(words),
+            *(("## Servers", SERVERS, table(OF_SERVER, servers)) if servers else ()),
             "## Datasets",
             "The dashboard of each is behind its name.",
             table(OF_DATASET, [_of_dataset(one) for one in sorted(by_name, key=_last, reverse=True)]),
@@ -195,7 +200,12 @@ def _index(
     )
 
 
-OF_DATASET = ("dataset", "answer for its first deployment", "GPU", "model", "versions", "measured", "rows", "ok", "file")
+SERVERS = (
+    "For each engine its best flag, with its time over the fastest backend's in the geometric mean. "
+    "The link opens the dataset that measured most of it; `custom` are heads that were typed."
+)
+OF_SERVER = ("model", "GPU", "KV cache", "decode", "drafts")
+OF_DATASET = ("dataset", "fastest", "GPU", "model", "versions", "measured", "rows", "file")
 OF_HISTORY = ("GPU", "backend", "points", "the largest change, last over first")
 
 
@@ -208,4 +218,4 @@ def _of_dataset(one: Listed) -> list[str]:
     words = (one.answer, *(", ".join(one.facts[key]) or "–" for key in ("GPU", "model", "with", "measured")))
     file = link(f"data/{one.slug}.parquet", "Parquet") if one.has_file else "too large"
     name = link(f"datasets/{one.slug}.html", one.name)
-    return [name, *map(for_markdown_cell, words), f"{one.rows:,}", f"{one.ok:,}", file]
+    return [name, *map(for_markdown_cell, words), f"{one.rows:,} rows, {one.ok:,} ok", file]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pandas as pd
 
@@ -15,19 +16,19 @@ from kernels.problem import Problem
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.keys import RANKED_US, TIMING_KEYS
 from orchestrator.analysis.names import shown
-from orchestrator.analysis.questions import one_backend
-from orchestrator.analysis.rough import DECIDED
 from orchestrator.analysis.sources import find_sources, local_datasets, name_of
 from orchestrator.analysis.sql import Where
+from orchestrator.config.model import CUSTOM
 from orchestrator.errors import UserError
 from orchestrator.reporting import quality
-from orchestrator.reporting.dashboard.data import facts
+from orchestrator.reporting.dashboard.data import HIGH_US, IS_ROUGH, LOW_US, facts
 from orchestrator.storage import access
 from orchestrator.storage.parquet import DATA, JOURNAL
 from orchestrator.untrusted.files import open_to_read
 from orchestrator.untrusted.text import for_markdown_cell
 
 Facts = dict[str, Any]  # of a page: what the index says of it, as JSON
+Server = dict[str, Any]  # a line of the index, with what tells it apart and how much was measured of it, as JSON
 Make = Callable[[], tuple[str, Facts]]  # makes a page of Markdown: empty if it cannot be made
 Page = Callable[[str, str, str, Make], Facts]  # as `Site.page`
 MAX_DATASETS = 500
@@ -39,9 +40,9 @@ MEASURED = f"""
     SELECT {", ".join(f'"{key}"' for key in POINT_KEYS if key != "tree")}, array_to_string(tree, ' ') AS tree,
            device_name, device_uuid, {", ".join(VERSIONS)}, run_id, finished_at,
            coalesce(resolved_backend, backend) AS kernel, {RANKED_US} AS us,
-           coalesce(stop_reason = '{DECIDED}', false) AS rough, measured_as,
-           CASE WHEN context = 'step' THEN in_step_low_us WHEN rough THEN median_us * (1 - ci95_rel) ELSE p05_us END AS low_us,
-           CASE WHEN context = 'step' THEN in_step_high_us WHEN rough THEN median_us * (1 + ci95_rel) ELSE p95_us END AS high_us
+           {IS_ROUGH} AS rough, measured_as,
+           CASE WHEN context = 'step' THEN in_step_low_us ELSE {LOW_US} END AS low_us,
+           CASE WHEN context = 'step' THEN in_step_high_us ELSE {HIGH_US} END AS high_us
     FROM rows WHERE status = 'ok' AND twin = 0 ORDER BY row"""
 
 
@@ -58,6 +59,7 @@ class Listed:
     answer: str
     has_file: bool  # whether the site has its Parquet file, which may be too large
     measured: pd.DataFrame
+    servers: list[Server] = field(default_factory=list)
     key: str = ""  # a digest of its files, and of the code; empty if it lies elsewhere than in files here
 
 
@@ -140,7 +142,7 @@ def describe(data: Dataset, path: str, of_slug: str, key: str, *, has_file: bool
     about_quality = quality.is_about_quality(data)
     rows, ok = data.single_row("SELECT count(*), count_if(status = 'ok') FROM rows")
     answer = _of_quality(data) if about_quality else _answer(data)
-    return Listed(name, of_slug, path, facts(data), rows, ok, answer, has_file, measured(data), key)
+    return Listed(name, of_slug, path, facts(data), rows, ok, answer, has_file, measured(data), key=key)
 
 
 def _of_quality(data: Dataset) -> str:
@@ -150,12 +152,29 @@ def _of_quality(data: Dataset) -> str:
 
 
 def _answer(data: Dataset) -> str:
-    """What each engine's user types in the first deployment; else what is fastest most often."""
-    if words := one_backend.summary(data):
-        return words
+    """What is fastest most often."""
     winners = data.execute("SELECT backend, count(*) FROM best GROUP BY backend ORDER BY count(*) DESC, backend LIMIT 2")
-    problems = data.scalar("SELECT count(*) FROM best")
     if not winners:
         return "no point has a time"
-    most = ", ".join(f"{shown(backend)} at {count:,} of {problems:,} problems" for backend, count in winners)
-    return f"fastest most often: {most}"
+    problems = data.scalar("SELECT count(*) FROM best")
+    return ", ".join(f"{shown(backend)} at {count:,} of {problems:,} problems" for backend, count in winners)
+
+
+def servers(deployments: Iterable[dict[str, Any]], page: str) -> list[Server]:
+    """Those of a dashboard's deployments that were timed as a server's are, for decode or drafts."""
+    found = []
+    for one in deployments:
+        place, told = one["place"], {of["name"]: "; ".join(of["brief"]) for of in one["phases"]}
+        if one["usual"] and told.keys() & {"decode", "drafts"}:
+            query = urlencode({f"f.{key}": "null" if value is None else value for key, value in place.items()})
+            count = sum(int(engine["workloads"].replace(",", "")) for of in one["phases"] for engine in of["engines"])
+            words = (place["device_name"], f"{place['kv_dtype']} cache", *(told.get(phase, "–") for phase in ("decode", "drafts")))
+            cells = [link(f"{page}#{query}", one["name"]), *map(for_markdown_cell, words)]
+            found.append({"workloads": count, "key": " ".join((one["name"], *map(str, place.values()))), "cells": cells})
+    return found
+
+
+def distinct(found: Iterable[Server]) -> list[list[str]]:
+    """The cells of each server, of the dataset that has most workloads of it; named models first."""
+    best = {one["key"]: one["cells"] for one in sorted(found, key=lambda one: one["workloads"])}
+    return [cells for _, cells in sorted(best.items(), key=lambda pair: (pair[0].startswith(CUSTOM), pair[0]))]

@@ -22,8 +22,9 @@ ALWAYS = ("routine", "model", "q_dtype", "kv_dtype", "batch_size", "s_kv", "s_qo
 OF_EACH = ("kernel", "measured_as", "device_uuid", *VERSIONS)  # of a measurement; in the table if they vary, else above it
 SAME_RUN = ("dataset", "run_id")
 LEGEND = (
-    "The point that changed most comes first. `from` and `to` are the 5th and 95th percentile of the samples; in a step the 95% "
-    "interval; ~ of a rough time, which was only measured until its backend was certainly not the best, the whole interval."
+    "The point that changed most comes first, those of rough times last. `from` and `to` are the 5th and 95th percentile of the "
+    "samples; in a step the 95% interval; ~ of a rough time, which was only measured until its backend was certainly not the best, "
+    "the whole interval."
 )
 
 
@@ -65,12 +66,15 @@ def pages(measured: pd.DataFrame, datasets: Sequence[Listed], page: Page) -> Ite
 
 
 def _page(part: pd.DataFrame, datasets: Sequence[Listed]) -> tuple[str, Facts]:
-    """The points of a page, those first whose last time differs most from the first one."""
+    """The points of a page, those first whose last time differs most from the first one; those of a rough time last."""
     varying = [key for key in POINT_KEYS if key not in (*ALWAYS, "backend") and part[key].nunique(dropna=False) > 1]
     named = [*(key for key in ALWAYS if key in ("batch_size", "s_kv", "s_qo") or part[key].nunique() > 1), *varying]
     several = [column for column in OF_EACH if part[column].nunique(dropna=False) > 1]
-    first, last = (getattr(part.groupby("point", sort=False)["us"], which)() for which in ("first", "last"))
-    change = np.log(last / first).sort_values(key=abs, ascending=False, kind="stable")
+    grouped = part.groupby("point", sort=False)
+    ends = grouped[["us", "rough"]].first().join(grouped[["us", "rough"]].last(), lsuffix="_first", rsuffix="_last")
+    ends["change"] = np.log(ends["us_last"] / ends["us_first"])
+    ends["is_rough"] = ends["rough_first"] | ends["rough_last"]
+    change = ends.assign(size=-ends["change"].abs()).sort_values(["is_rough", "size"], kind="stable")["change"]
     by_point = dict(list(part.groupby("point", sort=False)))
     lines = [line for point in change.index[:MAX_POINTS] for line in _lines(by_point[point], named, several, datasets)]
     alike = (f"{key} {_word(part[key].iloc[0])}" for key in (*ALWAYS, *OF_EACH) if key not in (*named, *several))

@@ -33,7 +33,7 @@ OLD, NEW = "flashinfer-python 0.7.1", "flashinfer-python 0.7.2"
 
 
 def at(us: float, when: str, batch: int, library: str, **keys: Any) -> Row:
-    libraries = {"libraries": library, "torch_version": "2.11.0", "compute_capability": "9.0"}
+    libraries = {"libraries": library, "torch_version": "2.11.0", "compute_capability": "9.0", "l2": "clean"}
     found = timed("fa2_tc", us, when, batch_size=batch, q_dtype="bf16", kv_dtype="bf16", rel_err=0.003, **libraries, **keys)
     return {**found, "point_id": f"fa2_tc-{batch}", "p05_us": us * 0.99, "p95_us": us * 1.02}
 
@@ -65,7 +65,7 @@ def test_every_link_is_relative_and_leads_to_a_file_of_the_site_and_every_page_i
     linked_to: set[Path] = set()
     for address, page in files(folder).items():
         here = (folder / address).parent
-        found = re.findall(r'(?:href|src)="(?!data:)([^"]*)"', page)
+        found = re.findall(r'(?:href|src)="(?!data:)([^"#]*)', page)
         assert found and not [link for link in found if "://" in link or link.startswith("/")]
         linked_to |= {(here / link).resolve() for link in found}
 
@@ -82,8 +82,12 @@ def test_the_index_has_a_line_for_each_dataset_with_its_answer(made: tuple[Path,
 
     assert (built.datasets, built.comparisons, built.histories) == (4, 2, 1)
     assert sorted(lines) == ["morning", "morning.2", "night", "pairs"]
-    assert "decode: no advice: the default FLASH_ATTN has no time" in lines["night"]
-    assert all(word in lines["night"] for word in ("NVIDIA H200", OLD, "torch 2.11.0", "2026-11-20", "<td>2</td>", "night.parquet"))
+    assert "fa2_tc at 2 of 2 problems" in lines["night"]
+    servers = re.findall(r"<a href=\"(datasets/[\w.-]+\.html)#f\.[^\"]*\">([^<]*)</a></td>\n<td>([^<]*)", index)
+    assert sorted(gpu for _, _, gpu in servers) == ["NVIDIA H100", "NVIDIA H200", "NVIDIA H200"]
+    assert all(
+        word in lines["night"] for word in ("NVIDIA H200", OLD, "torch 2.11.0", "2026-11-20", "2 rows, 2 ok", "night.parquet")
+    )
     assert "1 points measured twice" in lines["pairs"]
 
 
@@ -107,6 +111,19 @@ def test_the_history_has_each_point_over_time_those_that_changed_most_first(made
     assert "<td>+50.0%</td>" in files(made[0])["index.html"]
 
 
+def test_no_time_of_a_history_is_below_zero_and_rough_ones_come_last(tmp_path: Path):
+    (tmp_path / "results").mkdir()
+    for name, when, us, run_id in (("night", NIGHT, 20.0, "r1"), ("morning", MORNING, 80.0, "r2")):
+        rough = {**at(us, when, 1, OLD, run_id=run_id), "stop_reason": "decided", "ci95_rel": 5.0}
+        dataset(tmp_path / "results" / name, [rough, at(us / 20 + 20, when, 8, OLD, run_id=run_id)])
+    built = build(str(tmp_path / "results"), {}, str(tmp_path / "site"))
+    page = files(tmp_path / "site")["history/nvidia-h200-fa2_tc.html"]
+
+    assert re.findall(r"batch_size (\d)", page) == ["8", "1"] and "<td>~+300.0%</td>" in page
+    assert not re.findall(r"<td>-[\d.]+</td>", page) and built.histories == 1
+    assert "<td>+14.3%</td>" in files(tmp_path / "site")["index.html"]  # 21 to 24 µs, not the rough one
+
+
 def test_a_history_of_flashinfers_fa3_says_whose_it_is(tmp_path: Path):
     (tmp_path / "results").mkdir()
     for name, when, run_id in (("night", NIGHT, "r1"), ("morning", MORNING, "r2")):
@@ -125,7 +142,9 @@ def test_gpus_and_versions_with_common_points_are_compared(made: tuple[Path, Sit
     devices = pages["comparisons/nvidia-h100-to-nvidia-h200.html"]
 
     assert "1 slower" in versions and "+50.00%" in versions
-    assert "NVIDIA H200 over NVIDIA H100, best against best: q bf16, kv bf16 1.33" in devices
+    assert "NVIDIA H200 over NVIDIA H100, best against best:</p>\n<ul>\n<li>q bf16, kv bf16 1.33</li>" in devices.replace(
+        "\n</li>", "</li>"
+    )
     assert "comparisons/nvidia-h100-to-nvidia-h200.html" in pages["index.html"]
 
 

@@ -15,6 +15,7 @@ export function answerView(context) {
   const { data, state } = context;
   const fitting = data.header.deployments.filter(fits(state.filters));
   const pairs = fitting.flatMap((one) => one.phases.filter(isPicked(state.filters)).map((of) => [one, of]));
+  if (isOpen(data, state.filters)) return servers(context);
   if (!pairs.length) return [nothing(data, context.rows, "No deployment in view was measured.")];
   const [here, phase] = pairs.find(([{ place }, { name }]) => context.rows.some(isOf(data, place, name))) ?? pairs[0];
   const rows = context.rows.filter(isOf(data, here.place, phase.name));
@@ -22,6 +23,31 @@ export function answerView(context) {
   return [pickers(context, here, phase),
     others.length ? h("p", { class: "note", id: "ignored" }, `The answer is over all workloads of the deployment: filters of ${others.join(", ")} choose only what the map draws.`) : "",
     answer(here, phase), ...maps(context, rows, Object.keys(here.place))];
+}
+
+const SERVER = ["device_name", "model", "tp", "num_qo_heads"];
+const placed = (place) => Object.fromEntries(Object.keys(place).map((name) => [name, [String(place[name])]]));
+
+// Whether there are several servers, and none is chosen.
+function isOpen({ header: { deployments: all } }, filters) {
+  const chosen = Object.keys(all[0]?.place ?? {}).some((name) => filters[name]?.length);
+  return !chosen && new Set(all.map(({ place }) => SERVER.map((name) => place[name]).join())).size > 1;
+}
+
+// What was measured, a line for each deployment with its answers: a click opens it. Those that were timed in another way are folded away.
+function servers({ data, go }) {
+  const all = data.header.deployments;
+  const phases = ["decode", "drafts"];
+  const told = ({ phases: own }, name) => own.find((phase) => phase.name === name)?.brief.map((line) => h("div", {}, line)) ?? "–";
+  const line = (one) => [h("button", { class: "link", onclick: () => go({ filters: placed(one.place) }) }, one.name), one.place.device_name, one.place.kv_dtype, ...phases.map((name) => told(one, name)),
+    one.phases.map(({ name }) => name).filter((name) => !phases.includes(name)).join(", ")];
+  const header = ["model", "GPU", "KV cache", ...phases, "other phases"];
+  const list = (some) => h("div", { class: "scroll" }, table("", header, some.map(line), { class: "servers" }));
+  const [usual, others] = [all.filter((one) => one.usual), all.filter((one) => !one.usual)];
+  return [h("h2", {}, "Which server?"),
+    h("p", { class: "note" }, "For each engine its best flag, with its time over the fastest backend's in the geometric mean. custom: heads that were typed."), list(usual),
+    others.length ? h("details", { id: "others" }, h("summary", {}, `${others.length} more, timed in other ways`), h("ul", {}, others.map((one) =>
+      h("li", {}, h("button", { class: "link", onclick: () => go({ filters: placed(one.place) }) }, one.title))))) : ""];
 }
 
 // Tells whether a deployment is among those that filters leave, and a phase of it.
@@ -42,11 +68,11 @@ function pickers({ data, state, go }, here, phase) {
   const all = data.header.deployments;
   const same = all.filter(({ place }) => Object.keys(PICKED).every((name) => place[name] === here.place[name]));
   const pick = (changes) => go({ filters: without(all, { ...state.filters, ...changes }, Object.keys(changes)) });
-  const placed = (place) => Object.fromEntries(Object.keys(place).map((name) => [name, [String(place[name])]]));
   const names = (name) => [...new Set(all.map(({ place }) => String(place[name])))].sort().map((value) => [value, value]);
   return h("div", { class: "controls" },
     ...Object.entries(PICKED).map(([name, label]) => choice(`pick-${name}`, label, names(name), String(here.place[name]), (value) => pick({ [name]: [value] }))),
     same.length > 1 ? choice("pick-deployment", "deployment", same.map(({ title }, n) => [String(n), title]), String(same.indexOf(here)), (n) => pick(placed(same[n].place))) : null,
+    isOpen(data, {}) ? h("button", { id: "servers", onclick: () => go({ filters: {} }) }, "all servers") : null,
     choice("pick-phase", "phase", here.phases.map(({ name }) => [name, name]), phase.name, (name) => pick({ phase: [name] })));
 }
 

@@ -10,8 +10,8 @@ import { aboutLine, head } from "./head.js";
 import { filterList } from "./filters.js";
 import { answerView } from "./answer.js";
 import { bestView } from "./best.js";
-import { compareView } from "./compare.js";
-import { crossoverView } from "./crossover.js";
+import { compareView, usable } from "./compare.js";
+import { both, crossoverView } from "./crossover.js";
 import { linesView } from "./lines.js";
 import { rooflineView } from "./roofline.js";
 import { tableView } from "./table.js";
@@ -41,7 +41,7 @@ function draw() {
     drawMore: () => redraw({ more: page.more * 2 }), turn: (by) => redraw({ page: page.page + by }) };
   page.charts.forEach((chart) => chart.dispose());
   $("head").replaceChildren(...head(context));
-  drawTabs(now);
+  drawTabs(context);
   drawFilters(context);
   $("view").setAttribute("aria-labelledby", `tab-${now.view}`);
   $("view").replaceChildren(...VIEWS[now.view][1](context));
@@ -65,7 +65,9 @@ function tellWhenDrawn(finished) {
   }));
 }
 
-function drawTabs(now) {
+// Views that have nothing to draw are dimmed.
+function drawTabs({ data, rows, unmerged, state: now }) {
+  const empty = { crossover: !both(data, rows).size, compare: !usable(data, unmerged).length };
   const names = Object.keys(VIEWS);
   const step = (event) => {
     const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
@@ -74,7 +76,7 @@ function drawTabs(now) {
     $(`tab-${next}`).focus();
     go(away(next));
   };
-  $("tabs").replaceChildren(...names.map((name) => h("button", { id: `tab-${name}`, role: "tab", "aria-selected": String(name === now.view),
+  $("tabs").replaceChildren(...names.map((name) => h("button", { id: `tab-${name}`, role: "tab", class: empty[name] ? "empty" : null, "aria-selected": String(name === now.view),
     "aria-controls": "view", tabindex: name === now.view ? "0" : "-1", onclick: () => go(away(name)), onkeydown: step }, VIEWS[name][0])));
 }
 
@@ -94,7 +96,7 @@ function drawFilters(context) {
 
 // The row behind a point beside the view; `level` is `problem` or `workload`.
 function showRow(row, level = "problem") {
-  const command = page.data.value("command", row);
+  const command = page.data.value("again", row);
   const close = () => ($("row").hidden = true);
   const again = h("button", { id: "copy", onclick: ({ target }) => copy(command, target) }, "copy the command");
   $("row").replaceChildren(h("button", { id: "close", onclick: close }, "close"), command ? again : "",

@@ -7,6 +7,7 @@ import { axisOf, everywhere, inFacets, nothing, panel, panelWidth } from "./pane
 import { mark, newest, numberOf, ok, present, split, tally, timeOf, timeRatio, timeWords, varying, leadersOf, withWinners } from "./select.js";
 import { ink, inkOn, ramp, RAMP, signOf } from "./theme.js";
 
+const IN_PICTURE = "in a cell: backend, median µs, lead over the next (≈ within noise, ~ rough), relative error";
 export const WHAT_A_CELL_SAYS = "the fastest of all backends whatever the filters leave, the kernel that it ran if the name does not tell it, its median in µs, "
   + "how far it is ahead of the next (≈ is no more than noise, ~ of a time that is only roughly known), and the relative error of its answer.";
 const NONE = -1; // a cell without a right answer
@@ -71,7 +72,8 @@ export function heatMap(context, rows, title, x, y, level = "problem") {
   const header = [x, y, "fastest", timeOf(data, rows), "error", "next", "ahead by", "error of the next", ...(over ? [`over ${over}`] : [])];
   const lines = Math.max(3, ...cells.map(({ label_ }) => label_.split("\n").length));
   const height = 110 + (12 + 14 * lines) * Math.max(down.names.length, 2);
-  return panel(context, { title: title || everywhere(data, rows), option, header, numbers, wide, level, height, note });
+  return panel(context, { title: title || everywhere(data, rows),
+    question: over ? `How many times as long ${over} takes as the fastest backend` : `Fastest backend of each workload; ${IN_PICTURE}`, option, header, numbers, wide, level, height, note });
 }
 
 // The names of an axis, or of neighbours together if there are more than a map has room for, and how many each stands for.

@@ -76,13 +76,13 @@ export function card(data, row, level, pick) {
     ["check", of("rel_err") === null ? of("check") : `${of("check")}, relative error ${short(of("rel_err"))} of ${short(of("tolerance"))}`, "rel_err"],
   ];
   const provenance = PROVENANCE.map((name) => [name, of(name) === null ? null : short(of(name)), name]);
-  const command = of("command");
+  const command = of("again");
   return h("div", { class: "card" },
     h("strong", { title: data.about("point_id") }, pointWords(data, row, level)),
     ranking(data, row, level, pick),
     h("h3", {}, data.value("ran", row)), list(data, lines),
     h("details", { class: "provenance" }, h("summary", {}, "where and how it was measured"), list(data, provenance)),
-    command === null ? null : h("p", { class: "command", title: data.about("command") }, command));
+    command === null ? null : h("p", { class: "command", title: data.about("again") }, command));
 }
 
 function list(data, lines) {

@@ -59,7 +59,7 @@ export class Dataset {
     if (column.kind === "codes") return column.data[row];
     if (column.kind === "words") {
       const word = column.values[column.data[row]];
-      return name === "command" && word !== null ? word.replaceAll("\0", this.value("point_id", row)) : word;
+      return ["command", "again"].includes(name) && word !== null ? word.replaceAll("\0", this.value("point_id", row)) : word;
     }
     const number = column.data[row];
     if (Number.isNaN(number)) return null;

@@ -7,6 +7,7 @@ import { mark, numberOf, ok, present, split, timeRatio, varying, leadersOf } fro
 import { sign } from "./theme.js";
 import { defaultAxis } from "./lines.js";
 
+const QUESTION = "The fastest prefill backend's time over the fastest decode backend's: above 1 the decode kernel is the faster.";
 const ROUTINES = ["paged_decode", "paged_prefill"];
 
 export function crossoverView(context) {
@@ -17,7 +18,7 @@ export function crossoverView(context) {
   const x = state.x || defaultAxis(data, decodes);
   const line = state.y && state.y !== x ? state.y : (varying(data, decodes, ["batch_size", "s_qo", ...data.axes]).find((name) => name !== x) ?? "");
   const rest = data.axes.filter((name) => ![x, line, "routine"].includes(name));
-  const key = h("p", { class: "note" }, "The fastest prefill backend's time over the fastest decode backend's: above 1 the decode kernel is the faster.");
+  const key = h("p", { class: "note" }, QUESTION);
   return [controls(context, x, line), key, ...inFacets(context, decodes, rest, (part, title) => plot(context, part, prefillOf, title, x, line))];
 }
 
@@ -63,5 +64,5 @@ function plot(context, decodes, prefillOf, title, x, line) {
   const numbers = () => [...decodes].map((row) => [row, data.value(x, row), line ? data.value(line, row) : null, numberOf(data, row),
     numberOf(data, prefillOf.get(row)), who(row)]);
   const option = { xAxis, yAxis: ratioAxis("time of prefill over decode", log, [...decodes].map(ratio)), series };
-  return panel(context, { title, option, numbers, header: [x, line || "line", "decode µs", "prefill µs", "prefill over decode"] });
+  return panel(context, { title, question: QUESTION, option, numbers, header: [x, line || "line", "decode µs", "prefill µs", "prefill over decode"] });
 }

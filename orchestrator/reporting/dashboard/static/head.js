@@ -6,12 +6,13 @@ import { present } from "./select.js";
 import { isDark } from "./theme.js";
 
 const NAMES = ["device_name", "model", "routine"];
-const COMMON = [...NAMES, "q_dtype", "kv_dtype", "s_qo", "batch_size", "s_kv"];
+const COMMON = [...NAMES, "tp", "num_qo_heads", "q_dtype", "kv_dtype", "s_qo", "batch_size", "s_kv"];
+const BRIEF = ["GPU", "model", "with", "measured"]; // facts beside the title; the rest is folded away
 const MOST = 5; // names of a kind that the head lists
 
-// The facts of the dataset in few words. A long commit is cut, which the tooltip has.
+// The facts of the dataset in few words.
 function few(words) {
-  const brief = words.slice(0, MOST).map((word) => word.replace(/(\+g[0-9a-f]{7})[0-9a-f]+/, "$1")).join(", ");
+  const brief = words.slice(0, MOST).join(", ");
   return words.length <= MOST ? brief : `${brief} and ${words.length - MOST} more`;
 }
 
@@ -30,11 +31,12 @@ export function head({ data, rows, unmerged, go }) {
   const words = `${rows.length.toLocaleString("en-US")} points in view: ${counts || "none"}`
     + (older ? ` (${older.toLocaleString("en-US")} older rows of the same points are left to Compare and Table)` : "");
   const dark = isDark();
-  const line = Object.entries(facts).filter(([, values]) => values.length)
-    .map(([name, values]) => h("span", { title: values.join("\n") }, h("b", {}, name), ` ${few(values)}`));
+  const known = Object.entries(facts).filter(([, values]) => values.length);
+  const line = known.filter(([name]) => BRIEF.includes(name))
+    .map(([name, values]) => h("span", { class: name, title: values.join("\n") }, h("b", {}, name), ` ${few(values)}`));
+  const whole = [...known.map(([name, values]) => `${name}: ${values.join(", ")}`), ...notes];
   return [h("div", { class: "line" }, h("h1", { title: path }, title), h("p", { id: "facts" }, line),
     h("button", { id: "theme", onclick: () => go({ theme: dark ? "light" : "dark" }) }, dark ? "light" : "dark")),
     h("p", { id: "counts" }, words),
-    notes.length ? h("details", { id: "notes" }, h("summary", {}, "how times were taken"), notes.map((note) => h("p", { class: "note" }, note))) : null]
-    .filter((part) => part !== null);
+    h("details", { id: "notes" }, h("summary", {}, "versions, and how times were taken"), whole.map((note) => h("p", { class: "note" }, note)))];
 }

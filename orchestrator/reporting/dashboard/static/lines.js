@@ -4,12 +4,13 @@
 import { choice, h } from "./dom.js";
 import { METRICS, short, spreadOf, times } from "./numbers.js";
 import { axisOf, inFacets, nothing, panel, valueAxis } from "./panels.js";
-import { grouped, isRough, mark, numberOf, ok, overFastest, present, shownOf, split, varying, WHERE } from "./select.js";
+import { grouped, isRough, mark, numberOf, ok, overFastest, present, shownOf, split, varying } from "./select.js";
 import { sign, signOf } from "./theme.js";
 
 const MOST_COLOURS = 40;
 const WIDE_RANGE = 8; // from this ratio of its ends on, an axis of numbers is logarithmic
 const NO_FACETS = "none";
+const DASHES = ["solid", "dashed", "dotted"]; // the first of theme.js in words
 
 export function linesView(context) {
   const { data, state, rows } = context;
@@ -25,7 +26,7 @@ function choices(data, state, right) {
   const metric = METRICS[state.metric] && (state.metric === "over_best" || data.has(state.metric)) ? state.metric : "over_best";
   const x = state.x || defaultAxis(data, right);
   const colour = data.has(state.colour) ? state.colour : "backend";
-  const each = data.axes.filter((name) => name !== x && name !== colour && !WHERE.includes(name) && !tells(data, right, name, colour));
+  const each = data.axes.filter((name) => name !== x && name !== colour && name !== "device_name" && !tells(data, right, name, colour));
   const facets = state.facet === NO_FACETS ? [] : data.has(state.facet) ? [state.facet] : each;
   const lines = [...new Set([colour, "backend", ...data.axes])].filter((name) => name !== x && !facets.includes(name));
   const log = state.scale ? state.scale === "log" : !METRICS[metric].linear;
@@ -68,14 +69,17 @@ function linePlot(context, rows, title, how) {
   const xAxis = axisOf(x, values.map((value) => value ?? "none"), numeric && Math.min(...values) > 0 && Math.max(...values) >= WIDE_RANGE * Math.min(...values));
   const at = (row) => (xAxis.type === "category" ? codes.indexOf(data.codes(x)[row]) : data.value(x, row));
   const lines = linesOf(data, rows, at, how);
-  const option = { xAxis, yAxis: yAxis(lines, how), series: lines.flatMap((line) => [
-    { name: line.name, symbol: line.symbol, color: line.color, type: "line", data: line.rows.map((row, i) => ({ value: [at(row), line.values[i]], row })), symbolSize: 9, lineStyle: { type: line.dash, width: 2 }, clip: true },
+  const hidden = referencesOf(data, lines, how);
+  const option = { xAxis, yAxis: yAxis(lines.filter(({ legend }) => !hidden.has(legend)), how), legend: { selected: Object.fromEntries([...hidden].map((name) => [name, false])) }, series: lines.flatMap((line) => [
+    { name: line.legend, symbol: line.symbol, color: line.color, type: "line", data: line.rows.map((row, i) => ({ value: [at(row), line.values[i]], row })), symbolSize: 9, lineStyle: { type: line.dash, width: 2 }, clip: true },
     barsOf(data, line, at, how)]) };
   const numbers = () => lines.flatMap(({ rows: line }) => line).map((row) => [row, data.value(x, row), data.value("ran", row),
     ...(metric === "over_best" ? [mark(data, row) + times(valueOf(row)), numberOf(data, row)] : [METRICS[metric].spread === null ? valueOf(row) : numberOf(data, row, metric)]),
     ...(spreadOf(data, metric, row, valueOf(row)) ?? [null, null])]);
   const header = [x, "backend", METRICS[metric].label, ...(metric === "over_best" ? ["µs"] : []), "p05", "p95"];
-  return panel(context, { title, option, numbers, header, note: [beyond(lines, how), roughNote(data, lines)].filter((words) => words).join(" ") || null });
+  const shown = lines.filter(({ legend }) => !hidden.has(legend));
+  const notes = [dashNote(lines), hiddenNote(hidden), beyond(shown, how), roughNote(data, lines)].filter((words) => words);
+  return panel(context, { title, question: `${METRICS[metric].label}, by ${x}`, option, numbers, header, note: notes.join(" ") || null });
 }
 
 // The lines of a plot, each with its name and its signs: the colour is of its column, the marker of the backend, and where GPUs or
@@ -94,9 +98,25 @@ function linesOf(data, rows, at, { lines, colour, valueOf }) {
     const own = signOf(backend);
     const other = others.indexOf(differing.map((name) => data.codes(name)[row]).join());
     const name = [...(colour === "backend" ? [] : [String(value ?? "none")]), shownOf(data, line), ...differing.map((one) => String(data.value(one, row) ?? "none"))];
-    return { rows: line, name: name.join(" · "), symbol: own.symbol, color: colour === "backend" ? own.color : sign(data.codes(colour)[row]).color,
+    const few = others.length > 1 && others.length <= DASHES.length && colour === "backend"; // the legend then leaves out what the dashes tell
+    const dashed = few ? [DASHES[other], name.slice(1).join(" · ")] : null;
+    return { rows: line, name: name.join(" · "), legend: few ? backend : name.join(" · "), dashed, symbol: own.symbol, color: colour === "backend" ? own.color : sign(data.codes(colour)[row]).color,
       dash: others.length > 1 ? sign(other).dash : own.dash, values: line.map(valueOf) };
   });
+}
+
+// Times of references, which no engine has, would only squeeze the others: they are drawn after a click, or if there is nothing else.
+function referencesOf(data, lines, { metric }) {
+  const names = new Set(lines.filter(({ rows: [row] }) => data.value("reference", row)).map(({ legend }) => legend));
+  return metric === "over_best" && lines.some(({ legend }) => !names.has(legend)) ? names : new Set();
+}
+
+const hiddenNote = (names) => (names.size ? `Not drawn until you click its name: ${[...names].join(", ")}, a reference.` : null);
+
+// What the dashes tell apart, once for all lines.
+function dashNote(lines) {
+  const told = new Map(lines.filter(({ dashed }) => dashed).map(({ dashed }) => dashed));
+  return told.size ? `${[...told].map(([dash, words]) => `${dash}: ${words}`).join(", ")}.` : null;
 }
 
 function yAxis(lines, { metric, log, top }) {
@@ -123,7 +143,7 @@ function beyond(lines, { top }) {
 }
 
 // Bars are a series of their own under the line's name, so that the legend takes both away.
-function barsOf(data, { rows, name, color, values }, at, { metric }) {
+function barsOf(data, { rows, legend: name, color, values }, at, { metric }) {
   const bars = rows.map((row, i) => ({ row, spread: spreadOf(data, metric, row, values[i]) })).filter(({ spread }) => spread)
     .map(({ row, spread }) => ({ value: [at(row), ...spread], row }));
   const renderItem = (params, api) => {

@@ -3,7 +3,7 @@
 import { brief } from "./card.js";
 import { h, table } from "./dom.js";
 import { MISSING, nameOf, short } from "./numbers.js";
-import { split, tally, varying } from "./select.js";
+import { ok, split, tally, varying } from "./select.js";
 import { takeAlong } from "./share.js";
 import { ink, isDark } from "./theme.js";
 
@@ -12,7 +12,7 @@ const MOST_REASONS = 12;
 const MOST_ROWS = 400; // of a panel's table; the view "table" has them all
 const NEVER_RAN = ["unsupported", "skipped"];
 
-const ALWAYS_SAID = ["cluster", "device_name", "model", "routine", "dtype", "phase", "s_qo", "batch_size", "s_kv"];
+const ALWAYS_SAID = ["device_name", "model", "routine", "dtype", "phase", "s_qo", "batch_size", "s_kv"];
 
 // The rows of each combination of the axes that vary, the usual ones first. A name leaves out what is as in most of them, such as
 // graph_batch none. Only rows that ran make one; a row that did not joins the one that it fits, and `apart` are those that fit none.
@@ -80,16 +80,17 @@ export function everywhere(data, rows) {
 }
 
 // A chart, and `numbers`: a function that lists cells, of which the first is the row behind them. `level` is `problem` or `workload`.
-export function panel(context, { title, option, height = 340, wide = false, header, numbers, note = null, level = "problem" }) {
+// `question` is what a saved picture says that the plot answers, with its unit.
+export function panel(context, { title, question, option, height = 340, wide = false, header, numbers, note = null, level = "problem" }) {
   const { data } = context;
   const place = h("div", { class: "chart", role: "img", "aria-label": `${title}; its numbers are in the table below`, style: `height:${height}px` });
   const details = h("details", {}, h("summary", {}, "the numbers"));
   details.addEventListener("toggle", () => details.children.length < 2 && details.append(numbersTable(context, title, header, numbers, level)));
   const usual = common(data, option, level, wide);
-  const whole = { ...usual, ...option };
+  const whole = { ...usual, ...option, legend: { ...usual.legend, ...option.legend } };
   const legend = (whole.grid.top ?? 0) - 36; // what a legend of several lines adds
   place.style.height = `${height + (option.grid ? 0 : legend)}px`;
-  const draw = () => ({ option: whole, title, about: context.about, width: place.clientWidth, height: place.clientHeight });
+  const draw = () => ({ option: whole, title, words: [question, context.about, note], width: place.clientWidth, height: place.clientHeight });
   const tools = takeAlong(`${data.header.title} ${title}`, draw, () => ({ caption: title, header, rows: numbers().map(([, ...cells]) => cells) }));
   context.toMount.push(() => mount(context, place, whole, level));
   return h("figure", { class: wide ? "panel wide" : "panel" }, h("figcaption", {}, h("span", { class: "title" }, title), tools), place,
@@ -179,7 +180,7 @@ export function valueAxis(name, log) {
   return { ...axisOf(name, [1], log), axisLabel: { color: ink().text, hideOverlap: true, formatter: short }, axisTick: {}, logBase: 10, nameGap: 48 };
 }
 
-const CLOSE = 1.4; // ratios within this of 1 are drawn on a linear scale, which shows them apart
+const CLOSE = 2; // ratios within this of 1 are drawn on a linear scale, which shows them apart
 
 // Ratios about 1, where both sides are even: in octaves, unless all are close.
 export function ratioAxis(name, log, ratios) {
@@ -194,8 +195,10 @@ export function evenLine(words) {
 
 // Why there is nothing to draw: a sentence, and what became of the rows.
 export function nothing(data, rows, sentence) {
-  const counts = tally(data, rows, ["status", "reason"]);
-  const cells = counts.slice(0, MOST_REASONS).map(([count, row]) => [data.value("status", row), String(count), data.value("reason", row) || MISSING]);
+  const right = new Set(ok(data, rows)); // whatever a row notes, such as a clock that fell
+  const counts = tally(data, rows.filter((row) => !right.has(row)), ["status", "reason"]);
+  const cells = right.size ? [["ok", String(right.size), MISSING]] : [];
+  cells.push(...counts.slice(0, MOST_REASONS).map(([count, row]) => [data.value("status", row), String(count), data.value("reason", row) || MISSING]));
   if (counts.length > MOST_REASONS) {
     const rest = counts.slice(MOST_REASONS).reduce((sum, [count]) => sum + count, 0);
     cells.push(["others", String(rest), `${counts.length - MOST_REASONS} other reasons; the view "Table" has them all`]);

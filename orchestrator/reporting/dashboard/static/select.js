@@ -2,8 +2,6 @@
 
 import { short } from "./numbers.js";
 
-export const WHERE = ["cluster", "device_name"]; // what differs when the machine does
-
 // Rows whose values are among those chosen; a column with nothing chosen lets every row through.
 export function filtered(data, chosen) {
   const tests = Object.entries(chosen)
@@ -44,9 +42,9 @@ export function split(data, rows, names) {
   return lists;
 }
 
-// The newest row of each point on a cluster's kind of device, where several versions or runs lie in one dataset.
+// The newest row of each point on a kind of device, where several versions or runs lie in one dataset.
 export function newest(data, rows) {
-  const { ids, count } = grouped(data, rows, ["point_id", "cluster", "device_name"]);
+  const { ids, count } = grouped(data, rows, ["point_id", "device_name"]);
   if (count === rows.length) return rows;
   const finished = data.codes("finished_at");
   const last = new Int32Array(count).fill(-1);

@@ -5,7 +5,7 @@ import { h, save } from "./dom.js";
 import { short } from "./numbers.js";
 import { ink, isDark } from "./theme.js";
 
-const HEAD = 76; // pixels for the title of a picture, and two lines on what it is about
+const [LINE, LETTER] = [15, 6]; // pixels of a line below the title of a picture, and of a letter in it, about
 
 // The buttons of a figure. `draw` returns its option, size and words; `grid` its table.
 export function takeAlong(name, draw, grid) {
@@ -40,18 +40,26 @@ function copySelected(text) {
   area.remove();
 }
 
-// The plot once more, apart from the page: a title over it, everything below moved down, a legend that shows all.
-function titled({ option, title, about, width }) {
-  const down = (part) => (part ? { ...part, top: (part.top ?? 0) + HEAD } : part);
+// How many pixels the title of a picture takes, with the words below it.
+function head({ words, width }) {
+  const lines = words.filter((line) => line).map((line) => Math.ceil((line.length * LETTER) / (width - 20)));
+  return 34 + LINE * lines.reduce((sum, count) => sum + count, 0);
+}
+
+// The plot once more, apart from the page: a title and what it answers over it, everything below moved down, a legend that shows all.
+function titled(plot) {
+  const { option, title, words, width } = plot;
+  const down = (part) => (part ? { ...part, top: (part.top ?? 0) + head(plot) } : part);
   return { ...option, animation: false, backgroundColor: ink().back,
-    title: { text: title, subtext: about, left: 10, top: 8, itemGap: 6,
+    title: { text: title, subtext: words.filter((line) => line).join("\n"), left: 10, top: 8, itemGap: 6,
       textStyle: { color: ink().text, fontSize: 15, lineHeight: 18, width: width - 20, overflow: "truncate" },
-      subtextStyle: { color: ink().soft, fontSize: 11, lineHeight: 15, width: width - 20, overflow: "break" } },
+      subtextStyle: { color: ink().soft, fontSize: 11, lineHeight: LINE, width: width - 20, overflow: "break" } },
     grid: down(option.grid), legend: { ...down(option.legend), type: "plain" }, visualMap: option.visualMap && down(option.visualMap) };
 }
 
-function apart(place, { width, height }, renderer) {
-  return echarts.init(place, isDark() ? "dark" : null, { renderer, width, height: height + HEAD, devicePixelRatio: 2, ssr: place === null });
+function apart(place, plot, renderer) {
+  const { width, height } = plot;
+  return echarts.init(place, isDark() ? "dark" : null, { renderer, width, height: height + head(plot), devicePixelRatio: 2, ssr: place === null });
 }
 
 function svg(plot) {

@@ -1,7 +1,7 @@
 // The view as the part of the address behind #: whoever opens the address sees the same.
 
 const FILTER = "f.";
-const DEFAULTS = { view: "answer", x: "", y: "", metric: "over_best", top: "2", colour: "", facet: "", over: "", by: "", base: "", cand: "",
+const DEFAULTS = { view: "answer", x: "", y: "", metric: "over_best", top: "1.25", colour: "", facet: "", over: "", by: "", base: "", cand: "",
   scale: "", sort: "", q: "", columns: "", theme: "" };
 
 export function parse(hash) {

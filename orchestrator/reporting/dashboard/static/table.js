@@ -3,7 +3,7 @@
 import { bytesOf } from "./columns.js";
 import { choice, h, save } from "./dom.js";
 import { short } from "./numbers.js";
-import { howKnown, timeWords } from "./select.js";
+import { howKnown, ok, timeWords } from "./select.js";
 
 const PAGE = 100;
 const FEW = ["median_us", "in_step_us", "p05_us", "p95_us", "tb_per_sec", "tflops", "frac_of_peak", "rel_err", "stop_reason", "measured_as", "reason"];
@@ -43,7 +43,7 @@ export function found(data, rows, query) {
 export function sorted(data, rows, sort) {
   const name = sort.replace(/^-/, "");
   const column = data.columns.get(name);
-  if (!column) return rows;
+  if (!column) return rightFirst(data, rows);
   const sense = sort.startsWith("-") ? -1 : 1;
   const nulls = column.kind === "words" ? column.values.indexOf(null) : NaN;
   const isNull = (value) => value === nulls || Number.isNaN(value);
@@ -51,6 +51,16 @@ export function sorted(data, rows, sort) {
     const [left, right] = [column.data[a], column.data[b]];
     return isNull(left) - isNull(right) || sense * (left - right) || a - b;
   });
+}
+
+// Rows that are ok before the others, both by their problem's axes and then by the time.
+function rightFirst(data, rows) {
+  const codes = data.axes.map((name) => data.codes(name));
+  const right = new Set(ok(data, rows));
+  const time = data.columns.get("ranked_us")?.data ?? [];
+  const byTime = (a, b) => (time[a] - time[b]) || 0;
+  const byAxes = (a, b) => codes.reduce((found, of) => found || of[a] - of[b], 0);
+  return rows.slice().sort((a, b) => right.has(b) - right.has(a) || byAxes(a, b) || byTime(a, b) || a - b);
 }
 
 function tools(context, rows, from) {
