@@ -242,7 +242,8 @@ def test_attention_of_an_engine_counts_only_where_one_query_token_and_a_draft_we
 
 
 def test_of_several_isolated_rows_one_of_the_same_gpu_predicts():
-    others = [alone("trtllm-native", us, "xqa", device_uuid=gpu, env=gpu, point_id=gpu) for us, gpu in ((100.0, "a"), (120.0, "b"))]
+    times = {"a": 100.0, "b": 120.0}
+    others = [{**alone("trtllm-native", us, "xqa", device_uuid=gpu, env=gpu), "point_id": gpu} for gpu, us in times.items()]
     found = told(answered(*others, inside("FLASHINFER", 101.0, XQA, device_uuid="a")))
 
     assert found["error"] == pytest.approx(0.01)
