@@ -8,7 +8,6 @@ is what the check costs. In the second run each phase waits for the device befor
 the waits make the sum larger. A phase does not contain those that it calls. `launches` counts calls of the kernel under test.
 The target of `check_s` is for the mean of the main sweep.
 With SKIP_FIRST=1 in the environment the first run is left out.
-With COUNT=1 the second run counts operations of torch instead, and how often the host would wait for a GPU: on a CPU too.
 """
 
 from __future__ import annotations
@@ -20,16 +19,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from figures import at_most
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from orchestrator import cli
 from orchestrator.storage import parquet
@@ -38,7 +34,6 @@ from orchestrator.tables import Grid, markdown
 Size = tuple[int, int]  # batch_size, s_kv
 LAUNCH = "launch of the kernel"
 TARGET_MS = 40  # a point of the main sweep
-SPENT = ("seconds", "operations", "waits")
 OUTSIDE = "outside check_s: "  # while a point is measured
 # Owner of a function, its name, and its phase. What another one calls is subtracted from it.
 PHASES = (
@@ -69,53 +64,14 @@ PHASES = (
 )
 
 
-# Operations for which a GPU's host waits until all before them is done.
-WAITS = {"_local_scalar_dense", "equal", "nonzero", "masked_select", "repeat_interleave"}
-
-
-class Operations(TorchDispatchMode):
-    """Counts what torch does while it is entered."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ops, self.waits = 0, 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name, _, overload = func.__name__.partition(".")
-        by_mask = name.startswith("index") and any(one is not None and one.dtype == torch.bool for one in _listed(args[1:2]))
-        self.ops, self.waits = self.ops + 1, self.waits + (by_mask or (name in WAITS and overload != "self_int"))
-        return func(*args, **(kwargs or {}))
-
-
-class Transfers(TorchFunctionMode):
-    """Counts numbers that go from the host to the device or back, each of which the host waits for, as waits of `operations`."""
-
-    def __init__(self, operations: Operations) -> None:
-        super().__init__()
-        self.operations = operations
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = (*args[1:], *(kwargs or {}).values()) if not (kwargs or {}).get("non_blocking") else ()
-        to_device = getattr(func, "__name__", "") in ("to", "tensor") and any(isinstance(one, str | torch.device) for one in given)
-        self.operations.waits += to_device or getattr(func, "__name__", "") in ("tolist", "cpu", "new_tensor")
-        return func(*args, **(kwargs or {}))
-
-
-def _listed(args: Any) -> list[Any]:
-    return list(args[0]) if args and isinstance(args[0], list | tuple) else []
-
-
 class Phases:
-    """What each call of a phase spent (`SPENT`), with the size of its problem, and the size of each point."""
+    """What each call of a phase spent by `clock`, in seconds, with the size of its problem, and the size of each point."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.sizes: list[Size] = []
         self.calls: list[tuple[object, ...]] = []
-        self.operations = Operations()
-        self._open: list[tuple[str, np.ndarray]] = []  # of phases that have begun: the name, and what those inside have spent
-
-    def now(self) -> np.ndarray:
-        return np.array([time.perf_counter(), self.operations.ops, self.operations.waits])
+        self.now = clock
+        self._open: list[tuple[str, list[float]]] = []  # of phases that have begun: the name, and what those inside have spent
 
     def timed(self, call: Callable[..., Any], name: str) -> Callable[..., Any]:
         @functools.wraps(call)
@@ -123,7 +79,7 @@ class Phases:
             phase = self._named(name)
             synchronize()
             began = self.now()
-            self._open.append((phase, np.zeros(3)))
+            self._open.append((phase, []))
             try:
                 return call(*args, **keys)
             finally:
@@ -139,11 +95,11 @@ class Phases:
             return outer
         return f"{outer.removesuffix(': rest')}: {LAUNCH}" if name == LAUNCH and outer else name
 
-    def _close(self, spent: np.ndarray) -> None:
+    def _close(self, spent: float) -> None:
         phase, inside = self._open.pop()
-        self.calls.append((self.sizes[-1] if self.sizes else None, phase, *(spent - inside)))
+        self.calls.append((self.sizes[-1] if self.sizes else None, phase, spent - sum(inside)))
         if self._open:
-            self._open[-1][1].__iadd__(spent)
+            self._open[-1][1].append(spent)
 
 
 def synchronize() -> None:
@@ -192,28 +148,18 @@ def run(overrides: list[str]) -> pd.DataFrame:
 def table_of(phases: Phases, sizes: list[Size], title: str) -> Grid:
     """The phases of some sizes together, the longest first."""
     points = sum(size in sizes for size in phases.sizes)
-    calls = pd.DataFrame([call[1:] for call in phases.calls if call[0] in sizes], columns=["phase", *SPENT])
-    spent, counts = calls.groupby("phase").sum().sort_values("seconds", ascending=False), calls["phase"].value_counts()
+    calls = pd.DataFrame([call[1:] for call in phases.calls if call[0] in sizes], columns=["phase", "spent"])
+    spent, counts = calls.groupby("phase")["spent"].sum().sort_values(ascending=False), calls["phase"].value_counts()
     whole = spent[~spent.index.str.startswith(OUTSIDE)].sum()
     launches = counts[counts.index.str.endswith(LAUNCH)].sum()
 
-    def cells(name: str, count: str, some: pd.Series) -> tuple[str, ...]:
-        seconds, *others = some
-        share = seconds / (whole["seconds"] or 1.0)
-        return (
-            name,
-            count,
-            f"{seconds:.3f}",
-            f"{share:.1%}",
-            f"{1e3 * seconds / points:.2f}",
-            *(f"{n / points:.0f}" for n in others),
-        )
+    def cells(name: str, count: str, seconds: float) -> tuple[str, ...]:
+        return (name, count, f"{seconds:.3f}", f"{seconds / (whole or 1.0):.1%}", f"{1e3 * seconds / points:.2f}")
 
-    rows = [cells(str(phase), f"{counts[phase] / points:.1f}", some) for phase, some in spent.iterrows()]
-    head = ("phase", "calls a point", "seconds", "share", "ms a point", "ops a point", "waits a point")
-    shown = len(head) if whole["operations"] else 5
-    grid = tuple(row[:shown] for row in (*rows, cells("all in check_s", "", whole)))
-    return Grid(f"{title}: {points} points, {launches / points:.1f} launches of the kernel a point", head[:shown], grid)
+    rows = [cells(str(phase), f"{counts[phase] / points:.1f}", seconds) for phase, seconds in spent.items()]
+    head = ("phase", "calls a point", "seconds", "share", "ms a point")
+    title = f"{title}: {points} points, {launches / points:.1f} launches of the kernel a point"
+    return Grid(title, head, (*rows, cells("all in check_s", "", whole)))
 
 
 def plain_table(rows: pd.DataFrame) -> Grid:
@@ -237,10 +183,7 @@ def main(overrides: list[str]) -> None:
         print(flush=True)  # it is here, whatever the second run does
     phases = Phases()
     wrap(phases)
-    with ExitStack() as counting:
-        for mode in (phases.operations, Transfers(phases.operations)) if os.environ.get("COUNT") else ():
-            counting.enter_context(mode)
-        run(overrides)
+    run(overrides)
     sizes = sorted(set(phases.sizes))
     each = [table_of(phases, [size], f"batch {size[0]} x {size[1]:,}") for size in sizes]
     print(markdown([*each, table_of(phases, sizes, "all sizes")] if len(sizes) > 1 else each))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernels.adapter import EngineMaximum, Module, Need, QueryLengths, Runner
 from kernels.device import Device
@@ -25,9 +25,6 @@ from kernels.libraries.same_call import with_key
 from kernels.problem import Problem
 from kernels.problem.dtypes import FP8, HALF
 from kernels.problem.features import USUAL, Feature
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Rule = Callable[["Problem", "Device"], tuple[Need, ...]]
 DEEPSEEK = (512, 64)
@@ -159,17 +156,14 @@ class Mla(common.FlashInferAdapter):
         generator = "attention.modules:gen_batch_mla_module"
         return tuple(flashinfer_module(generator, (kernel, *dtypes, *dims, False)) for kernel in made)
 
-    def reserved(self, kv_indices: Tensor) -> Tensor:
-        """The memory into which plans copy page indices, and which the call reads."""
-        return kv_indices.clone()
-
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         from flashinfer.mla import BatchMLAPagedAttentionWrapper
 
         backend = self.name if self.name != "trtllm-native" else "xqa" if device.is_sm(12) else "trtllm-gen"
+        pages = inputs.kv_indices.clone() if self.routine == "mla" else inputs.kv_indices  # in sparse MLA they are no plan's
         wrapper = BatchMLAPagedAttentionWrapper(
             common.workspace(inputs), use_cuda_graph=True, qo_indptr=inputs.qo_indptr.clone(), kv_indptr=inputs.kv_indptr.clone(),
-            kv_indices=self.reserved(inputs.kv_indices), kv_len_arr=inputs.kv_lens.clone(), backend=backend,
+            kv_indices=pages, kv_len_arr=inputs.kv_lens.clone(), backend=backend,
         )  # fmt: skip
         return with_key(prepared(self, partial(_planned, wrapper), inputs, device), wrapper)
 

@@ -100,14 +100,9 @@ class Runner:
     restore: tuple[Restored, ...] = ()
     # What `launch` calls (`kernels/libraries/same_call.py`). None: not stated.
     call_key: CallKey | None = None
-    gather: None = None  # of old plugins
     _returned: list[object] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.gather is not None:
-            raise TypeError(
-                "Runner.gather is no more, since nobody times it: name copies of kernels.inputs.copies in Runner.copies"
-            )
         if callable(self.restore):
             raise TypeError("Runner.restore is a function, which nobody times; give a tuple of kernels.contract.runner.Restored")
         if callable(self.lse):

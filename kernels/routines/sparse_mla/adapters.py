@@ -175,24 +175,9 @@ class FlashInferSparse(Mla):
     routine: str = ROUTINE
     passes: frozenset[Feature] | None = LENGTHS | {"scales of keys and values", "an output of another dtype"}
 
-    def reserved(self, kv_indices: Tensor) -> Tensor:
-        return kv_indices
-
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
-        """The plan keeps memory of its own for slots. What writes them there in each layer of an engine is not timed."""
-        from kernels.routines.sparse_mla.inputs import ListedSlots
-
-        rows = judged(inputs)
-        listed = ListedSlots(rows)
-        runner = super().prepare(replace(rows, kv_indices=listed.slots), device)
-        again = runner.plan_again
-
-        def plan_again(batch: Inputs) -> Runner:
-            assert again is not None  # or nobody is told of it
-            found = again(judged(batch))
-            return found if found.copies else replace(found, copies=(ListedSlots(judged(batch), listed.slots),))
-
-        return replace(runner, plan_again=None if again is None else plan_again, plan_step=None, copies=(listed,))
+        """The plan keeps the inputs' own slots, which change between launches, as an engine writes them behind it in each layer."""
+        return replace(super().prepare(judged(inputs), device), plan_again=None, plan_step=None)
 
 
 def _fa2_needs(problem: Problem, device: Device) -> tuple[Need, ...]:

@@ -66,7 +66,7 @@ def other_cache(inputs: SparseInputs) -> Iterator[None]:
 @contextmanager
 def copied_tokens(inputs: SparseInputs, copied: Sequence[Copied]) -> Iterator[None]:
     """As `kernels.inputs.copied_tokens`; of no tokens: all are turned and moved."""
-    with copying.copied_tokens(inputs.rows, copied) if copied else own.turned_and_moved(inputs):
+    with copying.copied_tokens(inputs.rows, copied) if copied else own.moved(inputs, turn=True):
         yield
 
 

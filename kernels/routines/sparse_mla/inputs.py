@@ -8,8 +8,7 @@ for one of them. Besides, the own token of each query token is planted for the o
 # B = batch_size, T = query tokens of all requests, P = pages, N = slots a page, D = D_ckv + D_kpe, k = top_k
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -17,7 +16,6 @@ import torch
 from torch import Tensor
 
 from kernels.inputs import Inputs
-from kernels.inputs.copies import InputCopy
 from kernels.inputs.generate import UNUSED_ENTRY, UNUSED_SLOT, draw_tables, empty_inputs, fill_normal, poison_unused_slots
 from kernels.inputs.sentinel_keys import move, plant
 from kernels.inputs.sentinel_logit import PLANTED, queries_at, target_products
@@ -67,18 +65,6 @@ class SparseInputs(Inputs):
     def unused_slots(self) -> tuple[Tensor, Tensor]:
         n = self.problem.page_size
         return self.rows.unchosen // n, self.rows.unchosen % n
-
-
-class ListedSlots(InputCopy):
-    """`kv_indices` of the rows in memory that a plan keeps: an engine writes them there in each layer, behind the plan."""
-
-    declared = "routine=sparse_mla"
-
-    def __init__(self, rows: Inputs, slots: Tensor | None = None) -> None:
-        self._rows, self.slots = rows, rows.kv_indices.clone() if slots is None else slots
-
-    def refresh(self) -> None:
-        self.slots[: len(self._rows.kv_indices)].copy_(self._rows.kv_indices)
 
 
 def draw(problem: Problem, device: torch.device | str) -> SparseInputs:
@@ -186,19 +172,13 @@ def write_values(inputs: SparseInputs, generator: torch.Generator) -> None:
     poison_unused_slots(rows, UNUSED_SLOT)
 
 
-def moved(inputs: SparseInputs) -> AbstractContextManager[None]:
-    """Chosen tokens lie in other slots while it lasts, and all index sets name those."""
-    return turned(partial(_move, inputs, *_exchanged(inputs.rows)))
+def moved(inputs: SparseInputs, turn: bool = False) -> AbstractContextManager[None]:
+    """Chosen tokens lie in other slots while it lasts, and all index sets name those.
 
-
-@contextmanager
-def turned_and_moved(inputs: SparseInputs) -> Iterator[None]:
-    """As `moved`, and queries and chosen tokens have their values in reverse order.
-
-    So an answer is that of before in reverse order (`reversed_values`). Who keeps one, queries, tokens or slots has another one.
+    With `turn` queries and chosen tokens have their values in reverse order, and so has an answer (`reversed_values`). Who keeps
+    one, queries, tokens or slots has another one.
     """
-    with turned(partial(_turn, inputs)), moved(inputs):
-        yield
+    return turned(partial(_move, inputs, turn, *_exchanged(inputs.rows)))
 
 
 def reversed_values(p: Problem, rows: Tensor) -> Tensor:
@@ -222,18 +202,13 @@ def _exchanged(rows: RowInputs) -> tuple[Tensor, Tensor]:
     return each[:half], each[half : 2 * half]
 
 
-def _turn(inputs: SparseInputs) -> None:
-    p, cache = inputs.problem, bits(inputs.rows.kv[0])
-    inputs.q[..., : p.value_dim] = reversed_values(p, inputs.q)
-    for at in torch.unique(inputs.rows.kv_indices).long().split(DRAWN_AT_ONCE):
-        tokens = cache[at]
-        tokens[..., : p.value_dim] = reversed_values(p, tokens)
-        cache[at] = tokens
-
-
-def _move(inputs: SparseInputs, at: Tensor, to: Tensor) -> None:
+def _move(inputs: SparseInputs, turn: bool, at: Tensor, to: Tensor) -> None:
     """Undoes itself if it is called again: both slots of a pair exchange what they hold, and their names in all tables."""
-    rows, cache = inputs.rows, bits(inputs.rows.kv[0])
+    p, rows, cache = inputs.problem, inputs.rows, bits(inputs.rows.kv[0])
+    if turn:
+        inputs.q[..., : p.value_dim] = reversed_values(p, inputs.q)
+        for part in torch.unique(rows.kv_indices).long().split(DRAWN_AT_ONCE):
+            cache[part] = torch.cat((reversed_values(p, cache[part]), cache[part][..., p.value_dim :]), -1)
     cache[at], cache[to] = cache[to], cache[at]
     for table in (inputs.indices, rows.page_table, rows.kv_indices, rows.unchosen):
         table.copy_(_renamed(table, at, to, len(cache)))
