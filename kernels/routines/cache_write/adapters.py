@@ -24,7 +24,7 @@ from kernels.libraries.engine_releases import VLLM_READ
 from kernels.libraries.flashinfer_common import MAX_THREADS, READ_ONLY, needs_sm80
 from kernels.libraries.flashinfer_modules import flashinfer_module
 from kernels.problem.dtypes import FP8, HALF, SIZE_BITS
-from kernels.routines.cache_write.problem import num_slots, query_elements, rotated_dim, token_elements
+from kernels.routines.cache_write.problem import sizes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,8 +50,8 @@ class Write(Adapter):
     )
 
     def workspace_bytes(self, problem: Problem) -> int:
-        elements = (num_slots(problem) + problem.num_q_tokens) * token_elements(problem)
-        return CHECKED * (elements + problem.num_q_tokens * query_elements(problem))
+        p, own = problem, sizes(problem)
+        return CHECKED * (own.pages * p.page_size * own.elements + p.num_q_tokens * (own.elements + own.queries))
 
     def prepare(self, inputs: WriteInputs, device: Device) -> Runner:  # type: ignore[override]
         from kernels.inputs.guards import guarded_output
@@ -156,7 +156,7 @@ class FlashInferRopeAppend(FlashInferAppend):
             needs_sm80(device),
             Need("rope=neox or interleaved", p.axis("rope") != "none"),
             Need("keys in fp16 or bf16 into an FP8 cache", p.q_dtype in HALF and p.kv_dtype in FP8),
-            Need(f"a head_dim that is a multiple of {ROTATED_AT_ONCE}", rotated_dim(p) % ROTATED_AT_ONCE == 0),
+            Need(f"a head_dim that is a multiple of {ROTATED_AT_ONCE}", sizes(p).rotated % ROTATED_AT_ONCE == 0),
             Need("a latent, which has no values of its own", not self.apart or p.head_dim_ckv is not None),
             _latent_need(p),
         )

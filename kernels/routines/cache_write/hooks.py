@@ -30,7 +30,7 @@ from kernels.inputs.tensors import K_SCALE, V_SCALE, generator_of, offsets, roun
 from kernels.problem import Problem
 from kernels.problem.arithmetic import Arithmetic
 from kernels.problem.dtypes import UNIT_ROUNDOFF, torch_dtype
-from kernels.routines.cache_write.problem import SPARE_PAGES, num_slots, query_elements, reached, rotated_dim, token_shape
+from kernels.routines.cache_write.problem import SPARE_PAGES, sizes
 
 Q_SCALE = 0.25
 LARGE = 300.0  # beyond the largest number of fp8_e4m3 times any of the scales
@@ -117,18 +117,20 @@ def pairs(rows: Tensor, style: str) -> tuple[Tensor, Tensor]:
 
 
 def draw(problem: Problem, device: torch.device | str) -> WriteInputs:
-    p, shape, turns, dim = problem, token_shape(problem), query_elements(problem) > 0, rotated_dim(problem)
+    p, own = problem, sizes(problem)
+    shape, turns = own.token, own.queries > 0
     inner = (p.num_kv_heads, p.page_size) if p.kv_layout == "HND" else (p.page_size, p.num_kv_heads)
     page = (2, *inner, p.head_dim_qk) if len(shape) > 1 else (p.page_size, *shape)
     given, cached = torch_dtype(p.q_dtype), torch_dtype(p.kv_dtype)
     scales = (K_SCALE, K_SCALE if turns else V_SCALE) if cached != given else (1.0, 1.0)
     by_head = 1 + 0.25 * (torch.arange(p.num_kv_heads) % 4) * (p.axis("scales") == "head")
     scale = torch.tensor(scales)[:, None, None] * by_head[:, None]
-    angle = torch.arange(p.s_kv + 1 if turns else 1).double()[:, None] * BASE ** (-torch.arange(0, dim, 2).double() / dim)
+    frequency = BASE ** (-torch.arange(0, own.rotated, 2).double() / own.rotated)
+    angle = torch.arange(p.s_kv + 1 if turns else 1)[:, None] * frequency
     new = torch.empty(p.num_q_tokens, *shape, dtype=given, device=device)
     inputs = WriteInputs(
         p, new, new.new_empty(len(new), p.num_qo_heads, shape[-1] * turns),
-        torch.empty(num_slots(p) // p.page_size, *page, dtype=cached, device=device),
+        torch.empty(own.pages, *page, dtype=cached, device=device),
         (scale if len(shape) > 1 else scale[0, 0]).to(device), torch.cat((angle.cos(), angle.sin()), 1).float().to(device),
         quantises=cached != given, q_scale=Q_SCALE if cached != given else 1.0, device=new.device,
         unused_slots=(new.new_empty(0),), **{name: table.to(device) for name, table in _tables(p).items()},
@@ -140,8 +142,8 @@ def draw(problem: Problem, device: torch.device | str) -> WriteInputs:
 
 def _tables(p: Problem) -> dict[str, Any]:
     """The tensors of `SMALL`. Pages are in random order; those before the first that is reached are spare ones."""
-    q_lens, kv_lens, (first, own) = torch.tensor(p.q_lens), torch.tensor(p.kv_lens), torch.tensor(reached(p)).T
-    order = torch.randperm(num_slots(p) // p.page_size, generator=torch.Generator().manual_seed(p.seed))
+    q_lens, kv_lens, (first, own) = torch.tensor(p.q_lens), torch.tensor(p.kv_lens), torch.tensor(sizes(p).reached).T
+    order = torch.randperm(sizes(p).pages, generator=torch.Generator().manual_seed(p.seed))
     starts, indptr = offsets(own).long() + SPARE_PAGES, offsets(first + own).long()
     owner = torch.repeat_interleave(torch.arange(p.batch_size), first + own)
     column = torch.arange(len(owner)) - indptr[owner]

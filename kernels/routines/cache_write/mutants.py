@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernels.adapter import Need, Runner
 from kernels.routines.cache_write.adapters import TorchWrite
-from kernels.routines.cache_write.problem import token_shape
+from kernels.routines.cache_write.problem import sizes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -107,7 +107,7 @@ class WriteMutant(TorchWrite):
 
     def call(self, inputs: WriteInputs, cache: Tensor, queries: Tensor) -> Callable[[], object]:
         coin, known, write = self.coin(inputs.problem), dict[bytes, dict[str, Any]](), super().call
-        token, row = coin.randrange(len(inputs.slot)), tuple(map(coin.randrange, token_shape(inputs.problem)[:-1]))
+        token, row = coin.randrange(len(inputs.slot)), tuple(map(coin.randrange, sizes(inputs.problem).token[:-1]))
 
         def launch() -> None:
             own = replace(inputs, **self.before(inputs))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from kernels.problem.dtypes import FP8, HALF, size_bytes
 from kernels.problem.routine import Axis, Routine
@@ -44,7 +44,10 @@ class CacheWrite(Routine):
             (whole, "keys and values of one head_dim, or head_dim_ckv with head_dim_kpe"),
             (given == cached or (cached in FP8 and given not in FP8), f"a cache in {given} or FP8, and FP8 keys in their own"),
             (given in HALF | FP8 | {"fp32"}, "keys in 32, 16 or 8 bits"),
-            (not turned or (given not in FP8 and rotated_dim(p) % 2 == 0), "with rope keys in 16 or 32 bits, of an even head_dim"),
+            (
+                not turned or (given not in FP8 and sizes(p).rotated % 2 == 0),
+                "with rope keys in 16 or 32 bits, of an even head_dim",
+            ),
             (not by_head or not (given == cached or turned or p.head_dim_ckv), "scales=head for keys that are quantised alone"),
         ):
             if not fits:
@@ -53,24 +56,27 @@ class CacheWrite(Routine):
 
     def flops(self, problem: Any) -> int:
         """One for each element that is written, and three more for one that is rotated."""
-        p, keys = problem, 1 if problem.head_dim_ckv else problem.num_kv_heads
-        rotated = rotated_dim(p) * (p.num_qo_heads + keys) if p.axis("rope") != "none" else 0
-        found: int = p.num_q_tokens * (token_elements(p) + 3 * rotated)
+        p, own = problem, sizes(problem)
+        rotated = own.rotated * (p.num_qo_heads + (1 if p.head_dim_ckv else p.num_kv_heads)) if own.queries else 0
+        found: int = p.num_q_tokens * (own.elements + 3 * rotated)
         return found
 
     def kv_bytes(self, problem: Any) -> int:
         """What is written into the cache."""
-        return size_bytes(problem.kv_dtype, problem.num_q_tokens * token_elements(problem))
+        return size_bytes(problem.kv_dtype, problem.num_q_tokens * sizes(problem).elements)
 
     def qo_bytes(self, problem: Any) -> int:
         """New keys and values, read once; with rope queries, read once and written once."""
-        p, queries = problem, problem.num_q_tokens * query_elements(problem)
-        return size_bytes(p.q_dtype, p.num_q_tokens * token_elements(p) + queries) + size_bytes(p.kv_dtype, queries)
+        p, own = problem, sizes(problem)
+        return size_bytes(p.q_dtype, p.num_q_tokens * (own.elements + own.queries)) + size_bytes(
+            p.kv_dtype, p.num_q_tokens * own.queries
+        )
 
     def input_bytes(self, problem: Any) -> int:
         """The pages before the write and the call's own, the table of angles, and the rest."""
-        angles = 4 * rotated_dim(problem) * problem.s_kv if query_elements(problem) else 0
-        return 2 * size_bytes(problem.kv_dtype, num_slots(problem) * token_elements(problem)) + angles + self.qo_bytes(problem)
+        own = sizes(problem)
+        angles = 4 * own.rotated * problem.s_kv if own.queries else 0
+        return 2 * size_bytes(problem.kv_dtype, own.pages * problem.page_size * own.elements) + angles + self.qo_bytes(problem)
 
     def share(self, model: Any, tp: int) -> dict[str, Any] | str:
         heads = {key: max(1, getattr(model, key) // tp) for key in ("num_qo_heads", "num_kv_heads")}
@@ -81,32 +87,19 @@ class CacheWrite(Routine):
 ROUTINE = CacheWrite()
 
 
-def token_shape(problem: Any) -> tuple[int, ...]:
-    """Of one token in the cache: keys and values of each head; or a latent."""
-    p = problem
-    return (p.head_dim_ckv + p.head_dim_kpe,) if p.head_dim_ckv else (2, p.num_kv_heads, p.head_dim_qk)
+class Sizes(NamedTuple):
+    token: tuple[int, ...]  # in the cache: keys and values of each head, [2, K, D]; or a latent [D]
+    elements: int  # of a token
+    rotated: int  # elements of a key that are rotated with rope: the last ones of a latent
+    queries: int  # elements of a token's queries, which are written if they are rotated
+    reached: list[tuple[int, int]]  # of each request the first page that new tokens reach, and how many there are from it on
+    pages: int  # of the cache
 
 
-def token_elements(problem: Any) -> int:
-    return math.prod(token_shape(problem))
-
-
-def rotated_dim(problem: Any) -> int:
-    """Elements of a key that are rotated, the last ones of a latent."""
-    return int(problem.head_dim_kpe or problem.head_dim_qk)
-
-
-def query_elements(problem: Any) -> int:
-    """Of one token's queries, which are written if they are rotated."""
-    return int(problem.num_qo_heads * token_shape(problem)[-1]) if problem.axis("rope") != "none" else 0
-
-
-def reached(problem: Any) -> list[tuple[int, int]]:
-    """Of each request the first page that new tokens reach, counted from its first, and how many there are from there on."""
-    n, lengths = problem.page_size, zip(problem.q_lens, problem.kv_lens, strict=True)
-    return [((length - q_len) // n, -(-length // n) - (length - q_len) // n) for q_len, length in lengths]
-
-
-def num_slots(problem: Any) -> int:
-    """Slots of the cache."""
-    return int(problem.page_size) * (SPARE_PAGES + sum(count for _, count in reached(problem)))
+def sizes(problem: Any) -> Sizes:
+    p, n = problem, problem.page_size
+    token = (p.head_dim_ckv + p.head_dim_kpe,) if p.head_dim_ckv else (2, p.num_kv_heads, p.head_dim_qk)
+    reached = [((kv - q) // n, -(-kv // n) - (kv - q) // n) for q, kv in zip(p.q_lens, p.kv_lens, strict=True)]
+    queries = p.num_qo_heads * token[-1] if p.axis("rope") != "none" else 0
+    pages = SPARE_PAGES + sum(count for _, count in reached)
+    return Sizes(token, math.prod(token), p.head_dim_kpe or p.head_dim_qk, queries, reached, pages)
