@@ -83,10 +83,10 @@ class WriteInputs:
         """Views of what is rotated of new tokens and of queries: keys, and of a latent its end."""
         return (self.split(new)[1], self.split(q)[1]) if self.problem.head_dim_ckv else (new[:, 0], q)
 
-    def truth(self, style: str = "") -> list[Tensor]:
-        """True new tokens and queries, fp32 in units of the cache; rotated in another style if one is given."""
-        new, q = self.new.float(), self.q.float()
-        if (style := style or str(self.problem.axis("rope"))) != "none":
+    def truth(self) -> list[Tensor]:
+        """True new tokens and queries, fp32 in units of the cache."""
+        new, q, style = self.new.float(), self.q.float(), str(self.problem.axis("rope"))
+        if style != "none":
             for rows in self.rotating(new, q):
                 angles = self.angles[self.position.long()].view(len(rows), *(1,) * (rows.dim() - 2), -1)
                 (a, b), (cos, sin) = pairs(rows, style), angles.chunk(2, -1)

@@ -31,7 +31,6 @@ class Written(NamedTuple):
 
     inputs: WriteInputs
     cache: Tensor  # integers by slot, [P, N, 2, K, D]
-    queries: Tensor  # none without rope
     at: tuple[int, int]
     row: tuple[int, ...]
 
@@ -55,11 +54,6 @@ class Written(NamedTuple):
         """Other integers, of those that were written, of these as numbers and of the true ones, [T, 2, K, D] each."""
         written = self.cache[self.inputs.at]
         self.cache[self.inputs.at] = of(written, written.view(self.inputs.pool.dtype).float(), self.inputs.truth()[0])
-
-    def leave_queries(self) -> None:
-        from kernels.inputs.tensors import rounded
-
-        self.queries.copy_(rounded(self.inputs.truth("none")[1], self.queries.dtype))
 
 
 Before = Callable[["WriteInputs"], dict[str, Any]]
@@ -115,7 +109,7 @@ class WriteMutant(TorchWrite):
                 own = replace(own, **known.setdefault(self.remembers(own), {"new": own.new.clone(), "q": own.q.clone()}))
             write(own, cache, queries)()
             at = divmod(int(inputs.slot[token]), inputs.problem.page_size)
-            self.after(Written(inputs, inputs.by_slot(cache), queries, at, row))
+            self.after(Written(inputs, inputs.by_slot(cache), at, row))
 
         if self.name == "previous_run":
             launch()
@@ -150,6 +144,7 @@ BEFORE: tuple[tuple[str, str, Before, str], ...] = (
     ("rope_mixed_up", "halves are rotated for neighbours, or neighbours for halves", _other_style, "rope"),
     ("rope_backwards", "rotated the other way",
      lambda i: {"angles": i.angles.view(len(i.angles), 2, -1).mul(i.angles.new_tensor([[1.0], [-1.0]])).flatten(1)}, "rope"),
+    ("rope_forgotten", "nothing is rotated", lambda i: {"angles": i.angles[:1].expand_as(i.angles)}, "rope"),
     ("query_scale_forgotten", "queries are not divided by their scale", lambda i: {"q_scale": 1.0}, "rope quantised"),
 )  # fmt: skip
 AFTER: tuple[tuple[str, str, After, str], ...] = (
@@ -161,7 +156,6 @@ AFTER: tuple[tuple[str, str, After, str], ...] = (
      lambda w: w.change(lambda bits, stored, true: bits - (stored.abs() > true.abs()).to(bits.dtype)), "quantised"),
     ("not_saturated", "what is too large becomes NaN",
      lambda w: w.change(lambda bits, stored, true: bits.masked_fill(true.abs() > 448, 0x7F)), "quantised e4m3"),
-    ("rope_of_queries_forgotten", "queries are not rotated", Written.leave_queries, "rope"),
 )  # fmt: skip
 DRAWN_FAULTS: dict[str, dict[str, Any]] = {
     "lost": {"after": lambda w: w.leave(*w.row)},
