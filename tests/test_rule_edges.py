@@ -87,6 +87,8 @@ NEVER_ALONE: dict[tuple[str, str], dict[str, str]] = {
     ("paged_prefill", "flash_attn_3"): {
         "no log-sum-exp over a draft tree, whose two calls are merged": "none is asked for",
     },
+    ("paged_decode", "batch_attention"): {"a causal or full mask": TREE},
+    ("paged_decode", "batch_pod"): {"a causal or full mask": TREE, "output of the query's dtype": CONVERTED},
     ("paged_prefill", "flash_attn_4"): {"a causal or full mask": TREE, OF_EIGHT: SIXTEEN},
     ("paged_prefill", "trtllm-fmha-v2"): {
         "a causal or full mask": TREE,

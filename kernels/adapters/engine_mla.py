@@ -21,7 +21,8 @@ from kernels.inputs import Inputs
 from kernels.libraries import flash_attn_3_common as common
 from kernels.libraries import latent_common as latent
 from kernels.libraries.engine_releases import VLLM_READ
-from kernels.libraries.triton_common import needs_of_triton
+from kernels.libraries.flashinfer_common import output_with_lse
+from kernels.libraries.triton_common import needs_of_triton, power_of_two
 from kernels.problem import Problem
 from kernels.problem.dtypes import HALF
 from kernels.problem.features import USUAL, Feature
@@ -97,9 +98,8 @@ class FlashAttn3Mla(Adapter):
 class VllmTritonMla(Adapter):
     """TRITON_MLA: a kernel that splits the keys of every row, and one that merges the parts.
 
-    It has no mask. A draft's tokens are rows with a length each, of which vLLM makes lengths and page tables in every layer, from
-    0.32.0 on; 0.25.1 runs drafts as prompts. Latents of 8 bits become 16 bits as they are loaded. vLLM has the log-sum-exp written
-    in the query's dtype; here it is fp32.
+    It has no mask: from 0.32.0 on each token of a draft is a row with a length and a page table, made in every layer. A latent of
+    8 bits is read as 16 bits. vLLM has the log-sum-exp written in the query's dtype, which rounds it; here it is fp32.
     """
 
     routine: str = "mla"
@@ -115,12 +115,8 @@ class VllmTritonMla(Adapter):
     passes: frozenset[Feature] | None = USUAL - {"query lengths that differ"}
 
     def since(self, problem: Problem, device: Device) -> tuple[Since, ...]:
-        p = problem
-        elements = p.num_q_tokens * p.num_qo_heads * self._splits(p, latent.MAX_PROCESSORS) * (p.value_dim + 1)
-        return (
-            Since("0.32.0", "several query tokens", p.s_qo > 1),
-            Since("0.33.0", "2^31 elements of parts or more (32 bits count them)", elements >= 2**31),
-        )
+        many = Since("0.33.0", "2^31 elements of parts or more (32 bits count them)", self.workspace_bytes(problem) >= 4 * 2**31)
+        return (Since("0.32.0", "several query tokens", problem.s_qo > 1), many)
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p = problem
@@ -138,29 +134,28 @@ class VllmTritonMla(Adapter):
 
     def _splits(self, p: Problem, processors: int) -> int:
         """vLLM's choice (`_compute_num_kv_splits`): a power of two of parts of 512 keys or more, up to two a processor."""
-        return self.num_splits or min(1 << (max(1, p.longest // 512) - 1).bit_length(), 2 * processors)
+        return self.num_splits or min(power_of_two(max(1, p.longest // 512)), 2 * processors)
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         import torch
         from vllm.v1.attention.ops.triton_decode_attention import decode_attention_fwd
 
-        p, out, lse = inputs.problem, inputs.empty_output(), inputs.empty_lse()
+        p, (out, lse) = inputs.problem, output_with_lse(inputs)
         cuda = inputs.device.type == "cuda"
         splits = self._splits(p, torch.cuda.get_device_properties(inputs.device).multi_processor_count if cuda else 1)
         rows, heads = out.shape[:2]
-        written = torch.empty(rows, heads, device=inputs.device) if lse is None else lse
         parts = torch.empty(rows, heads, splits, p.value_dim + 1, device=inputs.device)
-        cache, scale = inputs.latent[:, :, None], torch.tensor(inputs.k_scale, device=inputs.device)  # [P, N, 1, D]
+        cache, scale = inputs.latent[:, :, None], torch.full((1,), inputs.k_scale, device=inputs.device)  # [P, N, 1, D]
 
         def launch() -> None:
             decode_attention_fwd(
-                inputs.q, cache, cache[..., : p.value_dim], out, written, *_rows_alone(inputs), parts, splits, inputs.sm_scale,
+                inputs.q, cache, cache[..., : p.value_dim], out, lse, *_rows_alone(inputs), parts, splits, inputs.sm_scale,
                 p.page_size, k_scale=scale, v_scale=scale, is_mla=True,
             )  # fmt: skip
 
         launch()  # compiles
-        config = f"num_kv_splits={splits}"
-        return Runner(launch, out, "triton_mla_grouped", p.q_dtype, lse=lse, kernel_config=config, plan_step=nothing_to_plan)
+        config, asked = f"num_kv_splits={splits}", lse if p.return_lse else None
+        return Runner(launch, out, "triton_mla_grouped", p.q_dtype, lse=asked, kernel_config=config, plan_step=nothing_to_plan)
 
 
 def _rows_alone(inputs: Inputs) -> tuple[Tensor, Tensor]:

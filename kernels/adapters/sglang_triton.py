@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
 from kernels.inputs.rows import rows_of, token_rows
 from kernels.libraries.latent_common import MAX_PROCESSORS
-from kernels.libraries.triton_common import needs_of_triton
+from kernels.libraries.triton_common import needs_of_triton, power_of_two
 from kernels.problem.dtypes import FP8
 from kernels.problem.features import USUAL
 
@@ -75,7 +75,7 @@ class SglangTriton(Adapter):
     def _most_splits(self, p: Problem, processors: int) -> int:
         """The most parts: SGLang's default, and with MLA up to a part a processor (`_mla_decode_kv_splits_cap`)."""
         default = self.num_splits or DEFAULT_SPLITS
-        return max(default, min(_power(processors), _power(-(-p.longest // BLOCK)))) if p.latent else default
+        return max(default, min(power_of_two(processors), power_of_two(-(-p.longest // BLOCK)))) if p.latent else default
 
     def workspace_bytes(self, problem: Problem) -> int:
         p = problem
@@ -111,14 +111,9 @@ class SglangTriton(Adapter):
         return Runner(launch, out, *kernel, kernel_config=f"num_kv_splits={int(splits.max())}")
 
 
-def _power(n: int) -> int:
-    """The least power of two that is n or more."""
-    return 1 << (n - 1).bit_length()
-
-
 def _one_tile(p: Problem) -> bool:
     """Whether the kernel for grouped heads loads keys, or their first part, in a tile of the size of one of values."""
-    return p.group_size == 1 or {576: 512, 288: 256}.get(p.key_dim, _power(p.key_dim)) == _power(p.value_dim)
+    return p.group_size == 1 or {576: 512, 288: 256}.get(p.key_dim, power_of_two(p.key_dim)) == power_of_two(p.value_dim)
 
 
 def _splits(inputs: Inputs, most_splits: int, processors: int) -> Tensor:
@@ -128,7 +123,7 @@ def _splits(inputs: Inputs, most_splits: int, processors: int) -> Tensor:
 
     p = inputs.problem
     found = torch.empty(p.batch_size, dtype=torch.int32, device=inputs.device)
-    most = max(MIN_SCHEDULED, _power(p.batch_size))
+    most = max(MIN_SCHEDULED, power_of_two(p.batch_size))
     shape = (p.batch_size, 1, p.num_qo_heads, p.num_kv_heads)
     get_num_kv_splits_triton[(1,)](found, inputs.kv_lens, *shape, most_splits, processors, MAX_NUM_SEQ=most, uneven_batch_ptr=None)
     return found

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner, nothing_to_plan
 from kernels.libraries.flashinfer_common import window_left
-from kernels.libraries.triton_common import needs_of_triton
+from kernels.libraries.triton_common import needs_of_triton, power_of_two
 from kernels.problem.dtypes import FP8
 from kernels.problem.features import ALL_BUT_BLOCKS
 
@@ -61,7 +61,7 @@ class VllmTriton(Adapter):
 
     def workspace_bytes(self, problem: Problem) -> int:
         p = problem
-        return 4 * _max_split_requests(p) * p.num_qo_heads * SEGMENTS * (_power_of_two(p.head_dim_vo) + 2) + 4 * p.s_qo**2
+        return 4 * _max_split_requests(p) * p.num_qo_heads * SEGMENTS * (power_of_two(p.head_dim_vo) + 2) + 4 * p.s_qo**2
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         from vllm.v1.attention.ops.triton_unified_attention import unified_attention
@@ -92,10 +92,6 @@ class VllmTriton(Adapter):
 def _max_split_requests(p: Problem) -> int:
     """`seq_threshold_3D`: the most requests whose keys vLLM splits. With CUDA graphs it takes the nearest captured batch size."""
     return max(1, MIN_PROGRAMS // p.num_kv_heads)
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << (n - 1).bit_length()
 
 
 def _tensors(inputs: Inputs) -> dict[str, Any]:
@@ -132,7 +128,7 @@ def _segments(inputs: Inputs) -> dict[str, Any]:
     return {
         "seq_threshold_3D": requests,
         "num_par_softmax_segments": SEGMENTS,
-        "softmax_segm_output": torch.empty(*shape, _power_of_two(p.head_dim_vo), device=inputs.device),
+        "softmax_segm_output": torch.empty(*shape, power_of_two(p.head_dim_vo), device=inputs.device),
         "softmax_segm_max": torch.empty(shape, device=inputs.device),
         "softmax_segm_expsum": torch.empty(shape, device=inputs.device),
     }

@@ -8,6 +8,11 @@ from kernels.problem import Problem
 from kernels.problem.dtypes import FP8, HALF
 
 
+def power_of_two(n: int) -> int:
+    """The least one that is n or more: the size of a tile."""
+    return 1 << (n - 1).bit_length()
+
+
 def needs_of_triton(problem: Problem, device: Device) -> tuple[Need, ...]:
     """16-bit queries and output over a cache of the same dtype, or over an FP8 one on devices that convert FP8."""
     p = problem

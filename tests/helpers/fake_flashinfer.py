@@ -99,6 +99,45 @@ class RaggedPrefill(Wrapper):
             yield slice(qo[request], qo[request + 1]), (k[part], v[part])
 
 
+class BatchAttention(Wrapper):
+    """The persistent one: lengths in tokens, scales in the call, and a log-sum-exp whether it is asked for or not."""
+
+    def __init__(self, kv_layout: str, device: str) -> None:
+        super().__init__(None, kv_layout)
+
+    def plan(
+        self, qo: Tensor, indptr: Tensor, indices: Tensor, lens: Tensor, heads: int, kv: int, dim: int, dim_vo: int, n: int,
+        causal: bool, sm_scale: float, logits_soft_cap: float | None, q_data_type: Any, kv_data_type: Any,
+    ) -> None:  # fmt: skip
+        assert dim <= 256 and not logits_soft_cap and len(qo) == len(indptr) == len(lens) + 1
+        self.keep(qo, indptr, indices, lens - (indptr.diff() - 1) * n, n)
+        self.dim_vo, self.sm_scale, self.causal = dim_vo, sm_scale, causal
+
+    def run(self, q, kv_cache, out, lse, k_scale, v_scale, logits_soft_cap) -> Any:  # type: ignore[override, no-untyped-def]
+        super().run(q, kv_cache, out=out, lse=lse, k_scale=k_scale)
+        out.mul_(v_scale)
+
+    def requests(self, caches: tuple[Tensor, Tensor]) -> Any:
+        return self._pages(caches)
+
+
+class BatchPod:
+    """Two wrappers of paged prefill. The second takes 16 rows a request and knows no mask; a scale reaches it alone."""
+
+    def __init__(self, workspace: Tensor, layout: str) -> None:
+        self.both = [PagedPrefill(workspace, layout) for _ in range(2)]
+
+    def plan(self, *pages_and_heads: Any, sm_scale: float, window_left: int, q_data_type: Any, kv_data_type: Any) -> None:
+        *pages, heads, kv, dim, n = pages_and_heads
+        assert heads // kv <= 16 and window_left == -1
+        for wrapper, of in zip(self.both, (pages[:4], pages[4:]), strict=True):
+            wrapper.plan(*of, heads, kv, dim, n, sm_scale=sm_scale, causal=False)
+
+    def run(self, q_p, kv_p, q_d, kv_d, causal_p=False, k_scale=1.0, enable_pdl=None) -> tuple[Tensor, Tensor]:  # type: ignore[no-untyped-def]
+        self.both[0].causal = causal_p
+        return self.both[0].run(q_p, kv_p), self.both[1].run(q_d, kv_d, k_scale=k_scale)
+
+
 def merge_state_in_place(v: Tensor, s: Tensor, v_other: Tensor, s_other: Tensor, mask: Tensor | None = None) -> None:
     """As `cascade.cuh` has it, in base 2."""
     assert v.shape[1] * (v.shape[2] // max(8, v.shape[2] // 32)) <= 1024  # threads of a block
@@ -141,4 +180,6 @@ def put_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "merge_state_in_place", merge_state_in_place)
     monkeypatch.setattr(flashinfer.cascade, "get_cascade_module", lambda: MODULE)
     monkeypatch.setattr(flashinfer, "BatchDecodeWithPagedKVCacheWrapper", PagedDecode)
+    monkeypatch.setattr(flashinfer, "BatchAttention", BatchAttention)
+    monkeypatch.setattr(flashinfer, "BatchPODWithPagedKVCacheWrapper", BatchPod)
     monkeypatch.setattr(flashinfer, "BatchPrefillWithRaggedKVCacheWrapper", RaggedPrefill)

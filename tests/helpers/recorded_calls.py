@@ -32,6 +32,8 @@ FUNCTIONS = (
     "flashinfer.cascade.merge_state_in_place",
 )
 WRAPPERS = (
+    "flashinfer.BatchAttention",
+    "flashinfer.BatchPODWithPagedKVCacheWrapper",
     "flashinfer.BatchDecodeWithPagedKVCacheWrapper",
     "flashinfer.BatchPrefillWithPagedKVCacheWrapper",
     "flashinfer.BatchPrefillWithRaggedKVCacheWrapper",
@@ -90,6 +92,8 @@ def _wrapper(path: str, log: Log) -> type:
 
         def run(self, *args: Any, **keys: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
             self._note("run", real.run, *args, **keys)
+            if name.startswith("BatchPOD"):
+                return args[0], args[2]
             return (args[0], torch.zeros(args[0].shape[:2])) if args and keys.get("return_lse") else None
 
         def _note(self, what: str, method: Callable[..., Any], *args: Any, **keys: Any) -> None:

@@ -80,6 +80,8 @@ UNREAD = {
     "multi_level",
     "sglang_triton",
     "sglang_triton_extend",
+    "batch_attention",
+    "batch_pod",
     "torch_chunks",
     "torch_merge",
     "torch_sdpa",

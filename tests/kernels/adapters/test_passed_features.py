@@ -294,8 +294,9 @@ def test_a_forced_run_of_xqa_shows_nothing_of_its_log_sum_exp(settings: Callable
     assert decision.not_passed == ("the wish for a log-sum-exp",)
 
 
-CAUSAL = ("causal", "causal_mask")  # how libraries call it
-MLA_ON_GPUS = [adapter for (routine, _), adapter in ON_GPUS if routine == "mla"]
+CAUSAL = ("causal", "causal_mask", "is_causal")  # how libraries call it
+BY_LENGTHS = ("triton_mla", "sglang_triton")  # whose kernel has no word for it: each query token, or the only one, has a length
+MLA_ON_GPUS = [adapter for (routine, name), adapter in ON_GPUS if routine == "mla" and name not in BY_LENGTHS]
 
 
 def told_causal(adapter: Adapter, device: Device, mask: str, s_qo: int) -> set[bool]:
