@@ -28,3 +28,10 @@ def test_a_dataset_that_nobody_described_is_an_error(tmp_path: Path, monkeypatch
 
     with pytest.raises(SystemExit, match=r"but not in both: h200_main/a\.parquet"):
         dataset_page.page()
+
+
+def test_a_dataset_of_few_samples_says_so():
+    rows = dataset_page.frame(RESULTS / "h200_prefill" / "cascade.parquet")
+
+    with pytest.raises(SystemExit, match="measured with timing=quick; say so"):
+        dataset_page.line("cascade", {"asks": "X", "command": "+sweep=cascade"}, rows)

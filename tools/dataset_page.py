@@ -15,7 +15,8 @@ RESULTS = Path(__file__).resolve().parent.parent / "results"
 REQUIREMENTS = RESULTS.parent / "requirements.txt"
 VERSIONS = {"torch_version": "torch", "flashinfer_version": "flashinfer-python", "ray_version": "ray"}
 USUAL = {"torch 2.11.0", "flashinfer-python 0.7.2.post1", "ray 2.60.0"}
-COLUMNS = ("status", "device_name", "started_at", "device_uuid", "run_id", "libraries", *VERSIONS)
+COLUMNS = ("status", "device_name", "started_at", "device_uuid", "run_id", "libraries", "command", *VERSIONS)
+QUICK = "timing=quick"
 ORDER = ("ok", "unsupported", "mismatch", "skipped", "failed", "timeout", "oom")
 BEGIN = f"""# Datasets
 
@@ -54,6 +55,9 @@ def frame(path: Path) -> pd.DataFrame:
 
 
 def line(name: str, told: dict[str, Any], rows: pd.DataFrame) -> str:
+    """A line of the page. Raises SystemExit if rows are of the ten samples of timing=quick, and the command does not say so."""
+    if rows["command"].str.contains(QUICK).any() and QUICK not in told["command"]:
+        raise SystemExit(f"{name}: its rows were measured with {QUICK}; say so in its command in datasets.yaml")
     counts = ", ".join(f"{(rows['status'] == status).sum():,} {status}" for status in sorted(set(rows["status"]), key=ORDER.index))
     days = listed(rows["started_at"].dt.strftime("%Y-%m-%d"))
     later = f" Not measured: `{told['not_measured']}`.".replace("'", "") if "not_measured" in told else ""

@@ -51,8 +51,8 @@ SUBQUERY = re.compile(r"\(\s*(?:SELECT|FROM|WITH)\b", re.IGNORECASE)
 VIEWS = "SELECT view_name FROM duckdb_views() WHERE NOT internal UNION SELECT table_name FROM duckdb_tables()"
 # Every timed point that an engine could run, with all columns of its row but the lists of samples.
 MEASURED = """SELECT current.* EXCLUDE ({}), points.* EXCLUDE (row, backend, status, median_us, rel_err), workload
-    FROM points JOIN current USING (row) JOIN all_workloads USING (problem)
-    WHERE points.status = 'ok' AND NOT is_reference(points.backend)"""
+    FROM points JOIN current USING (row) JOIN workloads USING (problem)
+    WHERE points.status = 'ok' AND NOT is_reference(points.backend) AND NOT too_big"""
 
 
 def _sources(given: Any) -> Any:
