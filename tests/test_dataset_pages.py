@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import duckdb
 import pytest
 
 from orchestrator.config.base import own_files
@@ -35,3 +36,18 @@ def test_a_dataset_of_few_samples_says_so():
 
     with pytest.raises(SystemExit, match="measured with timing=quick; say so"):
         dataset_page.line("cascade", {"asks": "X", "command": "+sweep=cascade"}, rows)
+
+
+def test_the_table_of_servers_counts_the_rows():
+    table = (RESULTS / "README.md").read_text().partition("## Servers measured")[2].partition("\n## ")[0]
+    cells = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("|")][2:]
+    counted = duckdb.sql(f"""
+        SELECT model, tp, split_part(device_name, ' ', 2) AS gpu, count(*)
+        FROM read_parquet('{RESULTS}/*/*.parquet', union_by_name = true, filename = true)
+        WHERE status = 'ok' AND s_qo <= 64 AND coalesce(twin, 0) = 0 AND model <> 'custom' AND filename NOT LIKE '%_rules/%'
+        GROUP BY ALL""")
+
+    assert {(model, tp, gpu): points for model, tp, gpu, *_, points, _ in cells} == {
+        (model, f"{tp}", gpu): f"{count:,}" for model, tp, gpu, count in counted.fetchall()
+    }
+    assert all("flash_attn_3_vllm" in line[6] for line in cells if line[:2] == ["llama_3_1_70b", "1"])

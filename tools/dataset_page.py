@@ -11,11 +11,15 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from orchestrator.config.engine import MAX_DRAFT, selected
+from orchestrator.config.model import CUSTOM
+
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 REQUIREMENTS = RESULTS.parent / "requirements.txt"
 VERSIONS = {"torch_version": "torch", "flashinfer_version": "flashinfer-python", "ray_version": "ray"}
 USUAL = {"torch 2.11.0", "flashinfer-python 0.7.2.post1", "ray 2.60.0"}
 COLUMNS = ("status", "device_name", "started_at", "device_uuid", "run_id", "libraries", "command", *VERSIONS)
+OF_SERVER = ("model", "tp", "kv_dtype", "s_qo", "batch_size", "routine", "backend", "twin", "engine", "engine_version")
 QUICK = "timing=quick"
 ORDER = ("ok", "unsupported", "mismatch", "skipped", "failed", "timeout", "oom")
 BEGIN = f"""# Datasets
@@ -39,7 +43,7 @@ def page() -> str:
     frames = {path: frame(path) for path in sorted(RESULTS.glob("*/*.parquet"))}
     if wrong := {path.relative_to(RESULTS) for path in frames} ^ {Path(f, f"{n}.parquet") for f, of in asked.items() for n in of}:
         raise SystemExit(f"in results/ or in datasets.yaml, but not in both: {', '.join(sorted(map(str, wrong)))}")
-    parts = [BEGIN]
+    parts = [BEGIN, servers(frames)]
     for folder, datasets in asked.items():
         rows = {name: frames[RESULTS / folder / f"{name}.parquet"] for name in datasets}
         gpu = listed(value for of in rows.values() for value in of["device_name"])
@@ -49,9 +53,52 @@ def page() -> str:
     return "\n".join([*parts, versions(frames)])
 
 
+def servers(frames: dict[Path, pd.DataFrame]) -> str:
+    """A table of the servers that rows are of: a line for each model, its share of GPUs, and kind of GPU.
+
+    Right points of decode and drafts count, of models with a name: none twice, and none that rules were forced on. Builds are those
+    that conf/engine names as an engine's own, and engines that were measured running.
+    """
+    named = (
+        rows.assign(dataset=f"{path.parent.name}/{path.stem}")
+        for path, rows in frames.items()
+        if not path.parent.name.endswith("_rules")
+    )
+    rows = pd.concat([one[one["status"].eq("ok") & one["s_qo"].le(MAX_DRAFT) & ~one["twin"].gt(0)] for one in named])
+    rows = rows[rows["model"].notna() & rows["model"].ne(CUSTOM)]
+    calls = ((call, flag) for engine in selected() for flag in engine.flags for of in flag.calls.values() for call in of)
+    own = {"/".join(call) for call, flag in calls if call.backend == flag.own_build}
+    running = rows["engine"] + " " + rows["engine_version"]
+    rows["build"] = running.where(
+        rows["engine"].notna(), rows["backend"].where((rows["routine"] + "/" + rows["backend"]).isin(own))
+    )
+    rows["drafts"], rows["GPU"] = rows["s_qo"] - 1, rows["device_name"].str.split().str[1]
+    lines = []
+    for (model, tp, gpu), one in rows.groupby(["model", "tp", "GPU"]):
+        drafts = ", ".join(f"{count:.0f}" for count in sorted(one["drafts"].unique()))
+        of, batch = sorted(one["dataset"].unique()), f"{one['batch_size'].min():.0f} to {one['batch_size'].max():.0f}"
+        where = ", ".join(f"`{name}`" for name in of) if len(of) < 4 else f"{len(of)} datasets"
+        cells = (
+            model,
+            f"{tp:.0f}",
+            gpu,
+            listed(one["kv_dtype"]),
+            drafts,
+            batch,
+            listed(one["build"]) or "–",
+            f"{len(one):,}",
+            where,
+        )
+        lines.append(f"|{'|'.join(cells)}|")
+    head = "|model|TP|GPU|cache|drafted tokens|requests|engines' own builds|points|in|\n|-|-|-|-|-|-|-|-|-|"
+    return "\n".join(
+        ("## Servers measured\n", "One GPU of a server has these heads; points of decode and drafts.\n", head, *lines, "")
+    )
+
+
 def frame(path: Path) -> pd.DataFrame:
     """The columns of a dataset that the page reads; those of a later version are null."""
-    return pd.read_parquet(path).reindex(columns=list(COLUMNS))
+    return pd.read_parquet(path).reindex(columns=[*COLUMNS, *OF_SERVER])
 
 
 def line(name: str, told: dict[str, Any], rows: pd.DataFrame) -> str:
