@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
+from kernels.problem.routine import found
 from orchestrator.reporting import statement
 
 COMMON = {"device_name": "cpu", "kv_dtype": "bf16", "batch_size": 1, "s_kv": 8192, "seed": 0, "weight_over_limit": 0.4}
@@ -85,6 +86,17 @@ def test_a_kernel_that_speaks_against_a_clause_breaks_it_alone(row: dict[str, ob
 )
 def test_what_is_not_promised_breaks_no_clause(row: dict[str, object]):
     assert statement.broken(pd.DataFrame([*ALL, row])) == []
+
+
+OWN = [(name, kind) for name, routine in found().items() for kind in routine.promises]
+
+
+@pytest.mark.parametrize(("name", "kind"), OWN)
+def test_each_clause_of_another_routine_is_broken_by_a_fault_of_its_kind_alone(name: str, kind: str):
+    caught = [wrong(f"{one} 1: somewhere", routine=of) for of, one in OWN]
+    (clause,) = statement.broken(pd.DataFrame([*caught, right(routine=name), wrong(f"{kind} 1: here", "ok", routine=name)]))
+
+    assert clause == f"{name}: {found()[name].promises[kind]}"
 
 
 def test_one_missed_of_hundreds_is_what_a_probability_of_99_percent_allows():
