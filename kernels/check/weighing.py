@@ -138,7 +138,7 @@ def _sums(inputs: Inputs, rows: Rows, keys: range, k: Tensor, v: Tensor) -> tupl
     found[..., : len(keys)] = torch.stack(_of_keys(inputs, rows, prob, g, v))
     levels = _add_levels(found, len(keys), [_of_blocks_in_rows(rows, blocks, inputs.problem.latent)])
     if inputs.problem.latent:
-        found[0] += along_outputs(rows, [prob, *(level[0] for level in blocks)]) * (found[3] > 0)  # as `_add_levels` leaves blocks out
+        found[0] += along_outputs(rows, [prob, *(level[0] for level in blocks)]) * (found[3] > 0)  # no block left out
     return levels, found
 
 

@@ -334,7 +334,7 @@ def test_a_row_that_two_keys_share_has_the_errors_of_both_logits(seed: int):
         ("shared prefix", Roundings("fp16", "fp16", "fp16"), 20399, "the same"),
         ("sinks", Roundings("fp16", "fp16", "fp16", "fp16"), 95000, "small weights beside a sink move a row by their whole error"),
         ("MLA", Roundings("fp8_e5m2", "fp8_e5m2", "fp8_e5m2"), 20242, "no fault moves a row of MLA so far along its output"),
-        ("sparse MLA", Roundings("bf16", "bf16", "fp32"), 149, "a block that is left out of one input leaves nothing in the sums of several"),
+        ("sparse MLA", Roundings("bf16", "bf16", "fp32"), 149, "a block that an input leaves out adds nothing to others"),
     ],
 )
 def test_right_kernels_that_were_called_wrong(shape: str, how: Roundings, seed: int, mended_by: str):
