@@ -35,6 +35,11 @@ class CacheWrite(Routine):
         "kept": "writes from memory",
     }
 
+    def completed(self, keys: dict[str, Any]) -> dict[str, Any]:
+        """A latent has one head, so its scale is that of the tensor."""
+        axes = str(keys["routine_axes"]).replace("scales=head", "scales=tensor")
+        return {**keys, "routine_axes": axes} if keys.get("head_dim_ckv") else keys
+
     def check(self, problem: Any) -> None:
         p, given, cached = problem, problem.q_dtype, problem.kv_dtype
         require_latent(p)
@@ -48,7 +53,7 @@ class CacheWrite(Routine):
                 not turned or (given not in FP8 and sizes(p).rotated % 2 == 0),
                 "with rope keys in 16 or 32 bits, of an even head_dim",
             ),
-            (not by_head or not (given == cached or turned or p.head_dim_ckv), "scales=head for keys that are quantised alone"),
+            (not by_head or (given != cached and not turned), "scales=head for keys that are quantised alone"),
         ):
             if not fits:
                 found = f"q_dtype={given}, kv_dtype={cached}, {p.routine_axes}, head_dims {p.head_dim_qk} and {p.head_dim_vo}"

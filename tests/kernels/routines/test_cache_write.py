@@ -145,6 +145,7 @@ def test_bytes_and_flops_are_those_of_new_tokens_and_a_context_takes_no_room() -
     assert p.qo_bytes == 2 * p.kv_bytes
     assert turned.qo_bytes == p.qo_bytes + 9 * 4 * 64 * (2 + 1)
     assert (p.flops, turned.flops) == (9 * 256, 9 * (256 + 3 * 64 * 6))
+    assert make(**LATENT, **FP8, scales="head") == make(**LATENT, **FP8)  # a latent has one head
     assert make(s_kv=1_000_000).input_bytes <= make(s_kv=77).input_bytes * 2
 
 
