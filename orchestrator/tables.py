@@ -26,13 +26,19 @@ class Grid:
     header: tuple[str, ...]
     cells: tuple[tuple[str, ...], ...]
 
+    def first(self, lines: int) -> Grid:
+        """The first lines, with a title that says so."""
+        more = f"; the first {lines} of {len(self.cells)}" if len(self.cells) > lines else ""
+        return Grid(self.title + more, self.header, self.cells[:lines])
+
 
 def draw(console: Console, grids: Iterable[Grid]) -> None:
     """Prints tables to a console. Tables without rows are left out."""
     for grid in grids:
         if not grid.cells:
             continue
-        console.print(f"[bold]{escape(for_line(grid.title))}[/]", highlight=False, soft_wrap=True)
+        wraps = console.is_terminal  # a terminal would cut inside a word; a file keeps a title in one line
+        console.print(f"[bold]{escape(for_line(grid.title))}[/]", highlight=False, soft_wrap=not wraps)
         table = Table(header_style="bold")
         for name in grid.header:
             table.add_column(escape(for_terminal(name)), overflow="fold")

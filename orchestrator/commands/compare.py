@@ -15,12 +15,15 @@ if TYPE_CHECKING:
 
 # What a command to measure suspects again takes from the comparison; the rest is of the candidate's rows.
 OF_COMPARISON = ("baseline=", "candidate=", "where=", "noise=", "same=", "cards=", "missing=")
+FEW = 5  # lines of a table of two kinds of GPU
+MORE = "every point, and how the verdicts were reached: full=true; by your requests: traffic=FILE or weights=[...]"
 NOT_OF_ROWS = ("mode=", "point=", "rerun=", "cluster.workers=", "modules=")
 
 
 def execute(invocation: Invocation[CompareSettings]) -> int:
     """Prints the comparison of `baseline` and `candidate`; 1 on a regression. Published times are not judged."""
     from orchestrator.analysis.compare import best_of, published, tables
+    from orchestrator.reporting.opened import mix_of
 
     if published_tables := published.published_grids(invocation.settings):
         invocation.show(published_tables, title="published times")
@@ -28,15 +31,18 @@ def execute(invocation: Invocation[CompareSettings]) -> int:
     settings = invocation.settings
     found = compared(settings)
     best = best_of.best_of(found.baseline, found.candidate, settings.best.max_rel_err)
-    notes = [*tables.notes(found), *_again(invocation, found)]
+    best = best_of.weighed(best, settings.weights, mix_of(settings))
+    is_brief = best.of_devices and settings.format == "terminal" and not settings.full  # there is no gate, and many points
+    notes = [*tables.of_gate(found), tables.headline(found)] if is_brief else [*tables.notes(found), *_again(invocation, found)]
     headline = best_of.headline(best) if best.of_devices and len(best.problems) else tables.headline(found)
     if settings.format == "markdown":
         print(f"**{for_markdown(headline)}**\n")
-    invocation.show([*best_of.grids(best), *tables.grids(found)], title=headline)
+    grids = [one.first(FEW) for one in best_of.grids(best)] if is_brief else [*best_of.grids(best), *tables.grids(found)]
+    invocation.show(grids, title=headline)
     if settings.format == "markdown":
         print("\n" + "\n".join(f"- {for_markdown(note)}" for note in notes))
     elif settings.format == "terminal":
-        invocation.say("\n".join([*notes, headline]))
+        invocation.say("\n".join([*notes, headline, *([MORE] if is_brief else [])]))
     return BAD_POINTS if found.regressed else OK
 
 

@@ -17,7 +17,7 @@ def execute(invocation: Invocation[AskSettings]) -> int:
     from orchestrator.analysis.questions import VIEWS
     from orchestrator.reporting import records
     from orchestrator.reporting.opened import located
-    from orchestrator.reporting.report import NEEDS, dataset_grids
+    from orchestrator.reporting.report import NEEDS, dataset_grids, screen
 
     if invocation.settings.question == "columns":
         return _columns(invocation)
@@ -27,6 +27,8 @@ def execute(invocation: Invocation[AskSettings]) -> int:
         return OK
     if settings.columns:
         invocation.show([records.short_table(settings)], title=f"question={settings.question}")
+        return OK
+    if settings.question is None and settings.format == "terminal" and not settings.full and screen(invocation.console, settings):
         return OK
     grids = dataset_grids(settings, settings.question)
     if not any(grid.cells for grid in grids):

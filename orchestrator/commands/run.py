@@ -142,10 +142,11 @@ def _show_replay(invocation: Running, settings: ReplaySettings, before: list[dic
 def _summarize(invocation: Running, settings: RunSettings, run_id: str, effort: str, *, any_failed: bool) -> None:
     """Prints the report of the dataset, where it is, and what to type next."""
     from orchestrator import tables
-    from orchestrator.reporting.report import dataset_grids
+    from orchestrator.reporting.report import dataset_grids, screen
 
     path = settings.results.path
-    tables.draw(invocation.console, dataset_grids(settings))
+    if not screen(invocation.console, settings):
+        tables.draw(invocation.console, dataset_grids(settings))
     invocation.say(f"run {run_id}: {effort}; dataset: {path} (pandas.read_parquet('{path}'))")
     invocation.say("next:")
     if isinstance(settings, SuspectSettings):

@@ -234,6 +234,7 @@ class AskSettings(Answers, ForDeployment):
     """mode=report."""
 
     format: Format = "terminal"
+    full: bool = False
     question: Question | None = None
     columns: parts.Texts = ()
 
@@ -265,7 +266,9 @@ class CompareSettings(Compared):
     """mode=compare."""
 
     format: Format = "terminal"
+    full: bool = False
     best: parts.Best = parts.Best()
+    weights: Annotated[WeightRules, BeforeValidator(checked_weights)] = ()
 
 
 class DashboardSettings(Chosen):

@@ -16,7 +16,7 @@ LENGTH_AXES = ("s_kv", "seq_lens", "batch_spec", "max_seq_len", "graph_batch")  
 
 
 def with_traffic(config: Mapping[str, Any]) -> Config:
-    """The composed configuration with the traffic's points as its sweep's axes; unchanged for mode=report, which reads them itself.
+    """The composed configuration with the traffic's points as its sweep's axes; unchanged for modes that read them.
 
     Raises UserError for a file that cannot be read, and for keys that contradict it.
     """
@@ -24,10 +24,10 @@ def with_traffic(config: Mapping[str, Any]) -> Config:
     if config.get("import") is not None:
         words = "allowed: one of them at a time; an imported file has lengths of its own"
         raise UserError(f"traffic={path} import={config['import']}: {words}")
-    if mode == "report":
+    if mode in ("report", "compare"):
         return {**config}
     if mode in MODES and (MODES[mode].needs != "sweep" or mode == "import"):
-        words = "type mode=plan or run with +sweep=NAME, or mode=report question=one_backend"
+        words = "type mode=plan or run with +sweep=NAME, mode=report question=one_backend, or mode=compare"
         raise UserError(f"traffic={path}: mode={mode} measures nothing; {words}")
     sweep = config.get("sweep")
     if not isinstance(sweep, dict):

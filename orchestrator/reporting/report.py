@@ -8,6 +8,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import get_args
 
+from rich.console import Console
+
 from orchestrator.analysis import how_timed, questions
 from orchestrator.analysis.dataset import Dataset, from_table
 from orchestrator.analysis.questions import best, define_views, exactness, pad_up, traffic_weights
@@ -17,10 +19,10 @@ from orchestrator.config.settings import Answers, Question
 from orchestrator.errors import UserError
 from orchestrator.planning.expand import expand
 from orchestrator.point import Point
-from orchestrator.reporting import quality, statement
+from orchestrator.reporting import brief, quality, statement
 from orchestrator.reporting.opened import mix_of, opened
 from orchestrator.storage.row import STATUSES
-from orchestrator.tables import Grid
+from orchestrator.tables import Grid, draw
 
 MAIN_TABLES = 3  # of question=best that the summary shows
 TOP_REASONS = 12
@@ -55,6 +57,17 @@ def dataset_grids(settings: Answers, question: str | None = None) -> list[Grid]:
     current = data.current()
     others = define_views(from_table(current[~quality.is_caught(current)]), settings.draft)
     return [*statement.grids(current), *quality.grids(current), status_grid(others)]
+
+
+def screen(console: Console, settings: Answers) -> bool:
+    """Prints what a dataset says on one screen, unless it is about the quality of measurements or has no time at all."""
+    data = opened(settings, None)
+    if quality.is_about_quality(data) or not data.scalar("SELECT count(*) FROM best"):
+        return False
+    points = expand(settings) if settings.mode == "report" and settings.sweep.axes else []
+    draw(console, [*not_measured(data, points), *sweeps(data)])
+    brief.show(console, data, settings.results.path, [name for name, module in MODULES.items() if module.summary(data)])
+    return True
 
 
 def no_question_to_quality(question: str, path: str) -> str:

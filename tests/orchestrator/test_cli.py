@@ -131,7 +131,7 @@ def test_a_plan_for_another_gpu_starts_and_imports_nothing(device: str, tmp_path
 def test_report_prints_tables_and_markdown_from_the_dataset_alone(tmp_path: Path):
     args = ["+sweep=smoke", "cluster=inline", "timing=quick", f"results.path={tmp_path}"]
     assert run_from_scratch(*args).returncode == 0
-    terminal, markdown = run(*args, "mode=report"), run(f"results.path={tmp_path}", "mode=report", "format=markdown")
+    terminal, markdown = run(*args, "mode=report", "full=true"), run(f"results.path={tmp_path}", "mode=report", "format=markdown")
 
     assert terminal.returncode == markdown.returncode == 0
     assert "fastest backend" in terminal.stdout and "torch_sdpa" in terminal.stdout

@@ -7,10 +7,11 @@ would. No side is better than the other in the words of the tables.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from orchestrator.analysis.compare.pairs import LIST_COLUMNS, PLACE_COLUMNS, tree_texts
@@ -20,6 +21,8 @@ from orchestrator.analysis.questions import contenders_by, ranked_by, ranking_of
 from orchestrator.analysis.questions.exactness import error, named
 from orchestrator.analysis.questions.tables import describe_point, l2_words, percent
 from orchestrator.analysis.sql import quoted
+from orchestrator.analysis.traffic import Mix, weights
+from orchestrator.config.weights import WEIGHT, WeightRules
 from orchestrator.tables import Grid
 
 if TYPE_CHECKING:
@@ -49,6 +52,22 @@ class BestOfSides:
         """Problems whose best kernel is another one on the candidate, those first where keeping it costs most."""
         other = self.problems[self.problems["kernel_a"] != self.problems["kernel_b"]]
         return other.sort_values(["keeping", "speed_up"], ascending=False, na_position="first", kind="stable")
+
+
+def weighed(found: BestOfSides, rules: WeightRules, mix: Mix | None) -> BestOfSides:
+    """The same with a column `weight` of `problems`: of `rules`, and of the traffic, which each length of queries gets once."""
+    if (not rules and mix is None) or found.problems.empty:
+        return found
+    weight = pd.Series(0.0 if rules else 1.0, found.problems.index)
+    for entry in rules:
+        same = [found.problems[key].astype(str).str.lower() == str(value).lower() for key, value in entry.items() if key != WEIGHT]
+        weight += float(entry[WEIGHT]) * pd.concat([pd.Series(True, weight.index), *same], axis=1).all(axis=1)
+    if mix is not None:
+        for _, part in found.problems.groupby([*OF_LINE, "s_qo"]):
+            sizes = [*zip(part["batch_size"], part["s_kv"], strict=True)]
+            shares = weights(mix, sizes, prompts=bool((part["s_qo"] == part["s_kv"]).all())).by_workload
+            weight[part.index] *= [shares[size] / sizes.count(size) for size in sizes]
+    return replace(found, problems=found.problems.assign(weight=weight))
 
 
 def best_of(baseline: Selection, candidate: Selection, max_rel_err: float | None = None) -> BestOfSides:
@@ -127,8 +146,22 @@ def grids(found: BestOfSides, same: float = SAME) -> list[Grid]:
 
 def headline(found: BestOfSides) -> str:
     baseline, candidate = found.names
-    parts = [f"{_title(key, found.problems)} {_words(ranges, few=True)}" for key, ranges in _parts(found)]
-    return f"{candidate} over {baseline}, best against best: {'; '.join(parts)}"
+    yours = _yours(found)
+    parts = [
+        f"{_title(key, found.problems)} {own[0] if (own := yours[number]) else _words(ranges, few=True)}"
+        for number, (key, ranges) in enumerate(_parts(found))
+    ]
+    of = " by your weights" if any(yours) else ""
+    return f"{candidate} over {baseline}, best against best{of}: {'; '.join(parts)}"
+
+
+def _yours(found: BestOfSides) -> list[tuple[str, ...]]:
+    """Of each line the geometric mean by the weights, if there are any."""
+    groups = found.problems.groupby(list(OF_LINE), sort=True)
+    if "weight" not in found.problems:
+        return [()] * len(groups)
+    sums = [(float(part["weight"].sum()), float((np.log(part["speed_up"]) * part["weight"]).sum())) for _, part in groups]
+    return [(f"{math.exp(logs / whole):.2f}" if whole else "–",) for whole, logs in sums]
 
 
 def _parts(found: BestOfSides) -> list[tuple[dict[str, Any], list[BatchRange]]]:
@@ -141,17 +174,20 @@ def _lines(found: BestOfSides) -> Grid:
     counts = found.problems.groupby(list(OF_LINE), sort=True).agg(
         problems=("speed_up", "size"), least=("speed_up", "min"), most=("speed_up", "max")
     )
+    yours = _yours(found)
     cells = tuple(
         (
             _title(key, found.problems, whole=True),
             _words(ranges),
             f"{one['least']:.2f} to {one['most']:.2f}",
             f"{one['problems']:,.0f}",
+            *own,
         )
-        for (key, ranges), one in zip(_parts(found), counts.to_dict("records"), strict=True)
+        for (key, ranges), one, own in zip(_parts(found), counts.to_dict("records"), yours, strict=True)
     )
     title = f"{candidate} over {baseline}, the best backend of each: how many times as fast, geometric mean"
-    return Grid(title, ("what", "times as fast", "least to most", "problems"), cells)
+    header = ("what", "times as fast", "least to most", "problems", *(("by your weights",) if any(yours) else ()))
+    return Grid(title, header, cells)
 
 
 def _title(key: dict[str, Any], problems: pd.DataFrame, *, whole: bool = False) -> str:

@@ -72,8 +72,12 @@ def is_of_two_kinds(points: pd.DataFrame) -> bool:
 
 
 def is_absent(points: pd.DataFrame) -> pd.Series:
-    """Points that the baseline has a time for and the candidate has nothing: no row, or one that was skipped."""
-    return (points["verdict"] == "missing") & (points["status_b"] != "unsupported")
+    """Points that the baseline has a time for and the candidate has nothing: no row, or one that was skipped.
+
+    On another kind of GPU a skipped point has its reason, such as too little memory.
+    """
+    has_reason = points["status_b"].isin(["unsupported", "skipped"] if is_of_two_kinds(points) else ["unsupported"])
+    return (points["verdict"] == "missing") & ~has_reason
 
 
 class GateEvidence(NamedTuple):

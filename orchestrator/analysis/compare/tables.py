@@ -117,7 +117,7 @@ def notes(found: Comparison) -> list[str]:
     sentences += _of_backends(found)
     if (points["timer_a"] == GRAPH_REPLAY).any():
         sentences.append("changes are of times with the launch of the graph, and best against best without it (docs/timing.md)")
-    sentences += [*_of_gate(found), *_of_cards(found)]
+    sentences += [*of_gate(found), *_of_cards(found)]
     if throttled := int((points["throttled_a"] | points["throttled_b"]).sum()):
         sentences.append(
             f"{throttled} pairs were throttled on a side; between runs, what their clocks may explain counts as noise. "
@@ -137,7 +137,8 @@ def _of_backends(found: Comparison) -> list[str]:
     ]
 
 
-def _of_gate(found: Comparison) -> list[str]:
+def of_gate(found: Comparison) -> list[str]:
+    """What decides the exit code, a sentence each."""
     red = found.points["red"] & found.points["comparable"]
     words = [
         f"{'red, exit code 1' if red.any() or found.red_groups else 'not red'}: {int(red.sum())} points alone and "

@@ -35,21 +35,23 @@ def references(data: Dataset) -> list[Grid]:
 
 
 def fastest_grids(data: Dataset) -> list[Grid]:
-    """The winner of each problem; one table for each combination of the other axes."""
-    return [
-        across_contexts(f"{_title(data, part)} · {name}", part, _cell)
-        for name, part in split_by_title(fetch(data, "best"), ("s_qo", "batch_size", "s_kv"))
-    ]
+    """The winner of each problem; one table for each combination of the other axes. The signs are explained once."""
+    found, told = [], set()
+    for name, part in split_by_title(fetch(data, "best"), ("s_qo", "batch_size", "s_kv")):
+        what, signs = _title(data, part)
+        found.append(across_contexts(" ".join(filter(None, (what, "" if signs in told else signs, f"· {name}"))), part, _cell))
+        told.add(signs)
+    return found
 
 
-def _title(data: Dataset, part: Sequence[Record]) -> str:
-    """What a table shows and what its signs mean. All records of it are of one device and one state of the L2."""
+def _title(data: Dataset, part: Sequence[Record]) -> tuple[str, str]:
+    """What a table shows, and what its signs mean. All records of it are of one device and one state of the L2."""
     time = "µs in a step" if part[0]["context"] == "step" else "median µs"
     over = _other_states(data, part[0]["device_name"], part[0]["l2"])
     noise = f"noise, measured over {over}" if over else "noise"
     rough = legend(*(r[which] for r in part for which in ("rough", "runner_up_rough")))
     signs = f"(ahead of the next by; ≈ no more than {noise}{rough}), err: relative error of its worst row"
-    return f"fastest backend, {time} {signs}"
+    return f"fastest backend, {time}", signs
 
 
 def _cell(record: Record) -> str:

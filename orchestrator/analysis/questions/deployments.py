@@ -30,6 +30,8 @@ PLACE = (
     *("num_kv_heads", "head_dim_qk"),
 )
 IN_TITLE = ("device_name", "model", "tp", "num_qo_heads", "kv_dtype", "l2")
+# How the times of a server are taken.
+USUAL: dict[str, tuple[Any, ...]] = {"l2": ("clean",), "icache": ("warm",), "context": ("isolated",), "env": ()}
 OF_CUSTOM = ("num_kv_heads", "head_dim_qk")  # they follow from a model's name; heads without one are told apart by them
 HERE = "backend"  # `who` of the choices that are backends of this project
 MUCH_SLOWER = 1.2  # a choice that takes more than this many times the fastest one's time at some workload: an answer says so
@@ -269,6 +271,15 @@ class Part:
         return words if self.layers == "all" else f"{words}, {self.layers} layers"
 
     @property
+    def brief(self) -> str:
+        """The answer in a few words: `vLLM 0.33.0: FLASH_ATTN 1.01×`."""
+        choice = self.answer.choice
+        who = "" if self.who == HERE else f"{self.who}: "
+        if choice is None:
+            return f"{who}no advice"
+        return f"{who}{choice.label}{' (default)' if choice.is_default else ''} {choice.mean_words}×"
+
+    @property
     def default(self) -> Choice | None:
         """The engine's default."""
         return next((choice for choice in self.choices if choice.is_default), None)
@@ -428,3 +439,23 @@ def _references(data: Dataset) -> dict[tuple[Any, ...], dict[str, tuple[float, f
         WHERE reference_us IS NOT NULL GROUP BY ALL"""):
         found[tuple(key)][name] = (least, most)
     return found
+
+
+def briefs(found: Sequence[Part], *, at_worst: bool = False) -> list[str]:
+    """The answers of the engines to one question; what all backends here say if no engine has one."""
+    told = [part for part in found if part.answer.choice is not None]
+    engines = [part for part in told if part.who != HERE] or told
+    return [
+        part.brief + (f" ({choice.worst_words})" if at_worst and (choice := part.answer.choice) else "") for part in engines
+    ] or ["no advice"]
+
+
+def is_usual(place: Sequence[Any]) -> bool:
+    """Whether the times of a deployment were taken as a server's are."""
+    return all(value in (None, *USUAL[name]) for name, value in zip(PLACE, place, strict=True) if name in USUAL)
+
+
+def server_name(place: Mapping[str, Any]) -> str:
+    """A model and its share, and the heads of one that has no name."""
+    heads = f" · {place['num_qo_heads']} query heads, {place['num_kv_heads']} KV heads" if place["model"] == CUSTOM else ""
+    return f"{place['model']} · tp {place['tp'] or 1}{heads}"

@@ -7,7 +7,6 @@ functions as the reports.
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from orchestrator.analysis.dataset import Dataset, again, open_dataset
 from orchestrator.analysis.keys import OWN_US, RANKED_US, TIMING_KEYS
 from orchestrator.analysis.names import libraries_of, shown
 from orchestrator.analysis.questions import best, engine_default, one_backend, open_views
-from orchestrator.analysis.questions.deployments import HERE, PLACE, Part, parts
+from orchestrator.analysis.questions.deployments import HERE, PLACE, Part, briefs, is_usual, parts, server_name
 from orchestrator.analysis.questions.exactness import error, named
 from orchestrator.analysis.rough import DECIDED, ROUGH
 from orchestrator.analysis.sources import left_out
@@ -182,9 +181,6 @@ def facts(data: Dataset) -> dict[str, list[str]]:
     }
 
 
-USUAL: dict[str, tuple[str, ...]] = {"l2": ("clean",), "icache": ("warm",), "context": ("isolated",), "env": ()}
-
-
 def compared(data: Dataset) -> dict[str, dict[str, Any]]:
     """The first table of mode=compare for each two kinds of GPU, by both names with a space between."""
     if data.scalar("SELECT count(DISTINCT device_name) FROM current WHERE status = 'ok'") < 2:
@@ -212,12 +208,12 @@ def deployments(data: Dataset) -> list[dict[str, Any]]:
         {
             "title": next(iter(phases.values()))[0].title,
             "place": dict(zip(PLACE, place, strict=True)),
-            "name": _server(dict(zip(PLACE, place, strict=True))),
-            "usual": all(value in (None, *USUAL[name]) for name, value in zip(PLACE, place, strict=True) if name in USUAL),
+            "name": server_name(dict(zip(PLACE, place, strict=True))),
+            "usual": is_usual(place),
             "phases": [
                 {
                     "name": phase,
-                    "brief": _brief(of_phase),
+                    "brief": briefs(of_phase),
                     "engines": [_typed(part) for part in of_phase],
                     "tables": [
                         _told(grid)
@@ -232,26 +228,11 @@ def deployments(data: Dataset) -> list[dict[str, Any]]:
     ]
 
 
-def _server(place: Mapping[str, Any]) -> str:
-    """A model and its share, or the heads of one that has no name."""
-    heads = f" · {place['num_qo_heads']} query heads, {place['num_kv_heads']} KV heads" if place["model"] == CUSTOM else ""
-    return f"{place['model']} · tp {place['tp'] or 1}{heads}"
-
-
 def _typed(part: Part) -> dict[str, Any]:
     """The answer of a part by the names of its cells, and what can be pasted."""
     choice, keeps = part.answer.choice, part.answer.keeps
     copied = None if choice is None or keeps or part.who == HERE else choice.name
     return {**dict(zip(one_backend.HEADER[1:], one_backend.line(part)[1:], strict=True)), "copy": copied}
-
-
-def _brief(of_phase: Sequence[Part]) -> list[str]:
-    """The answer of each engine in a few words; what all backends here say if no engine has an answer."""
-    told = [(part, part.answer.choice) for part in of_phase if part.answer.choice is not None]
-    engines = [one for one in told if one[0].who != HERE] or told
-    return [f"{'' if part.who == HERE else f'{part.who}: '}{choice.label} {choice.mean_words}×" for part, choice in engines] or [
-        "no advice"
-    ]
 
 
 def _told(grid: Grid) -> dict[str, Any]:

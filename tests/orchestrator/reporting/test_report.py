@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import re
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import get_args
 
 import pytest
+from rich.console import Console
 
 from orchestrator.analysis import questions
-from orchestrator.analysis.questions import tables
+from orchestrator.analysis.questions import open_views, tables
 from orchestrator.analysis.questions.best import grids as best_grids
-from orchestrator.config.settings import Question
+from orchestrator.analysis.questions.deployments import is_usual, parts
+from orchestrator.config.settings import Question, Settings
 from orchestrator.reporting import report
 from orchestrator.reporting.report import STALE_UNSEEN, status_grid
 from orchestrator.tables import markdown
+from tests.helpers.datasets import RESULTS
 from tests.helpers.timed_rows import asked, made
 
 
@@ -35,6 +40,24 @@ def test_a_summary_of_2000_problems_is_a_screen_and_says_what_it_leaves_out():
     assert main.cells[0][1] == "1" and main.cells[-1][1] == "50" and main.header[-1] == "s_kv 8,231"
     assert "8 of 50 lines and 6 of 40 contexts; all of them: question=best" in main.title
     assert sum(len(grid.cells) for grid in shown) < 60
+
+
+@pytest.mark.parametrize(
+    "name", ["h200_main/specdec_long_ctx", "h200_main/specdec_tp8", "h100_mla/mla_engines", "h200_prefill/merge_states"]
+)
+def test_a_report_is_a_screen_with_the_answers_of_one_backend_in_colour(name: str, settings: Callable[..., Settings]):
+    written = [io.StringIO(), io.StringIO()]
+    asked_for = settings("mode=report", f"results.path=results/{name}")
+    for file, colours in zip(written, (None, "standard"), strict=True):
+        assert report.screen(Console(file=file, width=80, force_terminal=bool(colours), color_system=colours), asked_for)
+    plain, coloured = (file.getvalue() for file in written)
+    told = " ".join(plain.split())
+    found = [part for part in parts(open_views(RESULTS / name)) if part.answer.choice and is_usual(part.place)]
+
+    assert len(plain.splitlines()) <= 40 and max(map(len, plain.splitlines())) <= 80
+    assert re.search("\x1b\\[3[1-6]m", coloured) and "\x1b" not in plain
+    assert "capital: ahead by more than noise" in told and "full=true" in told
+    assert not found or any(part.brief in told for part in found)
 
 
 def test_auto_does_not_compete_with_the_kernel_it_chose():

@@ -115,3 +115,26 @@ def test_the_command_begins_with_it(tmp_path: Path, invoke: Invoke):
 
     assert done.stdout.startswith("**NVIDIA H200 over NVIDIA H100, best against best: q bf16, kv bf16 1.10 at batch 1, 1.43")
     assert "fp8_e4m3" not in done.stdout
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_two_gpus_are_a_screen_without_an_exit_code_for_points_that_have_a_reason(order: tuple[int, int], invoke: Invoke):
+    paths = [f"results/{gpu}_main/specdec_long_ctx" for gpu in ("h100", "h200")]
+    baseline, candidate = (paths[number] for number in order)
+    done = invoke("mode=compare", f"baseline={baseline}", f"candidate={candidate}")
+
+    assert done.returncode == 0 and len(done.stdout.splitlines()) <= 60
+    assert "two kinds of GPU, no gate: " in done.stdout and "full=true" in done.stdout
+    assert ("4 missing" in done.stdout) is (order == (1, 0))  # an H100 skipped them: too big
+
+
+def test_weights_and_traffic_weigh_the_best_of_both(tmp_path: Path, invoke: Invoke):
+    h100, h200 = (dataset(tmp_path / name, rows) for name, rows in zip(("h100", "h200"), sides(), strict=True))
+    (tmp_path / "steps.jsonl").write_text('{"s_kv": 8192, "batch_size": 8}\n')
+    given = ([], ["weights=[{batch_size: 8, weight: 2}]"], [f"traffic={tmp_path / 'steps.jsonl'}"])
+    plain, ruled, mixed = (
+        invoke("mode=compare", f"baseline={h100}", f"candidate={h200}", "where={kv_dtype: bf16}", *keys).stdout for keys in given
+    )
+
+    assert "by your weights" not in plain and "1.10 at batch 1, 1.43" in plain
+    assert all("best against best by your weights: q bf16, kv bf16 1.43\n" in told for told in (ruled, mixed))

@@ -1,0 +1,165 @@
+"""mode=report without a question: one screen with what to type, a map of the fastest backends, their origin, the next commands."""
+
+from __future__ import annotations
+
+import string
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from orchestrator.analysis.connection import Record
+from orchestrator.analysis.dataset import Dataset
+from orchestrator.analysis.questions.deployments import PLACE, Part, briefs, is_usual, parts, server_name
+from orchestrator.analysis.questions.exactness import named
+from orchestrator.analysis.questions.tables import group_by, varying_keys
+from orchestrator.config.model import CUSTOM
+from orchestrator.reporting.dashboard.data import facts
+from orchestrator.storage.row import BAD, STATUSES
+from orchestrator.untrusted.text import for_line
+
+LINES, WIDTH, MAX_WIDTH = 40, 80, 120  # of a screen
+DECISIONS = 5  # lines of what to type
+CELL, LABEL = 6, 10  # letters of a cell of the map, and before its first one
+GAP = "  "  # between two maps
+COLOURS = ("blue", "yellow", "red", "green", "magenta", "cyan", "bright_blue", "bright_yellow", "bright_red", "bright_green")
+SIGNS = "capital: ahead by more than noise"
+WINNERS = """SELECT problems.*, won.backend, won.kernel, won.above_noise
+    FROM ranked_workloads AS won JOIN (SELECT row, problem FROM points) USING (row) JOIN problems USING (problem)"""
+
+
+def show(console: Console, data: Dataset, path: str, questions: Sequence[str]) -> None:
+    """Prints it, at most `LINES` lines of 80 columns. `questions` are those that the dataset answers."""
+    width = min(console.width, MAX_WIDTH) if console.is_terminal else WIDTH
+    end = [*_wrapped(_source(data), width), *_wrapped(_next(path, questions), width)]
+    found = [*_head(data, width), *_decisions(data, width)]
+    for one in _maps(data, width):
+        if len(found) + len(one) + len(end) > LINES:
+            break
+        found += one
+    for line in (*found, *end):
+        console.print(line, soft_wrap=True, highlight=False)
+
+
+def _wrapped(words: str, width: int, style: str = "") -> list[Text]:
+    return [Text(line, style) for line in textwrap.wrap(for_line(words), width, subsequent_indent=GAP, break_on_hyphens=False)]
+
+
+def _head(data: Dataset, width: int) -> list[Text]:
+    """What was measured, and how many points have which status; wrong and failed ones in red."""
+    known, counts = facts(data), dict(data.execute("SELECT status, count(*) FROM current GROUP BY status"))
+    told = ", ".join(f"{counts[status]:,} {status}" for status in STATUSES if status in counts)
+    found = _wrapped(
+        " · ".join((", ".join(known["model"]) or "no model", ", ".join(known["GPU"]) or "no GPU", told)), width, "bold"
+    )
+    if bad := [status for status in BAD if status in counts]:
+        found += _wrapped(f"{' and '.join(bad)}: question=odd says why", width, "red")
+    return found
+
+
+def _decisions(data: Dataset, width: int) -> list[Text]:
+    """The best flag of each engine for the first deployments and phases."""
+    every = sorted(parts(data), key=lambda part: (not is_usual(part.place), _of(part, "model") == CUSTOM))
+    groups: dict[tuple[Any, ...], list[Part]] = {}
+    for part in every:
+        groups.setdefault((part.place, part.what), []).append(part)
+    if not groups:
+        return []
+    names = [name for name in ("device_name", "model", "tp") if len({_of(part, name) for part in every}) > 1]
+    found = [Text("what to type: times the fastest backend's time, geometric mean (at worst)")]
+    for of in list(groups.values())[:DECISIONS]:
+        place = dict(zip(PLACE, of[0].place, strict=True))
+        server = [server_name(place)] * bool({"model", "tp"} & {*names}) + [place["device_name"]] * ("device_name" in names)
+        about = ", ".join((*server, f"{place['kv_dtype']} cache", of[0].what))
+        found += _wrapped(f"{GAP}{about}: {'; '.join(briefs(of, at_worst=True))}", width)
+    if more := len(groups) - DECISIONS:
+        found += [Text(f"{GAP}{more} more: question=one_backend")] * (more > 0)
+    return found
+
+
+def _of(part: Part, name: str) -> Any:
+    return part.place[PLACE.index(name)]
+
+
+def _maps(data: Dataset, width: int) -> Iterator[list[Text]]:
+    """A map for each deployment: a letter for the fastest backend of each workload."""
+    won = data.records(WINNERS)
+    names = Counter(named(one["backend"], one["kernel"]) for one in won)
+    letters = _letters([name for name, _ in names.most_common()])
+    order = sorted(group_by(won, PLACE).items(), key=lambda of: (not is_usual(of[0]), of[0][PLACE.index("model")] == CUSTOM))
+    for place, records in order:
+        extra = varying_keys(records, (*PLACE, "routine", "q_dtype", "out_dtype", "batch_size", "s_qo", "s_kv"))
+        variants = [*group_by(records, extra).items()]
+        values, of_one = variants[0]
+        here = dict(zip(PLACE, place, strict=True))
+        others = [f"{key} {value}" for key, value in zip(extra, values, strict=True)]
+        about = ", ".join((server_name(here), str(here["device_name"]), f"{here['kv_dtype']} cache", *others))
+        more = f"; {len(variants) - 1} more: question=best" if len(variants) > 1 else ""
+        title = _wrapped(f"fastest backend, {about}{more}", width, "bold")
+        yield [*title, *_blocks(of_one, letters, width), *_legend(of_one, letters, width)]
+
+
+def _letters(names: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """A letter of its own and a colour for each name, the most frequent ones first."""
+    found: dict[str, tuple[str, str]] = {}
+    for number, name in enumerate(names):
+        taken = {letter for letter, _ in found.values()}
+        free = [one for one in (*name.lower(), *string.ascii_lowercase) if one in string.ascii_lowercase and one not in taken]
+        found[name] = (free[0] if free else "?", COLOURS[number % len(COLOURS)])
+    return found
+
+
+def _blocks(records: Sequence[Record], letters: dict[str, tuple[str, str]], width: int) -> Iterator[Text]:
+    """The map: batches down, contexts across for each length of queries, as many side by side as have room."""
+    cells = {(one["batch_size"], one["s_qo"], one["s_kv"]): one for one in records}
+    across = [*dict.fromkeys((s_qo, s_kv) for _, s_qo, s_kv in sorted(cells, key=lambda of: of[1:]))]
+    room = max(1, (width - LABEL) // CELL)
+    batches = sorted({batch for batch, *_ in cells})
+    for start in range(0, min(len(across), 2 * room), room):
+        columns = across[start : start + room]
+        heads = (f"q {s_qo}" if n == 0 or columns[n - 1][0] != s_qo else "" for n, (s_qo, _) in enumerate(columns))
+        yield Text("".join([" " * LABEL, *(f"{words:>{CELL}}" for words in heads)]))
+        yield Text("".join(["batch kv".ljust(LABEL), *(f"{_short(s_kv):>{CELL}}" for _, s_kv in columns)]))
+        for batch in batches:
+            line = Text(f"{batch:>5,}".ljust(LABEL))
+            for s_qo, s_kv in columns:
+                line += _cell(cells.get((batch, s_qo, s_kv)), letters)
+            yield line
+
+
+def _cell(record: Record | None, letters: dict[str, tuple[str, str]]) -> Text:
+    if record is None:
+        return Text(f"{'·':>{CELL}}")
+    letter, colour = letters[named(record["backend"], record["kernel"])]
+    return Text(f"{letter.upper() if record['above_noise'] else letter:>{CELL}}", colour)
+
+
+def _legend(records: Sequence[Record], letters: dict[str, tuple[str, str]], width: int) -> list[Text]:
+    names = dict.fromkeys(named(one["backend"], one["kernel"]) for one in records)
+    words = [(f"{letters[name][0]} {name}", letters[name][1]) for name in letters if name in names]
+    found = [Text()]
+    for text, colour in (*words, (SIGNS, "")):
+        if found[-1] and len(found[-1]) + len(GAP) + len(text) > width:
+            found.append(Text())
+        found[-1] += Text(f"{GAP if found[-1] else ''}{text}", colour)
+    return found
+
+
+def _short(tokens: int) -> str:
+    """`8k` of 8,192, `50k` of 50,000."""
+    if tokens >= 1024 and tokens % 1024 == 0:
+        return f"{tokens // 1024}k"
+    return f"{tokens // 1000}k" if tokens >= 10_000 else f"{tokens}"
+
+
+def _source(data: Dataset) -> str:
+    known = facts(data)
+    return "; ".join(filter(None, (", ".join(known["with"]), *(f"measured {day}" for day in known["measured"]))))
+
+
+def _next(path: str, questions: Sequence[str]) -> str:
+    shown = f"question={' | '.join(questions)}; " if questions else ""
+    return f"at length: {shown}full=true for every table; where={{...}}; to see it: mode=dashboard results.path={path}"
