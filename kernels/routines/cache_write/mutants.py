@@ -96,7 +96,7 @@ class WriteMutant(TorchWrite):
         own, name = self, "right output of oracle" if self.name == "no_fault" else "mutant of oracle"
         if self.number is not None:
             kind = self.drawn(inputs.problem)
-            own, name = replace(self, **DRAWN_FAULTS[kind]), f"mutant of oracle: {kind} 1"
+            own, name = replace(self, **DRAWN_FAULTS[kind]), f"mutant of oracle: {kind} 1: a token"
         return replace(super(WriteMutant, own).prepare(inputs, device), resolved_backend=name)
 
     def call(self, inputs: WriteInputs, cache: Tensor, queries: Tensor) -> Callable[[], object]:

@@ -25,6 +25,7 @@ from kernels.routines.cache_write.adapters import ADAPTERS
 from kernels.routines.cache_write.problem import ROUTINE
 from orchestrator.config.model import Model
 from orchestrator.machines import known_devices
+from orchestrator.reporting.quality import drawn_faults
 from tests.helpers.command_line import Invoke
 
 SHAPE = {"num_qo_heads": 4, "num_kv_heads": 2, "head_dim_qk": 64, "head_dim_vo": 64, "page_size": 16}
@@ -78,6 +79,16 @@ def test_every_wrong_kernel_and_every_drawn_fault_shows_where_it_is_wrong(kind: 
     assert {one.drawn(problem) for one in drawn} == set(mutants.DRAWN_FAULTS) - {"kept"}
     assert passed == []
     assert checks.answer(mutants.DRAWN[-1], CPU, problem).verdict == "passed"
+
+
+def test_the_statement_of_check_power_knows_each_drawn_fault() -> None:
+    inputs = generate.draw(problem := make(), "cpu")
+    ran = pd.DataFrame({"resolved_backend": [one.prepare(inputs, CPU).resolved_backend for one in mutants.DRAWN[:24]]})
+
+    kinds = drawn_faults(ran.assign(backend="drawn", status="mismatch"))["kind"]
+
+    assert kinds.tolist() == [one.drawn(problem) for one in mutants.DRAWN[:24]]
+    assert set(kinds) == set(ROUTINE.promises)
 
 
 def test_every_listed_kernel_is_wrong_somewhere() -> None:
