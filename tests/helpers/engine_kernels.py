@@ -149,7 +149,11 @@ def flash_mla_with_kvcache(
     assert k_cache.shape[1:3] == (64, 1) and isinstance(tile_scheduler_metadata, list)
     tile_scheduler_metadata.append("used")
     out = latent_attention(q, k_cache[:, :, 0], block_table, cache_seqlens, softmax_scale, causal, head_dim_v)
-    return out.to(q.dtype), torch.zeros(1)
+    lse = torch.empty(q.shape[0], q.shape[2], q.shape[1])
+    for request, length in enumerate(cache_seqlens.tolist()):
+        keys = tokens_of(k_cache, block_table[request], length)
+        lse[request] = log_sum_exp(q[request], keys, softmax_scale, sees(q.shape[1], length, causal)).T
+    return out.to(q.dtype), lse
 
 
 def tokenspeed_mla_decode(

@@ -37,7 +37,7 @@ def attention(q, k, v, qv, starts, key_starts, lens, pages, scale, causal, windo
         keys = keys if qv is None else torch.cat((keys, values), -1)
         seen = sees(rows.stop - rows.start, len(keys), causal or window[1] == 0, window[0])
         out[rows] = attend(queries, keys, values, scale, seen, sinks).to(out.dtype)
-        lse[:, rows] = log_sum_exp(queries, keys, scale, seen).T
+        lse[:, rows] = log_sum_exp(queries, keys, scale, seen, sinks).T
     return lse
 
 

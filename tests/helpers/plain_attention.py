@@ -37,11 +37,12 @@ def attend(
     return torch.einsum("hqk,khd->qhd", weights, values)
 
 
-def log_sum_exp(q: Tensor, k: Tensor, scale: float, seen: Tensor) -> Tensor:
-    """[q tokens, H], of the logits that `attend` has without sinks."""
+def log_sum_exp(q: Tensor, k: Tensor, scale: float, seen: Tensor, sinks: Tensor | None = None) -> Tensor:
+    """[q tokens, H], of the logits that `attend` has, and of sinks if they are given."""
     keys = k.float().repeat_interleave(q.shape[1] // k.shape[1], 1)
     logits = torch.einsum("qhd,khd->qhk", q.float(), keys) * scale
-    return logits.masked_fill(~seen[:, None], -torch.inf).logsumexp(-1)
+    of_keys = logits.masked_fill(~seen[:, None], -torch.inf).logsumexp(-1)
+    return of_keys if sinks is None else torch.logaddexp(of_keys, sinks.float())
 
 
 def sees(queries: int, keys: int, causal: bool, left: int = -1) -> Tensor:
