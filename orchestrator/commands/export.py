@@ -73,10 +73,11 @@ def _page(invocation: Invocation[ExportSettings], file: str) -> tuple[LeftOut, l
 
 def _site(invocation: Invocation[ExportSettings], folder: str) -> tuple[LeftOut, list[str]]:
     from orchestrator.reporting.site.build import build
+    from orchestrator.scheduling.progress import Progress
     from orchestrator.storage import checksum
 
-    with checksum.noted_together():
-        built = build(invocation.settings.results.path, invocation.settings.where, folder)
+    with checksum.noted_together(), Progress(invocation.console, "site") as progress:
+        built = build(invocation.settings.results.path, invocation.settings.where, folder, progress.stage)
     left_out = f"; {built.without_rows} datasets have no such rows" if built.without_rows else ""
     invocation.say(
         f"{folder}: {built.datasets} datasets, {built.comparisons} comparisons, {built.histories} pages of history, "

@@ -1,14 +1,15 @@
-"""What a person sees while a run goes on: points done, ETA, failures. Without a terminal, nothing.
+"""What a person sees while a command goes on: points that ran of those that run, both clocks, the last result, failures.
 
-The time left is the plan's, corrected by how long its points have taken so far. Points that never run end at once, and groups run
-longest first, so points a second say little about what is left. The plan's seconds do: they begin as the estimate that `mode=plan`
-prints, and what was measured replaces them little by little.
+On a terminal it is a bar; elsewhere a line every `EVERY_S` seconds. Points that never run are not counted. The time left is the
+plan's, corrected by how long its points have taken so far: groups run longest first, so points a second say little about what is
+left. The plan's seconds begin as the estimate that `mode=plan` prints, and what was measured replaces them little by little.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Self
@@ -23,21 +24,25 @@ from orchestrator.planning.plan import Plan
 from orchestrator.storage.row import BAD, Row
 from orchestrator.untrusted.text import for_terminal
 
+EVERY_S = 10.0  # between two lines without a terminal
 MAX_NOTE = 100  # characters of a note beside a bar
 PRIOR = 0.2  # of the plan's seconds: as much weight has the plan against what was measured
+NEVER_RAN = ("unsupported", "skipped")
 
 
 class Progress:
-    """A bar on a terminal; silent elsewhere."""
+    """A bar on a terminal; lines elsewhere. `what` is the name of the stage before the points, or of all there is."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, what: str = "start", every_s: float = EVERY_S) -> None:
         self.console = console
         self._bar = progress.Progress(
             progress.SpinnerColumn(),
             progress.TextColumn("{task.description}"),
             progress.BarColumn(),
             progress.MofNCompleteColumn(),
+            progress.TextColumn("elapsed"),
             progress.TimeElapsedColumn(),
+            progress.TextColumn("left"),
             TimeLeftColumn(),
             progress.TextColumn("{task.fields[note]}"),
             console=console,
@@ -45,30 +50,45 @@ class Progress:
         )
         # Each line shows once it begins.
         self._stage, self._points, self._modules = (
-            self._bar.add_task(name, start=False, visible=False, total=None, note="")
-            for name in ("start", "points", "kernel modules")
+            self._bar.add_task(name, start=False, visible=False, total=None, note="") for name in (what, "points", "kernel modules")
         )
-        self._statuses: Counter[str] = Counter()
-        self._left: TimeLeft | None = None
+        self._failed, self._left = 0, None  # type: int, TimeLeft | None
+        self._over, self._every_s = threading.Event(), every_s
 
     def __enter__(self) -> Self:
         self._bar.start()
+        if not self.console.is_terminal:
+            threading.Thread(target=self._tell, daemon=True).start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._over.set()
         self._bar.stop()
+
+    def _tell(self) -> None:
+        """A line every now and then: of what is going on, how much of it is done, and what was last."""
+        while not self._over.wait(self._every_s):
+            for task in self._bar.tasks:
+                if task.visible and not task.finished:
+                    count = f" {task.completed:.0f} of {task.total:.0f}" if task.total else ""
+                    left = task.fields.get("left")
+                    clocks = f"elapsed {_clock(task.elapsed or 0)}" + (f", left about {_clock(left.seconds)}" if left else "")
+                    note = f"; {task.fields['note']}" if task.fields["note"] else ""
+                    self.console.print(f"{task.description}{count}, {clocks}{note}", highlight=False, soft_wrap=True, markup=False)
 
     def begin(self, plan: Plan, todo: Plan, workers: int) -> None:
         self._bar.update(self._stage, visible=False)
+        run, done = len(todo.decisions_of("run")), len(plan.decisions) - len(todo.decisions)
+        self._left = TimeLeft(todo, workers)
         if self.console.is_terminal:
-            left, done = len(todo.decisions_of("run")), len(plan.decisions) - len(todo.decisions)
             self.console.print(
-                f"{len(plan.decisions)} points: {done} in the dataset already, {left} to run on {workers} worker(s)",
+                f"{len(plan.decisions)} points: {done} in the dataset already, {run} to run on {workers} worker(s), "
+                f"{len(todo.decisions) - run} that cannot run",
                 highlight=False,
             )
-        self._left = TimeLeft(todo, workers)
         self._bar.update(self._points, left=self._left)
-        self._begin(self._points, len(todo.decisions), "workers load their libraries" if todo.decisions_of("run") else "")
+        if run:
+            self._begin(self._points, run, "workers load their libraries")
 
     def _begin(self, line: progress.TaskID, total: int | None, note: str) -> None:
         self._bar.start_task(line)
@@ -88,26 +108,39 @@ class Progress:
     def module(self, built: Built) -> None:
         """Counts a compiled module; shows how long it took, or why it did not compile."""
         self._bar.update(self._modules, advance=1, note=f"{built.module} {built.seconds:.1f} s")
-        if built.error and self.console.is_terminal:
-            words = escape(for_terminal(f"{built.module}: {built.error}"))
-            self._bar.console.print(f"[red]did not compile[/] {words}", highlight=False)
+        if built.error:
+            self._fault("did not compile", f"{built.module}: {built.error}")
         if self._bar.tasks[self._modules].finished:
             self._bar.update(self._modules, visible=False)
 
     def rows(self, new: Iterable[Row]) -> None:
-        """Counts finished points and names the last failure."""
+        """Counts points that ran, says what came last, and names each failure."""
         came = list(new)
         if self._left is not None:
             self._left.finished(str(row["point_id"]) for row in came)
-        self._statuses.update(row["status"] for row in came)
-        for row in came:
-            if row["status"] in BAD and self.console.is_terminal:
-                words = escape(for_terminal(f"{row['backend']} {row['point_id']}: {row['reason']}"))
-                self._bar.console.print(f"[red]{row['status']}[/] {words}", highlight=False)
-        if came:
-            failures = sum(self._statuses[status] for status in BAD)
-            note = f"{failures} failed" if failures else str(came[-1]["backend"])
-            self._bar.update(self._points, completed=self._statuses.total(), note=note)
+        ran = [row for row in came if row["status"] not in NEVER_RAN]
+        for row in ran:
+            if row["status"] in BAD:
+                self._failed += 1
+                self._fault(str(row["status"]), f"{row['backend']} {row['point_id']}: {row['reason']}")
+        if ran:
+            failed = f"{self._failed} failed; " * (self._failed > 0)
+            self._bar.update(self._points, advance=len(ran), note=escape(f"{failed}last: {_result(ran[-1])}"[:MAX_NOTE]))
+
+    def _fault(self, what: str, words: str) -> None:
+        if self.console.is_terminal:
+            self._bar.console.print(f"[red]{what}[/] {escape(for_terminal(words))}", highlight=False)
+
+
+def _result(row: Row) -> str:
+    """`fa2_tc 22.2 µs (batch 1, s_qo 1, s_kv 8,192)`, or the status of a point without a time."""
+    time_ = row["status"] if row.get("median_us") is None else f"{row['median_us']:,.1f} µs"
+    return f"{for_terminal(str(row['backend']))} {time_} (batch {row['batch_size']}, s_qo {row['s_qo']}, s_kv {row['s_kv']:,})"
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
 
 
 class TimeLeft:
@@ -153,6 +186,4 @@ class TimeLeftColumn(progress.TimeRemainingColumn):
         left = task.fields.get("left")
         if left is None or task.finished:
             return super().render(task)
-        minutes, seconds = divmod(round(left.seconds), 60)
-        hours, minutes = divmod(minutes, 60)
-        return Text(f"{hours}:{minutes:02}:{seconds:02}", style="progress.remaining")
+        return Text(_clock(left.seconds), style="progress.remaining")

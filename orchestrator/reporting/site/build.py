@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import html
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -26,7 +26,7 @@ from orchestrator.reporting.site.target import Target
 from orchestrator.untrusted.text import for_line, for_markdown, for_markdown_cell
 
 MAX_PARQUET = 10**8  # bytes of one file: what hosts of Git repositories take
-ASSETS, INDEX = "assets", "index.html"
+ASSETS, INDEX, TITLE = "assets", "index.html", "Attention benchmarks"
 POLICY = "default-src 'none'; style-src 'self' file:; img-src data:; base-uri 'none'; form-action 'none'"
 
 
@@ -71,8 +71,8 @@ class Site(NamedTuple):
         self.target.write(address, page, key, facts)
 
 
-def build(path: str, where: Where, folder: str) -> SiteContent:
-    """Writes the site of the datasets under `path`, a folder or a pattern, to `folder`.
+def build(path: str, where: Where, folder: str, say: Callable[[str], None] = lambda words: None) -> SiteContent:
+    """Writes the site of the datasets under `path`, a folder or a pattern, to `folder`; `say` gets what is being done.
 
     Raises UserError if there are no rows, if the folder is not a site's or cannot be written, and as `open_dataset` does.
     """
@@ -83,13 +83,13 @@ def build(path: str, where: Where, folder: str) -> SiteContent:
     target = Target(folder)
     target.claim(folder)
     try:
-        return _built(target, path, places, where)
+        return _built(target, path, places, where, say)
     except UserError:
         target.abandon()
         raise
 
 
-def _built(target: Target, path: str, places: Sequence[str], where: Where) -> SiteContent:
+def _built(target: Target, path: str, places: Sequence[str], where: Where, say: Callable[[str], None]) -> SiteContent:
     code, names = _code(), Names("dataset")
     slugs = {place: names.new(name_of(Path(place))) for place in places}
     keys = {place: datasets.digest(place, where, code) if datasets.exists(place) else "" for place in places}
@@ -97,9 +97,15 @@ def _built(target: Target, path: str, places: Sequence[str], where: Where) -> Si
     if (known := target.all_kept(INDEX, whole)) is not None:
         return SiteContent(**known, bytes=target.size)
     site = _with_assets(target)
-    listed = list(_datasets(site, slugs, keys, where))
+    listed = []
+    for number, one in enumerate(_datasets(site, slugs, keys, where), 1):
+        listed.append(one)
+        say(f"{number} of {len(places)} datasets: {one.name}")
+        if target.is_new:  # there is something to open from the first dataset on
+            site.write(INDEX, TITLE, _index(listed, [], 0, []), "", {})
     if not listed:
         raise NoRows(f"results.path={path!r}: no dataset there has {'rows with these values of where' if where else 'rows'}")
+    say("histories and comparisons")
     measured = history.gather(listed)
     histories = list(history.pages(measured, listed, site.page))
     found = pairs.find(measured)
@@ -107,7 +113,7 @@ def _built(target: Target, path: str, places: Sequence[str], where: Where) -> Si
     index = _index(listed, compared, len(found) - len(compared), histories)
     count = {"datasets": len(listed), "without_rows": len(places) - len(listed), "histories": len(histories)}
     count["comparisons"] = sum(bool(one.address) for one in compared)
-    site.write(INDEX, "Attention benchmarks", index, whole, count)
+    site.write(INDEX, TITLE, index, whole, count)
     return SiteContent(**count, bytes=target.finish())
 
 

@@ -30,7 +30,7 @@ class Target:
 
     def __init__(self, path: str) -> None:
         self.root = Path(path)
-        self._is_new = False
+        self.is_new = False
         self._before: set[str] = set()
         self._made_before: dict[str, Any] = {}
         self._made: dict[str, Any] = {}  # by file: its key, the digest and the number of its bytes, and what `write` was told of it
@@ -42,7 +42,7 @@ class Target:
         try:
             if self.root.is_symlink():
                 raise UserError(f"{refused}it is a symbolic link{hint}")
-            self._is_new = not self.root.exists()
+            self.is_new = not self.root.exists()
             self.root.mkdir(exist_ok=True)
             if any(self.root.iterdir()):
                 self._before = self._own_files(refused, hint)
@@ -128,7 +128,7 @@ class Target:
 
     def abandon(self) -> None:
         """Removes a folder that `claim` has made."""
-        if self._is_new:
+        if self.is_new:
             shutil.rmtree(self.root, ignore_errors=True)
 
     def finish(self) -> int:

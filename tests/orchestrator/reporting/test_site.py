@@ -286,6 +286,22 @@ def test_the_command_needs_a_folder_and_reads_no_question(invoke: Invoke):
     assert done[1].stderr.startswith("error: question: mode=site does not read it")
 
 
+def test_a_site_says_what_it_does_and_has_an_index_from_the_first_dataset_on(results: Path, tmp_path: Path):
+    said: list[str] = []
+
+    def stop(words: str) -> None:
+        said.append(words)
+        if words.startswith("2 of"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build(str(results), {}, str(tmp_path / "site"), stop)
+
+    assert said == ["1 of 4 datasets: Morning", "2 of 4 datasets: morning"]
+    assert "datasets/morning.html" in (tmp_path / "site" / "index.html").read_text()
+    assert build(str(results), {}, str(tmp_path / "site")).datasets == 4
+
+
 def test_where_chooses_rows_and_datasets(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     built = build(f"{results}/?orning", {"device_name": "NVIDIA H100"}, str(tmp_path / "site"))
 

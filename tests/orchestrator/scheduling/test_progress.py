@@ -1,8 +1,10 @@
-"""A bar for a person on a terminal: points done, ETA, failures."""
+"""A bar for a person on a terminal: points done, both clocks, failures; elsewhere a line now and then."""
 
 from __future__ import annotations
 
 import io
+import re
+import time
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -13,26 +15,29 @@ from orchestrator.config.settings import Settings
 from orchestrator.machines import known_devices
 from orchestrator.planning.decide import make_plan
 from orchestrator.planning.expand import expand
-from orchestrator.scheduling.progress import Progress, TimeLeft
+from orchestrator.scheduling.progress import EVERY_S, Progress, TimeLeft
 from orchestrator.storage.row import describe, finish
 
 
-def shown(settings: Settings, terminal: bool) -> str:
+def shown(settings: Settings, terminal: bool, seconds: float = 0.0) -> str:
     screen = io.StringIO()
     plan = make_plan(expand(settings), [known_devices()["cpu"]], settings)
     point = plan.decisions_of("run")[0].point
-    with Progress(Console(file=screen, force_terminal=terminal, width=160)) as progress:
+    never = plan.decisions_of("unsupported")[0].point
+    with Progress(Console(file=screen, force_terminal=terminal, width=160), every_s=seconds or EVERY_S) as progress:
         progress.begin(plan, plan, workers=2)
-        progress.rows([finish({**describe(point)}, "ok"), finish({**describe(point)}, "failed", "boom")])
+        progress.rows([finish({**describe(never)}, "unsupported", "needs a GPU"), finish({**describe(point)}, "failed", "boom")])
+        progress.rows([finish({**describe(point), "median_us": 22.18}, "ok")])
+        time.sleep(4 * seconds)
     return screen.getvalue()
 
 
 def test_a_terminal_shows_points_done_and_failures(settings: Callable[..., Settings]):
     screen = shown(settings("+sweep=smoke"), terminal=True)
 
-    assert "24 points: 0 in the dataset already, 8 to run on 2 worker(s)" in screen
-    assert "2/24" in screen
-    assert "1 failed" in screen and "boom" in screen
+    assert "24 points: 0 in the dataset already, 8 to run on 2 worker(s), 16 that cannot run" in screen
+    assert "2/8" in screen and "elapsed" in screen and "left" in screen
+    assert "1 failed; last: " in screen and "22.2 µs (batch " in screen and "boom" in screen
 
 
 def test_each_line_of_the_bar_shows_from_its_begin_on(settings: Callable[..., Settings]):
@@ -48,11 +53,17 @@ def test_each_line_of_the_bar_shows_from_its_begin_on(settings: Callable[..., Se
     after = screen.getvalue()[len(before) :]
 
     assert "Ray starts" in before and "points" not in before
-    assert "0/24" in after and "kernel modules" not in after
+    assert "0/8" in after and "kernel modules" not in after
 
 
-def test_elsewhere_it_is_quiet(settings: Callable[..., Settings]):
-    assert shown(settings("+sweep=smoke"), terminal=False).strip() == ""
+def test_elsewhere_it_is_a_line_every_now_and_then(settings: Callable[..., Settings]):
+    assert shown(settings("+sweep=smoke"), terminal=False) == ""
+    lines = shown(settings("+sweep=smoke"), terminal=False, seconds=0.1).splitlines()
+
+    assert 2 <= len(lines) <= 5
+    assert re.fullmatch(
+        r"points 2 of 8, elapsed 0:00:0\d, left about 0:\d\d:\d\d; 1 failed; last: \w+ 22.2 µs \(batch .*", lines[-1]
+    )
 
 
 def test_the_time_left_begins_as_the_plan_has_it_and_does_not_jump(settings: Callable[..., Settings]):
