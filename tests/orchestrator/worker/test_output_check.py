@@ -47,6 +47,7 @@ REFUSED = {
     "copies_more_than_new_tokens": "a copy of inputs that it does not declare: CopiedCache needs copies_cache=True",
     "restores_untimed": "Runner.restore is a function, which nobody times",
     "restores_an_answer": "restores from a tensor that is no input",
+    "gathers": "got an unexpected keyword argument 'gather'",
     "reads_reordered": "sets Runner.rows and does not declare `reorders`",
     "lazy_lse": "Runner.lse is a function, which would compute when it is looked at",
     "lazy_lse_tensor": "what launch returns as the log-sum-exp is tests.backends.cheating.Lazy; it must be a plain torch.Tensor",
