@@ -23,10 +23,10 @@ from contextlib import nullcontext
 import pandas as pd
 from rich.console import Console
 
-from benchmarks.right_points import ARITHMETICS, SHAPES, EmulatedPoint, fits
 from orchestrator import tables
 from orchestrator.reporting.quality import upper_bound
 from orchestrator.tables import Grid
+from tests.helpers.right_points import ARITHMETICS, SHAPES, EmulatedPoint, fits
 
 NEAREST = ("largest error, in tolerances", "largest `weight_over_limit`", "largest root mean square, of its limit")
 HEADER = ("kind", "points", "false alarms", "rate at most (95%)", *NEAREST)

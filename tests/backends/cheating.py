@@ -112,7 +112,7 @@ def restores_an_answer(inputs: Inputs, right: Runner) -> Runner:
 
 def gathers(inputs: Inputs, right: Runner) -> Runner:
     """Merges in a function of its own before each call, as an older contract let it."""
-    return replace(right, **{"gather": right})
+    return replace(right, gather=right)
 
 
 def reads_reordered(inputs: Inputs, right: Runner) -> Runner:

@@ -203,13 +203,8 @@ def reordered(out: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
 
 def _reorder(inputs: DeltaInputs) -> None:
     """Undoes itself if it is called again."""
-    _reverse((inputs.q, inputs.k), 1, 2)
-    _reverse((inputs.v, inputs.a, inputs.b), 1)
-    _reverse((inputs.a_log, inputs.dt_bias), 0)
-    _reverse((inputs.pool,), 0, 1, 3)
+    heads, keys, alone = (inputs.v, inputs.a, inputs.b), (inputs.q, inputs.k), (inputs.a_log, inputs.dt_bias)
+    for tensors, dims in ((keys, (1, 2)), (heads, (1,)), (alone, (0,)), ((inputs.pool,), (0, 1, 3))):
+        for tensor in tensors:
+            tensor.copy_(tensor.flip(dims))
     inputs.slots.neg_().add_(len(inputs.pool) - 1)
-
-
-def _reverse(tensors: tuple[Tensor, ...], *dims: int) -> None:
-    for tensor in tensors:
-        tensor.copy_(tensor.flip(dims))

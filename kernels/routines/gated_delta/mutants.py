@@ -205,16 +205,6 @@ def _off(case: Case, head: int) -> None:
     rows += size * away * rows.norm(dim=-1, keepdim=True) / away.norm(dim=-1, keepdim=True)
 
 
-def _one_head_old(case: Case) -> None:
-    case.states[:, :, 0] = case.terms.state[:, None, 0]
-
-
-def _chunk_from_nothing(case: Case) -> None:
-    alpha = case.terms.alpha.clone()
-    alpha[:, CHUNK] = 0
-    case.again(alpha=alpha)
-
-
 def _keys_in_turn(case: Case) -> None:
     """Value head h reads keys and queries h mod H and not h // group."""
     import torch
@@ -222,19 +212,6 @@ def _keys_in_turn(case: Case) -> None:
     p = case.inputs.problem
     order = torch.arange(p.num_kv_heads, device=case.inputs.device) % p.num_qo_heads * (p.num_kv_heads // p.num_qo_heads)
     case.again(q=case.terms.q[:, :, order], k=case.terms.k[:, :, order])
-
-
-def _swapped(case: Case) -> None:
-    case.states = case.states.clone()
-    case.states[:, -2:] = case.states[:, -2:].flip(1)
-
-
-def _larger(case: Case) -> None:
-    case.out = 1.03 * case.out
-
-
-def _beta_cut(case: Case) -> None:
-    case.again(beta=case.terms.beta.logit().clamp(-2, 2).sigmoid())
 
 
 def _chunks(p: Problem) -> dict[str, bool]:
@@ -257,7 +234,8 @@ WRONG: tuple[tuple[str, str, Wrong], ...] = (
     ("state_of_another", "the state of another slot of the pool is read", lambda c: c.again(state=c.other_state())),
     ("state_not_read", "the recurrence begins at 0", lambda c: c.again(state=0 * c.terms.state)),
     ("state_not_written", "the state stays as it was", lambda c: c.keep(c.terms.state[:, None].expand_as(c.states))),
-    ("one_head_not_written", "one value head leaves its state as it was", _one_head_old),
+    ("one_head_not_written", "one value head leaves its state as it was",
+     lambda c: c.states[:, :, 0].copy_(c.terms.state[:, None, 0])),
     ("last_token_lost", "the last token is not written", lambda c: _beta_of(c, -1, 0, lambda beta: 0 * beta)),
     ("last_token_twice", "the last token is written twice", lambda c: _beta_of(c, -1, 0, _twice)),
 )  # fmt: skip
@@ -266,17 +244,19 @@ WRONG_SOMEWHERE: tuple[tuple[str, str, Wrong, Applies], ...] = (
      lambda c: c.again(state=c.terms.state.transpose(-1, -2)), lambda p: {"equal head_dims": p.head_dim_qk == p.head_dim_vo}),
     ("written_elsewhere", "the state is written into another slot of the pool", Case.write_elsewhere,
      lambda p: {"states in the pool (states=last)": kept_states(p) == 1}),
-    ("drafts_swapped", "the states of the last two drafts are exchanged", _swapped, _drafts),
+    ("drafts_swapped", "the states of the last two drafts are exchanged",
+     lambda c: c.keep(c.states[:, [*range(c.states.shape[1] - 2), -1, -2]]), _drafts),
     ("drafts_one_early", "behind each draft lies the state before it", lambda c: c.keep(c.states.roll(1, 1)), _drafts),
     ("last_for_all", "behind each draft lies the last state", lambda c: c.keep(c.states[:, -1:].expand_as(c.states)), _drafts),
     ("heads_of_keys_mixed", "value heads are given to heads of keys in turn and not in groups", _keys_in_turn,
      lambda p: {"groups of value heads": 1 < p.num_qo_heads < p.num_kv_heads}),
-    ("chunk_from_nothing", "the state is lost behind the first chunk", _chunk_from_nothing, _chunks),
+    ("chunk_from_nothing", "the state is lost behind the first chunk",
+     lambda c: c.again(alpha=c.terms.alpha.index_fill(1, c.inputs.slots.new_tensor([CHUNK]).long(), 0)), _chunks),
     ("norms_of_long_alone", "short keys and queries keep nearly their length", _norms_of_long, _chunks),
     ("decays_overflow", "strong decays overflow in a product of two exponentials", _decays_overflow, _chunks),
-    ("beta_cut", "logits of beta are cut off at 2", _beta_cut,
+    ("beta_cut", "logits of beta are cut off at 2", lambda c: c.again(beta=c.terms.beta.logit().clamp(-2, 2).sigmoid()),
      lambda p: {**_chunks(p), "slow heads": p.num_kv_heads > 1}),
-    ("outputs_too_large", "all outputs are 3% too large", _larger, _chunks),
+    ("outputs_too_large", "all outputs are 3% too large", lambda c: c.out.mul_(1.03), _chunks),
 )  # fmt: skip
 ADAPTERS = (
     *(DeltaMutant(name=name, about=about, wrong=wrong) for name, about, wrong in WRONG),

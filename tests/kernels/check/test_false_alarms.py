@@ -9,8 +9,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.right_kernels import RightKernel, Roundings, Schedule
-from benchmarks.right_points import EmulatedPoint
 from kernels.check import judgement, mask_pairs, oracle, weighing
 from kernels.check.answer import Answer
 from kernels.check.changed_token import LEFT, After, Change
@@ -39,6 +37,8 @@ from kernels.mutants.reference_case import ReferenceCase, case_of
 from kernels.problem import Problem
 from kernels.problem.arithmetic import Arithmetic
 from kernels.problem.dtypes import UNIT_ROUNDOFF
+from tests.helpers.right_kernels import RightKernel, Roundings, Schedule
+from tests.helpers.right_points import EmulatedPoint
 from tests.helpers.visibility import sees
 
 GQA = {"num_qo_heads": 8, "num_kv_heads": 2, "head_dim_qk": 64, "head_dim_vo": 64, "page_size": 64}

@@ -7,7 +7,6 @@ from functools import lru_cache
 import pytest
 import torch
 
-from benchmarks.right_kernels import RightKernel, Roundings, Schedule
 from kernels.check import oracle
 from kernels.check.judgement import judge_whole
 from kernels.inputs import Inputs
@@ -17,6 +16,7 @@ from kernels.mutants.drawn import Fault, answer_with
 from kernels.mutants.mutant import Wrong
 from kernels.mutants.reference_case import ReferenceCase, case_of
 from kernels.problem import Problem
+from tests.helpers.right_kernels import RightKernel, Roundings, Schedule
 
 HEADS = {"num_qo_heads": 8, "num_kv_heads": 2, "head_dim_qk": 128, "head_dim_vo": 128, "page_size": 64, "routine": "paged_prefill"}
 E4M3 = Roundings("fp8_e4m3", "fp8_e4m3", "fp8_e4m3")

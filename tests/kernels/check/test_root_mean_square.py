@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.right_kernels import RightKernel, Roundings, Schedule
 from kernels.check import oracle
 from kernels.check.judgement import judge_rows
 from kernels.check.root_mean_square import SHARE, SHARE_NARROWED, limit_of
@@ -14,6 +13,7 @@ from kernels.inputs.generate import draw
 from kernels.mutants.reference_case import ReferenceCase, case_of
 from kernels.problem import Problem
 from kernels.problem.arithmetic import Arithmetic
+from tests.helpers.right_kernels import RightKernel, Roundings, Schedule
 
 HEADS = {"num_qo_heads": 8, "num_kv_heads": 2, "head_dim_qk": 64, "head_dim_vo": 64, "page_size": 64, "batch_size": 2}
 E4M3 = Roundings("bf16", "fp8_e4m3", "fp8_e4m3")

@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.right_kernels import RightKernel, Roundings, Schedule
 from kernels import mutants, registry
 from kernels.check import oracle
 from kernels.check.changed_token import change_tokens
@@ -28,6 +27,7 @@ from kernels.routines.sparse_mla.mutants import WRONG
 from kernels.routines.sparse_mla.packed import decoded, parts_and_scales, unpacked
 from kernels.routines.sparse_mla.problem import query_rows, tokens_read
 from orchestrator.machines import known_devices
+from tests.helpers.right_kernels import RightKernel, Roundings, Schedule
 
 CPU, H200 = known_devices()["cpu"], known_devices()["h200"]
 SHAPE: dict[str, Any] = {

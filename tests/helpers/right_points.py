@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.right_kernels import RightKernel, Roundings, Schedule
 from kernels.check import oracle
 from kernels.check.answer import Answer
 from kernels.check.changed_token import change_tokens
@@ -22,6 +21,7 @@ from kernels.inputs.tensors import judged
 from kernels.problem import Problem
 from kernels.problem.dtypes import FP8
 from kernels.problem.trees import Tree
+from tests.helpers.right_kernels import RightKernel, Roundings, Schedule
 
 MAX_INPUTS = 4  # check.max_inputs
 MAX_KEYS = 1000
