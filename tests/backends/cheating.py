@@ -471,6 +471,11 @@ STALE: tuple[Adapter, ...] = (
     Stale(name="indices_kept", keeps=("indices",), **SPARSE),
     StaleOutputs(name="early_rows_kept", what="rows", **SPARSE),
 )
+LATENT = {"num_qo_heads": 8, "num_kv_heads": 8, "head_dim_qk": 192, "head_dim_vo": 128, "head_dim_ckv": 512, "head_dim_kpe": 64}
+SHAPES = {  # of problems of these routines
+    "gated_delta": {"num_qo_heads": 2, "num_kv_heads": 4, "head_dim_qk": 32, "head_dim_vo": 32, "kv_dtype": "fp32", "s_qo": 3},
+    "sparse_mla": {**LATENT, "s_qo": 12, "s_kv": 300, "page_size": 16, "top_k": 128},
+}
 ADAPTERS = (
     *STALE,
     *(

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from kernels.adapter import Adapter
 from kernels.environment.remote import RemoteTimer
 from kernels.problem import Problem
 from kernels.timing.config import Timing
@@ -19,6 +20,7 @@ from orchestrator.storage.row import Row
 from orchestrator.worker import output_check
 from orchestrator.worker.messages import Task, WorkerConfig
 from orchestrator.worker.point_runner import PointRunner
+from tests.backends.cheating import SHAPES, STALE
 from tests.backends.indexing import PLACES, SMALL, name_of
 from tests.helpers.blamed import HONEST, PAIR, assert_each_is_named_and_nobody_else_suffers, rows_of
 from tests.helpers.forked_environment import ForkedPopen
@@ -63,6 +65,19 @@ def test_cheats_in_an_environment_are_found_out(
     assert [there[name] for name in ("rel_err", "max_abs_err", "weight_over_limit")] == [
         here[name] for name in ("rel_err", "max_abs_err", "weight_over_limit")
     ]
+
+
+@pytest.mark.parametrize("cheat", [one for one in STALE if one.name in ("states_kept", "slots_kept", "indices_kept")])
+def test_what_another_routine_keeps_in_an_environment_is_found(cheat: Adapter, forked: list[ForkedPopen]):
+    problem = Problem.model_validate({"routine": cheat.routine, "batch_size": 2, **SHAPES[cheat.routine]})
+    worker = PointRunner.create(CONFIG, cpu())
+    points = [Point(problem, name, "how", env="twice") for name in (cheat.name, cheat.of)]
+    checked = [row for point in points for row in worker.prepare(Task(point, "replay")).rows]
+    rows = {row["backend"]: row for row in (*checked, *worker.measure().rows)}
+    worker.environments.close()
+
+    assert (rows[cheat.name]["status"], rows[cheat.of]["status"]) == ("mismatch", "ok")
+    assert output_check.AFTER_CHANGE in rows[cheat.name]["reason"]
 
 
 def _noting(block: Callable[..., Block], into: list[tuple[str, int]]) -> Callable[..., Block]:

@@ -18,7 +18,7 @@ from orchestrator.storage.row import Row
 from orchestrator.worker import output_check
 from orchestrator.worker.messages import Task, WorkerConfig
 from orchestrator.worker.point_runner import PointRunner
-from tests.backends.cheating import STALE
+from tests.backends.cheating import SHAPES, STALE
 
 FEW_ROWS = {"num_qo_heads": 2, "num_kv_heads": 1, "head_dim_qk": 128, "head_dim_vo": 128, "batch_size": 1, "s_qo": 1}
 LONG = 1000  # most tokens lie within pages, and the last page has slots without a token
@@ -117,16 +117,9 @@ def test_the_answer_of_any_one_request_that_is_kept_is_found(seed: int, batch: i
     assert row["check_stale_covered"] == 1
 
 
-LATENT = {"num_qo_heads": 8, "num_kv_heads": 8, "head_dim_qk": 192, "head_dim_vo": 128, "head_dim_ckv": 512, "head_dim_kpe": 64}
-ROUTINES = {
-    "gated_delta": {"num_qo_heads": 2, "num_kv_heads": 4, "head_dim_qk": 32, "head_dim_vo": 32, "kv_dtype": "fp32", "s_qo": 3},
-    "sparse_mla": {**LATENT, "s_qo": 12, "s_kv": 300, "page_size": 16, "top_k": 128},
-}
-
-
 @pytest.mark.parametrize("backend", STALE, ids=lambda one: one.name)
 def test_whatever_of_another_routines_inputs_or_outputs_is_kept_is_found(backend: Adapter):
-    problem = Problem.model_validate({"routine": backend.routine, "batch_size": 2, **ROUTINES[backend.routine]})
+    problem = Problem.model_validate({"routine": backend.routine, "batch_size": 2, **SHAPES[backend.routine]})
     rows = rows_of(problem, [backend.name, backend.of])
 
     assert rows[backend.name]["status"] == "mismatch" and rows[backend.of]["status"] == "ok"
