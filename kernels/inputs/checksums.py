@@ -8,7 +8,7 @@ from functools import cache, lru_cache
 import torch
 from torch import Tensor
 
-from kernels.inputs.tensors import Inputs
+from kernels.inputs.tensors import Inputs, OwnInputs
 from kernels.problem.routine import by_routine
 
 AT_ONCE = 2**22  # numbers that are multiplied by their weights at a time: 32 MiB
@@ -34,12 +34,14 @@ def triton_works(device: int) -> bool:
 
 
 @by_routine
-def checksums(inputs: Inputs) -> Tensor:
+def checksums(inputs: Inputs | OwnInputs) -> Tensor:
     """An int64 for each large tensor that backends share, and one for all small ones.
 
     A word that changes changes its sum, and so does another order. Of a cache it is made of the sum of each vector, so that its
     bytes are read once. The order within a vector does not count.
     """
+    if isinstance(inputs, OwnInputs):
+        return torch.stack([sum_of_words(tensor, of_vectors=tensor.dim() > 1) for tensor in inputs.tensors()])
     inputs = inputs.padded or inputs  # all of its tensors, with the rows of padded requests
     cache = [inputs.kv[0], *inputs.kv[1 : 1 if inputs.problem.latent else 2], *(inputs.kv_scales or ())]
     others = [inputs.page_table, inputs.q_lens, inputs.qo_indptr, inputs.kv_lens, inputs.kv_indptr, inputs.kv_indices]

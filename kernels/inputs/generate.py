@@ -23,7 +23,7 @@ from kernels.inputs.nvfp4 import BLOCK, quantize
 from kernels.inputs.sentinel_keys import plant
 from kernels.inputs.sentinel_logit import sink_logit
 from kernels.inputs.shifted_logits import shifts_of_sinks
-from kernels.inputs.tensors import K_SCALE, V_SCALE, generator_of, is_scaled, offsets, query_size, usual_scale, write
+from kernels.inputs.tensors import K_SCALE, V_SCALE, OwnInputs, generator_of, is_scaled, offsets, query_size, usual_scale, write
 from kernels.problem import Problem
 from kernels.problem.dtypes import torch_dtype
 from kernels.problem.padded import NULL_PAGE, PaddedBatch, launched
@@ -213,12 +213,11 @@ def _page_table(indices: Tensor, indptr: Tensor, pages_of: Tensor) -> Tensor:
 
 
 @by_routine
-def poison_unused_slots(inputs: Inputs, value: float) -> None:
+def poison_unused_slots(inputs: Inputs | OwnInputs, value: float) -> None:
     """Fills the slots of last pages that hold no token with `value`, in keys and values; nvfp4 has no NaN, and stays as it is."""
-    p = inputs.problem
-    if p.kv_dtype == "nvfp4" and math.isnan(value):
+    if isinstance(inputs, OwnInputs) or (inputs.problem.kv_dtype == "nvfp4" and math.isnan(value)):
         return
-    for which in range(1 if p.latent else 2):
+    for which in range(1 if inputs.problem.latent else 2):
         write(inputs, which, inputs.unused_slots, torch.full((1,), value, device=inputs.device))
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels.inputs import Inputs
+from kernels.inputs.tensors import OwnInputs
 from kernels.problem.routine import by_routine
 
 
@@ -43,8 +44,10 @@ class SmallInputs:
 
 
 @by_routine
-def small_inputs(inputs: Inputs) -> list[Tensor]:
+def small_inputs(inputs: Inputs | OwnInputs) -> list[Tensor]:
     """All but queries and cache, with the rows of padded requests."""
+    if isinstance(inputs, OwnInputs):
+        return [*(one for one in inputs.tensors() if not one.is_floating_point()), *inputs.unused_slots]
     whole = inputs.padded or inputs
     small = [whole.page_table, whole.q_lens, whole.qo_indptr, whole.kv_lens, whole.kv_indptr, whole.kv_indices, whole.last_page_len]
     small += [] if whole.sinks is None else [whole.sinks]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from kernels.inputs.guards import guarded_output
 from kernels.inputs.masks import visibility
@@ -202,6 +202,25 @@ class Inputs:
         """Pages of a cache, [requests, pages, N, K, D] for the indices [requests, pages]."""
         picked = token_major(self.problem, bits(cache)[pages.flatten()].view(cache.dtype))
         return picked.view(*pages.shape, *picked.shape[1:])
+
+
+class OwnInputs:
+    """Inputs of a routine without keys and values to attend to: a dataclass of tensors. None is padded, and no slot is unused."""
+
+    padded: ClassVar[None] = None
+
+    def tensors(self) -> list[Tensor]:
+        import torch
+
+        return [one for one in vars(self).values() if isinstance(one, torch.Tensor) and one.numel()]
+
+    @property
+    def device(self) -> torch.device:
+        return self.tensors()[0].device
+
+    @property
+    def unused_slots(self) -> tuple[Tensor]:
+        return (self.tensors()[0].new_empty(0),)
 
 
 @by_routine

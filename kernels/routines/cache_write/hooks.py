@@ -26,7 +26,7 @@ from kernels.check.judgement import impossible
 from kernels.check.oracle import Verdict
 from kernels.inputs.checksums import sum_of_words
 from kernels.inputs.generate import fill_normal
-from kernels.inputs.tensors import K_SCALE, V_SCALE, generator_of, offsets, rounded, turned
+from kernels.inputs.tensors import K_SCALE, V_SCALE, OwnInputs, generator_of, offsets, rounded, turned
 from kernels.problem import Problem
 from kernels.problem.arithmetic import Arithmetic
 from kernels.problem.dtypes import UNIT_ROUNDOFF, torch_dtype
@@ -36,11 +36,10 @@ Q_SCALE = 0.25
 LARGE = 300.0  # beyond the largest number of fp8_e4m3 times any of the scales
 BASE = 10_000.0  # of the angles: position * BASE^(-2 i / dim)
 FP32 = 2.0**-21  # two products, their difference and a division, each rounded to fp32
-SMALL = ("request", "position", "kv_indices", "kv_indptr", "last_page_len", "slot")
 
 
 @dataclass(frozen=True)
-class WriteInputs:
+class WriteInputs(OwnInputs):
     """What every backend reads. The cache that a call writes is its own: `pool` is that cache before it.
 
     A token of a latent is [D_ckv + D_kpe] in the place of keys and values [2, K, D].
@@ -60,9 +59,6 @@ class WriteInputs:
     slot: Tensor  # int64 [T], page * N + slot of each token
     quantises: bool
     q_scale: float
-    device: torch.device
-    unused_slots: tuple[Tensor]  # none: every slot is compared
-    padded: None = None
 
     def by_slot(self, cache: Tensor) -> Tensor:
         """The bits of a cache as integers, a view [P, N, 2, K, D]; of a latent [P, N, D]."""
@@ -132,8 +128,8 @@ def draw(problem: Problem, device: torch.device | str) -> WriteInputs:
         p, new, new.new_empty(len(new), p.num_qo_heads, shape[-1] * turns),
         torch.empty(own.pages, *page, dtype=cached, device=device),
         (scale if len(shape) > 1 else scale[0, 0]).to(device), torch.cat((angle.cos(), angle.sin()), 1).float().to(device),
-        quantises=cached != given, q_scale=Q_SCALE if cached != given else 1.0, device=new.device,
-        unused_slots=(new.new_empty(0),), **{name: table.to(device) for name, table in _tables(p).items()},
+        quantises=cached != given, q_scale=Q_SCALE if cached != given else 1.0,
+        **{name: table.to(device) for name, table in _tables(p).items()},
     )  # fmt: skip
     write_values(inputs, generator := generator_of(p, new.device))
     fill_normal(inputs.pool, generator)
@@ -141,7 +137,7 @@ def draw(problem: Problem, device: torch.device | str) -> WriteInputs:
 
 
 def _tables(p: Problem) -> dict[str, Any]:
-    """The tensors of `SMALL`. Pages are in random order; those before the first that is reached are spare ones."""
+    """The integers. Pages are in random order; those before the first that is reached are spare ones."""
     q_lens, kv_lens, (first, own) = torch.tensor(p.q_lens), torch.tensor(p.kv_lens), torch.tensor(sizes(p).reached).T
     order = torch.randperm(sizes(p).pages, generator=torch.Generator().manual_seed(p.seed))
     starts, indptr = offsets(own).long() + SPARE_PAGES, offsets(first + own).long()
@@ -151,14 +147,14 @@ def _tables(p: Problem) -> dict[str, Any]:
     request = torch.repeat_interleave(torch.arange(p.batch_size), q_lens)
     position = (kv_lens - q_lens)[request] + torch.arange(len(request)) - offsets(q_lens).long()[request]
     slot = pages[indptr[request] + position // p.page_size] * p.page_size + position % p.page_size
-    tables = [one.int() for one in (request, position, pages, indptr, (kv_lens - 1) % p.page_size + 1)]
-    return dict(zip(SMALL, (*tables, slot), strict=True))
+    found = {"request": request, "position": position, "kv_indices": pages, "kv_indptr": indptr}
+    found["last_page_len"] = (kv_lens - 1) % p.page_size + 1
+    return {**{name: table.int() for name, table in found.items()}, "slot": slot}
 
 
 def redraw(inputs: WriteInputs) -> None:
-    for name, drawn in vars(draw(inputs.problem, inputs.device)).items():
-        if isinstance(drawn, Tensor):
-            getattr(inputs, name).copy_(drawn)
+    for own, drawn in zip(inputs.tensors(), draw(inputs.problem, inputs.device).tensors(), strict=True):
+        own.copy_(drawn)
 
 
 def write_values(inputs: WriteInputs, generator: torch.Generator) -> None:
@@ -166,19 +162,6 @@ def write_values(inputs: WriteInputs, generator: torch.Generator) -> None:
         fill_normal(rows, generator)
         if inputs.quantises:
             rows.flatten(1).scatter_(1, torch.arange(len(rows), device=rows.device)[:, None] * 71 % rows[0].numel(), LARGE)
-
-
-def small_inputs(inputs: WriteInputs) -> list[Tensor]:
-    return [getattr(inputs, name) for name in SMALL]
-
-
-def checksums(inputs: WriteInputs) -> Tensor:
-    tensors = [tensor for tensor in vars(inputs).values() if isinstance(tensor, Tensor) and tensor.numel()]
-    return torch.stack([sum_of_words(tensor, of_vectors=tensor.dim() > 1) for tensor in tensors])
-
-
-def poison_unused_slots(inputs: WriteInputs, value: float) -> None:
-    """Every slot is compared as it is."""
 
 
 def other_cache(inputs: WriteInputs) -> AbstractContextManager[None]:

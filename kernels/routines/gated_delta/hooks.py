@@ -15,7 +15,6 @@ from torch import Tensor
 from kernels.check.changed_token import VISIBLE, ChangedTokens
 from kernels.check.judgement import impossible
 from kernels.check.oracle import Verdict
-from kernels.inputs.checksums import sum_of_words
 from kernels.problem import Problem
 from kernels.problem.arithmetic import Arithmetic
 from kernels.problem.dtypes import torch_dtype
@@ -24,24 +23,10 @@ from kernels.routines.gated_delta.inputs import DeltaInputs, copied_tokens, draw
 from kernels.routines.gated_delta.reference import DeltaAnswer, answer, mean_tolerance, tolerance
 
 __all__ = [
-    "answer", "change_tokens", "checksums", "copied_tokens", "draw", "judge_changed", "judge_rows", "judge_whole", "other_cache",
-    "other_queries", "poison_unused_slots", "redraw", "small_inputs", "write_values",
+    "answer", "change_tokens", "copied_tokens", "draw", "judge_changed", "judge_rows", "judge_whole", "other_cache",
+    "other_queries", "redraw", "write_values",
 ]  # fmt: skip
 HEAVIEST = 4  # columns of an output among which one that changes is drawn
-
-
-def small_inputs(inputs: DeltaInputs) -> list[Tensor]:
-    return [inputs.slots]
-
-
-def checksums(inputs: DeltaInputs) -> Tensor:
-    """An int64 for each tensor."""
-    tensors = [tensor for tensor in vars(inputs).values() if isinstance(tensor, Tensor)]
-    return torch.stack([sum_of_words(tensor, of_vectors=tensor.dim() > 1) for tensor in tensors])
-
-
-def poison_unused_slots(inputs: DeltaInputs, value: float) -> None:
-    """No state has room for more than there is."""
 
 
 def judge_rows(out: Tensor, inputs: DeltaInputs, answer: DeltaAnswer, how: Arithmetic) -> Verdict:

@@ -25,7 +25,7 @@ from torch import Tensor
 from kernels.contract.runner import Restored
 from kernels.inputs.copies import InputCopy
 from kernels.inputs.guards import guarded_output
-from kernels.inputs.tensors import generator_of, turned
+from kernels.inputs.tensors import OwnInputs, generator_of, turned
 from kernels.problem import Problem
 from kernels.problem.dtypes import torch_dtype
 from kernels.routines.gated_delta.problem import GATE_DTYPE, kept_states, num_slots
@@ -40,7 +40,7 @@ SHORT = 1 / 16  # of the usual length of a key, and of a query; a power of two, 
 
 
 @dataclass(frozen=True)
-class DeltaInputs:
+class DeltaInputs(OwnInputs):
     """What every backend reads. What a call overwrites it keeps elsewhere: `pool` stays as it is drawn."""
 
     problem: Problem
@@ -53,16 +53,6 @@ class DeltaInputs:
     dt_bias: Tensor  # fp32 [HV]
     pool: Tensor  # [N, HV, V, K], the states before the call
     slots: Tensor  # int32 [B], the slot of each request
-    padded: None = None
-
-    @property
-    def device(self) -> torch.device:
-        return self.q.device
-
-    @property
-    def unused_slots(self) -> tuple[Tensor, ...]:
-        """None: the states are whole."""
-        return (self.q.new_empty(0),)
 
     @property
     def decay(self) -> Tensor:

@@ -17,6 +17,7 @@ from kernels.check import oracle
 from kernels.check.changed_token import change_tokens
 from kernels.conformance import checks
 from kernels.inputs import generate
+from kernels.inputs.checksums import checksums
 from kernels.inputs.copied_tokens import copied_tokens
 from kernels.problem import Problem
 from kernels.problem.arithmetic import Arithmetic
@@ -114,7 +115,7 @@ def test_an_element_may_be_the_other_rounding_only_where_fp32_cannot_tell(kind: 
 @pytest.mark.parametrize("kind", ["copied", "copied_fp8", "neox", "latent_fp8"])
 def test_a_change_of_tokens_moves_every_request_and_its_right_answer_is_known(kind: str) -> None:
     inputs = generate.draw(make(**KINDS[kind]), "cpu")
-    answer, how, sums = oracle.answer(inputs), Arithmetic("fp32"), hooks.checksums(inputs)
+    answer, how, sums = oracle.answer(inputs), Arithmetic("fp32"), checksums(inputs)
     stale = BACKENDS["torch_write"].prepare(inputs, CPU)
     stale.ready(), stale()
 
@@ -128,7 +129,7 @@ def test_a_change_of_tokens_moves_every_request_and_its_right_answer_is_known(ki
             again = BACKENDS["torch_write"].prepare(inputs, CPU)
             again.ready(), again()
         assert hooks.judge_changed(again.out, again.written_lse(), inputs, change, how).passed
-    assert torch.equal(hooks.checksums(inputs), sums)
+    assert torch.equal(checksums(inputs), sums)
 
 
 @pytest.mark.parametrize(

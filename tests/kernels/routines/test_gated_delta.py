@@ -19,6 +19,7 @@ from kernels.conformance import checks
 from kernels.conformance.problems import changed
 from kernels.contract.runner import Runner
 from kernels.inputs import generate
+from kernels.inputs.checksums import checksums
 from kernels.inputs.copied_tokens import copied_tokens
 from kernels.problem import Problem
 from kernels.problem.arithmetic import Arithmetic
@@ -115,7 +116,7 @@ def test_every_drawn_fault_shows_and_a_right_output_passes(mode: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_each_change_moves_every_answer_and_its_right_answer_is_known(mode: str) -> None:
     inputs = generate.draw(make(**MODES[mode]), "cpu")
-    answer, how, sums = oracle.answer(inputs), Arithmetic("bf16"), hooks.checksums(inputs)
+    answer, how, sums = oracle.answer(inputs), Arithmetic("bf16"), checksums(inputs)
 
     changes = change_tokens(inputs, answer, how, random.Random(1))
     stale = answer.out.to(torch.bfloat16), answer.states[:, 0] if mode != "drafts" else answer.states
@@ -129,7 +130,7 @@ def test_each_change_moves_every_answer_and_its_right_answer_is_known(mode: str)
         assert not hooks.judge_changed(again.out.to(torch.bfloat16), stale[1], inputs, change, how).passed
 
     assert sum(change.requests for change in changes) == inputs.problem.batch_size
-    assert torch.equal(hooks.checksums(inputs), sums)
+    assert torch.equal(checksums(inputs), sums)
 
 
 @pytest.mark.parametrize(

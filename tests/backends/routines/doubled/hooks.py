@@ -11,23 +11,15 @@ from torch import Tensor
 from kernels.check.answer import Answer
 from kernels.check.oracle import Verdict
 from kernels.check.oracle import judge as compared
+from kernels.inputs.tensors import OwnInputs
 from kernels.problem import Problem
 from kernels.problem.dtypes import torch_dtype
 
 
 @dataclass(frozen=True)
-class Queries:
+class Queries(OwnInputs):
     problem: Problem
     q: Tensor
-    padded: None = None
-
-    @property
-    def device(self) -> torch.device:
-        return self.q.device
-
-    @property
-    def unused_slots(self) -> tuple[Tensor]:
-        return (self.q.new_empty(0),)
 
 
 def draw(problem: Problem, device: str) -> Queries:
@@ -51,14 +43,6 @@ def other_queries(inputs: Queries) -> Iterator[None]:
 @contextmanager
 def other_cache(inputs: Queries) -> Iterator[None]:
     yield
-
-
-def small_inputs(inputs: Queries) -> list[Tensor]:
-    return [torch.zeros(1)]
-
-
-def checksums(inputs: Queries) -> Tensor:
-    return inputs.q.view(torch.int16).sum(dtype=torch.int64)[None]
 
 
 def answer(inputs: Queries) -> Answer:
