@@ -18,6 +18,7 @@ The inputs (`kernels.inputs.Inputs` has every shape):
   `copies_new_tokens`: keys and values of the query tokens in tensors of their own, as an engine's QKV product leaves them.
   `reorders`: queries in another order than the problem's (`kernels/split`); `Runner.rows` says where its answer lies.
 - Several backends share the inputs. Never write to them; clone what a library wants to change. Whoever does is named.
+  What a call overwrites and reads again `Runner.restore` names with its input, and the project copies it before each call.
 - A page table is int32 [B, pages of the longest request], or as wide as `problem.max_seq_len` asks. Entries that a request does not
   use hold 2147480000, far outside the cache: a kernel that follows one crashes. A request without keys (s0 in `batch_spec`) has
   page 0 in all entries, as in engines: it may be loaded. Its output must be 0, and its log-sum-exp -inf or the sink. A call that
