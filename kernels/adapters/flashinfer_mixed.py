@@ -24,7 +24,7 @@ from kernels.problem.features import USUAL, Feature
 if TYPE_CHECKING:
     from torch import Tensor
 
-PREFILL_TILE, DECODE_TILE, MOST_TILES = 128, 16, 65536  # rows of tiles (query tokens times query heads of a KV head); and tiles
+PREFILL_TILE, DECODE_TILE, MAX_TILES = 128, 16, 65536  # rows of tiles (query tokens times query heads of a KV head); and tiles
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class BatchAttention(common.FlashInferAdapter):
         tiles = sum(-(-n // (PREFILL_TILE if n > DECODE_TILE else DECODE_TILE)) for n in rows) * p.num_kv_heads
         return (
             *_shared_needs(p, device),
-            Need("up to 65,536 tiles of all KV heads", tiles <= MOST_TILES),
+            Need("up to 65,536 tiles of all KV heads", tiles <= MAX_TILES),
             Need("fewer than 2^32 elements of keys and values", p.num_pages * p.page_size * p.kv_token_elements < 2**32),
         )
 
