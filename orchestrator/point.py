@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Hashable
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from json.encoder import encode_basestring_ascii
+from typing import NamedTuple
 
 from kernels.engines import flags, start
 from kernels.problem import Problem
@@ -15,10 +15,7 @@ from kernels.problem import Problem
 _canonical = json.JSONEncoder(sort_keys=True).encode  # json.dumps would make an encoder for every point
 
 
-@dataclass(frozen=True)
-class Point:
-    """One problem on one backend, as it is to be measured. Where it runs is no part of it."""
-
+class _Point(NamedTuple):  # a frozen dataclass takes five times as long to make
     problem: Problem
     backend: str
     how: str  # fingerprint of the measurement settings
@@ -27,6 +24,10 @@ class Point:
     env: str | None = None  # the environment that it runs in; None: the one that runs the command
     plugin_code: str = ""  # a hash of the plugin that the backend comes from; it enters the row's version and not `point_id`
     refused: str = ""  # why its model cannot have this problem, which then may be none that holds together; empty: it can
+
+
+class Point(_Point):
+    """One problem on one backend, as it is to be measured. Where it runs is no part of it."""
 
     @cached_property
     def point_id(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kernels.check.oracle import SCRATCH_BYTES
 from kernels.device import Device
@@ -23,8 +23,7 @@ RACED_SHARE = 0.43
 HOST_S = 0.3  # plans and calls that are timed on the host, and a profile of them
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
+class Cost(NamedTuple):
     """What a point is expected to take, in seconds of wall time and bytes of device memory."""
 
     setup_s: float  # spent once for all points on the same inputs

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, TypeVar
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeVar
 
 from kernels import registry
 from kernels.adapter import Adapter, Module
@@ -22,13 +24,14 @@ from orchestrator.config.settings import Settings
 from orchestrator.errors import OrchestratorError
 from orchestrator.libraries import LibraryVersions
 from orchestrator.planning.cost import Cost, estimate, in_engine, kernel_seconds
-from orchestrator.planning.plan import Decision, DecisionKind, Plan, process_bytes
+from orchestrator.planning.plan import Decision, DecisionKind, ModuleKey, Plan, process_bytes
 from orchestrator.point import Point
 
 # A step is one CUDA graph, which one process captures: that of the worker, which has its weights and checks all of its layers.
 OWN_PROCESS = "the environment that runs the command: type sweep.env=[null], or the command with the Python of that environment"
 NO_COST = Cost(0.0, 0.0, 0)  # of a point whose problem its model cannot have
 Given = TypeVar("Given")
+MAX_ANSWERS = 512  # of one question
 UNTIMED_STEPS, PREPARE_S = 12, 0.02  # steps of warm-up and check; seconds to prepare a runner
 
 
@@ -65,7 +68,7 @@ def _decided(point: Point, models: Sequence[_DeviceModel], settings: Settings, b
         decision = _decide(point, models, settings, backends)
         asked = decision.kind == "run" or (decision.kind == "skipped" and point.engine)  # of an engine it is said before limits
         lacking = backends.lacking(point) if asked and (look or point.env) else ""
-        return replace(decision, kind="unsupported", reason=lacking, modules=()) if lacking else decision
+        return decision._replace(kind="unsupported", reason=lacking, modules=()) if lacking else decision
     except KeyboardInterrupt:
         raise
     except BaseException as error:
@@ -77,12 +80,21 @@ def _decided(point: Point, models: Sequence[_DeviceModel], settings: Settings, b
         )
 
 
+class _Questions(NamedTuple):
+    """What one backend is asked of each problem on one device (`kernels.adapter`)."""
+
+    unmet: Callable[[Problem], str]  # in words; empty if it is supported
+    modules: Callable[[Problem], tuple[ModuleKey, ...]]
+    workspace_bytes: Callable[[Problem], int]
+
+
 class _DeviceModel:
     """A kind of device, with a cache of what problems cost there: most backends of one problem cost the same."""
 
     def __init__(self, device: Device, settings: Settings) -> None:
         self.device, self.settings = device, settings
         self.room = int(device.memory_bytes * settings.limits.memory_fraction)
+        self._questions: dict[int, _Questions] = {}  # by the adapter's id(): `Backends` keeps one for each backend
         # By the identity of the problem, which its point keeps alive, and the backend's own bytes.
         self._costs: dict[tuple[int, int], Cost] = {}
         self._alone: dict[int, Cost] = {}  # without those
@@ -92,10 +104,28 @@ class _DeviceModel:
         problem, layer = point.problem, self.settings.model.layer
         if point.engine and layer is not None:
             return in_engine(problem, layer, self.settings.timing.step_layers or LAYERS, self.device)
-        extra = adapter.workspace_bytes(launched(problem))
+        extra = self.asked(point, adapter).workspace_bytes(problem)
         if (cost := self._costs.get((id(problem), extra))) is None:
             cost = self._costs[id(problem), extra] = self._estimate(problem, extra)
-        return cost if point.env is None else replace(cost, memory_bytes=cost.memory_bytes + process_bytes(problem))
+        return cost if point.env is None else cost._replace(memory_bytes=cost.memory_bytes + process_bytes(problem))
+
+    def asked(self, point: Point, adapter: Adapter) -> _Questions:
+        """What the adapter says of problems on this device; that of a plugin is asked each time."""
+        if (found := self._questions.get(id(adapter))) is None:
+            of_device = (partial(function, adapter) for function in (self._unmet, self._modules))
+            answers: tuple[Callable[[Any], Any], ...] = (*of_device, lambda p: adapter.workspace_bytes(launched(p)))
+            found = self._questions[id(adapter)] = _Questions(*(answers if point.plugin_code else map(_Asked, answers)))
+        return found
+
+    def _unmet(self, adapter: Adapter, problem: Problem) -> str:
+        unmet = adapter.unmet(problem, self.device)
+        return f"{adapter.name} on {self.device.name} needs: {'; '.join(unmet)}" if unmet else ""
+
+    def _modules(self, adapter: Adapter, problem: Problem) -> tuple[ModuleKey, ...]:
+        modules = adapter.modules(problem, self.device)
+        if foreign := [module for module in modules if not isinstance(module, Module)]:
+            raise TypeError(f"{foreign[0]!r} is no Module")
+        return tuple(dict.fromkeys((self.device.arch, module) for module in modules))
 
     def _estimate(self, problem: Problem, extra: int) -> Cost:
         timing, layer = self.settings.timing, self.settings.model.layer
@@ -107,6 +137,54 @@ class _DeviceModel:
             return alone
         size = step_size.size_of(problem, layer, self.device.tb_per_sec, self.room, timing.step_layers)
         return with_step(alone, problem, self.device, timing, size)
+
+
+class _Reads:
+    """A problem that notes which of its values are read."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem, self._names = problem, set[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._problem, name)
+        hash(value)
+        if callable(value):  # which reads what nobody sees
+            raise TypeError(name)
+        self._names.add(name)
+        return value
+
+
+class _Asked:
+    """A pure function of problems, computed once for all that have the same of what it reads: a rule seldom reads lengths.
+
+    What it read for one problem says all that its answer depends on, and the same values lead another problem the same way.
+    """
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._function = function
+        self._names, self._answers = frozenset[str](), dict[Any, Any]()
+        self._values: Callable[[Problem], Any] | None = lambda problem: ()
+
+    def __call__(self, problem: Problem) -> Any:
+        if self._values is None or problem.graph_batch is not None:
+            return self._function(problem)
+        answer = self._answers.get(self._values(problem), self)
+        return self._told(problem) if answer is self else answer
+
+    def _told(self, problem: Problem) -> Any:
+        try:
+            answer = self._function(reads := _Reads(problem))
+        except TypeError:
+            self._values = None
+            return self._function(problem)
+        if not reads._names <= self._names:
+            self._names |= reads._names
+            self._values, self._answers = attrgetter(*sorted(self._names)), {}
+        if len(self._answers) > MAX_ANSWERS:  # it reads lengths
+            self._values = None
+        elif self._values is not None:
+            self._answers[self._values(problem)] = answer
+        return answer
 
 
 def _decide(point: Point, models: Sequence[_DeviceModel], settings: Settings, backends: Backends) -> Decision:
@@ -135,10 +213,8 @@ def _decide(point: Point, models: Sequence[_DeviceModel], settings: Settings, ba
 
 
 def _to_run(point: Point, adapter: Adapter, able: Sequence[tuple[_DeviceModel, Cost]], rule: str, backends: Backends) -> Decision:
-    modules = tuple({(model.device.arch, m): None for model, _ in able for m in adapter.modules(point.problem, model.device)})
-    if foreign := [module for _, module in modules if not isinstance(module, Module)]:
-        raise TypeError(f"{foreign[0]!r} is no Module")
-    modules = backends.one(modules)
+    of_each = [model.asked(point, adapter).modules(point.problem) for model, _ in able]
+    modules = of_each[0] if len(of_each) == 1 else tuple(dict.fromkeys(itertools.chain(*of_each)))
     here, there = (modules, ()) if point.env is None else ((), modules)
     worst = max([cost for _, cost in able], key=lambda cost: cost.total_s) if len(able) > 1 else able[0][1]
     room = min([model.room for model, _ in able])
@@ -152,12 +228,12 @@ def _refusal(point: Point, adapter: Adapter, model: _DeviceModel, cost: Cost) ->
 
     With `check.force_unsupported` the limits come before the rule, because a forced point must fit the device too.
     """
-    unmet = adapter.unmet(point.problem, model.device)
-    if sentences := _unmet_of_step(point, adapter, model):
+    unmet = model.asked(point, adapter).unmet(point.problem)
+    if model.settings.timing.context == "step" and (sentences := _unmet_of_step(point, adapter, model)):
         return ("unsupported", f"timing.context=step needs: {'; '.join(sentences)}")
     over_limit = _over_limit(model, cost)
     if unmet and not (over_limit and model.settings.check.force_unsupported):
-        return ("unsupported", f"{adapter.name} on {model.device.name} needs: {'; '.join(unmet)}")
+        return ("unsupported", unmet)
     return over_limit
 
 

@@ -56,11 +56,11 @@ def _expanded(settings: Settings) -> list[Point]:
     environments: dict[str, Environment] = {}  # an unknown name is an error before anything starts
     known: dict[tuple[str, str], tuple[Adapter, str]] = {}  # each backend, and the code of its plugin
     for keys, exclude in _combinations(settings):
-        if any(_matches(rule, keys.get) for rule in exclude):
+        if exclude and any(_matches(rule, keys.get) for rule in exclude):
             continue
         backend, env = _backend_of(keys, settings), keys.pop("env", None)
         problem, refused = problem_of(keys)
-        if any(_matches(rule, _value_of(problem, backend, env)) for rule in exclude):  # keys that the model or a default has set
+        if exclude and any(_matches(rule, _value_of(problem, backend, env)) for rule in exclude):  # of the model, or a default
             continue
         name, place = str(backend), None if env is None else str(env)
         if place is not None and place not in environments:

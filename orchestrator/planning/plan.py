@@ -6,9 +6,9 @@ import heapq
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from kernels.adapter import Module
 from kernels.problem import Problem
@@ -22,8 +22,7 @@ ModuleKey = tuple[str, Module]  # (compiler architecture such as "9.0a", module)
 CONTEXT_BYTES = 700 * 2**20  # of a process of an environment: its CUDA context, a flush buffer, code of kernels
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """What becomes of a point."""
 
     point: Point
@@ -102,7 +101,7 @@ class Plan:
             errors = {arch: f"kernel module {module} did not compile: {broken[arch, module]}" for arch, module in failed}
             devices = tuple(name for name in decision.devices if archs.get(name) not in errors)
             if devices:
-                left.append(replace(decision, devices=devices))
+                left.append(decision._replace(devices=devices))
             else:
                 uncompiled[decision] = next(iter(errors.values()))
         return Plan(tuple(left)), uncompiled

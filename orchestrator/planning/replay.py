@@ -6,7 +6,6 @@ import re
 import shlex
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import PurePath
 
 from kernels import registry
@@ -44,7 +43,7 @@ def points_of(settings: Points) -> list[Point]:
     if settings.mode == "check_power":
         points = _mutants_of(points, settings)
     if settings.mode == "noise":
-        points = [twin for point in points for twin in (point, replace(point, twin=1))]
+        points = [twin for point in points for twin in (point, point._replace(twin=1))]
     if settings.point is None:
         return points
     named = [point for point in points if point.point_id == settings.point]
@@ -131,7 +130,7 @@ def replay_command(overrides: Sequence[str], mode: str) -> Callable[[Point], str
     kept = [without_folder(o) for o in only_read(overrides, "replay") if not o.startswith(NOT_ON_A_REPLAY) and not OF_HERE.match(o)]
     again = "check_power" if mode == "check_power" else "replay"
     typed = without_credentials(shlex.join(["python", "-m", PROGRAM, *kept, f"mode={again}"]))
-    return lambda point: f"{typed} point={replace(point, twin=0).point_id}"
+    return lambda point: f"{typed} point={point._replace(twin=0).point_id}"
 
 
 def without_folder(override: str) -> str:
@@ -157,7 +156,7 @@ def _mutants_of(points: Sequence[Point], settings: Settings) -> list[Point]:
             made_of[routine, one.made_of].append(name)
     return [
         *(Point(problem, name, how) for problem, how in problems for routine, name in ours if routine == problem.routine),
-        *(replace(point, backend=name) for point in points for name in made_of[point.problem.routine, point.backend]),
+        *(point._replace(backend=name) for point in points for name in made_of[point.problem.routine, point.backend]),
     ]
 
 
@@ -174,7 +173,7 @@ def _drawn_of(points: Sequence[Point], settings: Settings) -> list[Point]:
     bases = list(points) if each else [Point(problem, "", how) for problem, how in problems]
 
     def made(base: Point, name: str) -> Point:
-        return replace(base, backend=f"{name}@{base.backend}" if base.backend else name)
+        return base._replace(backend=f"{name}@{base.backend}" if base.backend else name)
 
     names = [*(f"drawn_{number:03d}" for number in numbers(draws)), *BESIDE]
     known = registry.registered(settings.adapters)  # a routine of a folder has no more than it draws itself
@@ -187,4 +186,4 @@ def _drawn_of(points: Sequence[Point], settings: Settings) -> list[Point]:
 def _at_seed(base: Point, more: int) -> Point:
     """The point with a seed that is so much larger. It is validated again, since lengths may be drawn from the seed."""
     keys = base.problem.model_dump()
-    return replace(base, problem=type(base.problem).model_validate(keys | {"seed": base.problem.seed + more})) if more else base
+    return base._replace(problem=type(base.problem).model_validate(keys | {"seed": base.problem.seed + more})) if more else base

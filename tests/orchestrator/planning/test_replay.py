@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
@@ -32,7 +31,7 @@ def test_noise_measures_every_point_twice(settings: Callable[..., Settings]):
     points = points_of(settings("+sweep=smoke", "mode=noise"))
 
     assert [point.twin for point in points] == [0, 1] * 24
-    assert [replace(point, twin=0) for point in points[1::2]] == points[::2]
+    assert [point._replace(twin=0) for point in points[1::2]] == points[::2]
 
 
 def test_a_point_from_before_models_had_a_softmax_scale_is_found(settings: Callable[..., Settings]):
@@ -59,7 +58,7 @@ def test_the_replay_command_keeps_what_was_typed_for_the_sweep(settings: Callabl
     command = replay_command(["+sweep=smoke", "sweep.s_kv=[256]", "mode=noise", "rerun=all", "hydra.verbose=true"], "noise")
 
     assert command(point) == f"python -m orchestrator +sweep=smoke 'sweep.s_kv=[256]' mode=replay point={point.point_id}"
-    assert command(replace(point, twin=1)) == command(point)
+    assert command(point._replace(twin=1)) == command(point)
     of_a_folder = replay_command(["--config-dir=/home/me/mine", "+sweep=own"], "run")  # another machine has no such folder
     assert of_a_folder(point).startswith("python -m orchestrator --config-dir=mine +sweep=own mode=replay")
     assert replay_command(["+sweep=smoke"], "check_power")(point).startswith("python -m orchestrator +sweep=smoke mode=check_power")

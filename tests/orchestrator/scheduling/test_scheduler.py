@@ -249,7 +249,7 @@ def test_answers_that_came_while_nobody_looked_are_no_timeouts():
 def test_a_point_that_fails_beside_a_plugin_of_another_runs_again_alone_in_a_new_worker():
     (batch,) = batches_of(1, 3)
     bad, *others = batch.tasks
-    mixed = Batch((replace(bad, point=replace(bad.point, plugin_code="0a1b")), *others), batch.devices)
+    mixed = Batch((replace(bad, point=bad.point._replace(plugin_code="0a1b")), *others), batch.devices)
     soiled: list[object] = []
 
     def behaviour(task: Task) -> str:
