@@ -161,7 +161,8 @@ class _Problems:
         try:
             own = routine_of(routine)
             heads = own.any_model if own else ANY_MODEL
-            Problem.model_validate({**{key: value for key, value in given.items() if key in keys or key not in LENT}, **heads})
+            of_sweep = {key: value for key, value in given.items() if key in keys or key not in (*LENT, *HEADS)}
+            Problem.model_validate({**of_sweep, **heads})
         except ValidationError:
             raise UserError(said) from None
         whole = len(own_heads) >= len(HEADS if routine == "mla" else HEADS[:4])

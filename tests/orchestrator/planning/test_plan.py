@@ -10,6 +10,7 @@ import pytest
 
 from orchestrator.config.settings import Settings
 from orchestrator.machines import known_devices
+from orchestrator.planning import decide
 from orchestrator.planning.cost import RACED_SHARE
 from orchestrator.planning.decide import make_plan
 from orchestrator.planning.expand import expand
@@ -44,6 +45,17 @@ def test_every_point_has_one_decision_and_every_refusal_a_reason(settings: Calla
 
     assert len(plan.decisions) == len({d.point for d in plan.decisions}) == 1920
     assert all(bool(d.reason) == (d.kind != "run") for d in plan.decisions)
+
+
+@pytest.mark.parametrize("sweep", ["rule_edges_paged", "rule_edges_mla", "encoder", "padded_graphs", "mla_mtp", "mixed_q_len"])
+def test_an_answer_is_that_of_each_problem_however_often_it_is_asked(
+    sweep: str, settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+):
+    """A backend is asked once for problems that are alike in what it reads; here every one is asked."""
+    once = plan_for(settings(f"+sweep={sweep}", "check.force_unsupported=true"), "h200", "b200", "rtx5090")
+    monkeypatch.setattr(decide, "_Asked", lambda function: function)
+
+    assert plan_for(settings(f"+sweep={sweep}", "check.force_unsupported=true"), "h200", "b200", "rtx5090") == once
 
 
 def test_a_point_too_big_for_the_device_is_skipped_with_the_estimate(settings: Callable[..., Settings]):
