@@ -17,9 +17,9 @@ from kernels import registry
 from kernels.adapter import Module
 from kernels.device import Device
 from orchestrator import ROOT
-from orchestrator.formats.results_csv_writer import problem_of
+from orchestrator.formats.results_csv import problem_of
 from orchestrator.machines import known_devices
-from orchestrator.planning.compiling import HOST_CORES, kind_of
+from orchestrator.planning.cost import HOST_CORES, kind_of
 from orchestrator.storage import parquet
 
 TABLE = ROOT / "conf" / "compile_seconds.yaml"

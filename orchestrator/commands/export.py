@@ -43,10 +43,10 @@ def execute(invocation: Invocation[ExportSettings]) -> int:
 
 def _text(settings: ExportSettings, name: str) -> tuple[str, LeftOut, list[str]]:
     if name == exports.CSV:
-        from orchestrator.formats import results_csv_writer
+        from orchestrator.formats import results_csv
 
         rows = _rows(settings)
-        return *results_csv_writer.to_csv(rows), results_csv_writer.notes_on(rows)
+        return *results_csv.to_csv(rows), results_csv.notes_on(rows)
     from orchestrator.analysis.questions import open_views
     from orchestrator.formats.engine_config import config_text
 

@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveInt, model_validator
 
-from orchestrator.config.acceptance import CURVES
-from orchestrator.config.base import Frozen
+from orchestrator.config.base import Frozen, own_table
 from orchestrator.errors import unknown
+
+FOLDER, THINKING = "golden_al_distribution", "_thinking"  # which ends the name of a curve with thinking on
+
+
+@dataclass(frozen=True)
+class Curve:
+    """`tokens[k - 1]` is what a step with k drafted tokens yields, the target's own one included."""
+
+    what: str
+    source: str
+    tokens: tuple[float, ...]
+
+    def expected(self, s_qo: int) -> float | None:
+        """The tokens of a step over `s_qo` = k + 1 query tokens; None if k was not measured."""
+        if s_qo == 1:
+            return 1.0
+        return self.tokens[s_qo - 2] if s_qo - 1 <= len(self.tokens) else None
+
+
+CURVES = {
+    f"{name}{THINKING * (how == 'thinking')}": Curve(
+        f"{model['what']}, thinking {'on' if how == 'thinking' else 'off'}", f"{FOLDER}/{model['file']}", tuple(model[how])
+    )
+    for name, model in own_table("acceptance").items()
+    for how in ("thinking", "plain")
+    if how in model
+}
 
 MAX_LAYERS = 100_000  # far more than any model has
 Microseconds = Annotated[NonNegativeFloat, Field(allow_inf_nan=False)]
@@ -33,7 +60,7 @@ class Draft(Frozen):
     """The costs of drafting and of the target model's step, in microseconds.
 
     `acceptance` is the probability that a drafted token is accepted: one value, or one for each position, given that all tokens
-    before it were accepted; or the name of a measured curve (`config/acceptance.py`). The time of a step is `layers` times
+    before it were accepted; or the name of a measured curve (`conf/acceptance.yaml`). The time of a step is `layers` times
     attention plus `rest_us` for the rest of the target model, all its layers together; a draft adds `start_us` once and `cost_us`
     for each of its tokens. `rest` takes the rest of the model from measurement: `preset`, or a dataset of timing.context=step or
     engine. `layers` are then the model's own, unless given. Without any of these, only attention counts.

@@ -10,13 +10,14 @@ from typing import Any
 
 from kernels import registry
 from kernels.problem import ROUTINES
+from orchestrator.analysis import traffic
 from orchestrator.config import exports
+from orchestrator.config.modes import MODES
 from orchestrator.config.parts import todays
-from orchestrator.config.settings import NO_SWEEP_PATH, PARQUET, TRACES
+from orchestrator.config.settings import MAX_TRAFFIC_POINTS, NO_SWEEP_PATH, PARQUET, TRACES
 from orchestrator.errors import UserError
 from orchestrator.formats import operatorx, testlist, vllm_config
 from orchestrator.formats.flashinfer_trace import reader as flashinfer_trace
-from orchestrator.formats.traffic_axes import with_traffic
 from orchestrator.notes import note_once
 from orchestrator.remainder import Remainder
 from orchestrator.untrusted.door import reading
@@ -35,6 +36,7 @@ POINT_FILES: dict[str, Callable[[str, Known, int | None], tuple[list[Config], st
 }
 RESULT_FILES = (".csv", PARQUET)
 GIVE = "give a whole file of another benchmark"
+LENGTH_AXES = ("s_kv", "seq_lens", "batch_spec", "max_seq_len", "graph_batch")  # which points of traffic replace
 # Imported points bring their own head shapes and page size, so they are no share of any model.
 NO_MODEL = {"name": "custom", "num_qo_heads": 1, "num_kv_heads": 1, "head_dim_qk": 16, "head_dim_vo": 16}
 
@@ -148,3 +150,52 @@ def _known_backends(adapters: str | list[str] | tuple[str, ...]) -> Mapping[str,
     except (ImportError, ValueError, AttributeError) as error:
         raise UserError(f"adapters={list(plugins)}: {error}; allowed: modules with a tuple ADAPTERS") from None
     return {routine: frozenset(name for of, name in known if of == routine) for routine in ROUTINES}
+
+
+def with_traffic(config: Mapping[str, Any]) -> Config:
+    """The composed configuration with the traffic's points as its sweep's axes; unchanged for modes that read them.
+
+    Raises UserError for a file that cannot be read, and for keys that contradict it.
+    """
+    path, mode = str(config["traffic"]), str(config.get("mode"))
+    if config.get("import") is not None:
+        words = "allowed: one of them at a time; an imported file has lengths of its own"
+        raise UserError(f"traffic={path} import={config['import']}: {words}")
+    if mode in ("report", "compare"):
+        return {**config}
+    if mode in MODES and (MODES[mode].needs != "sweep" or mode == "import"):
+        words = "type mode=plan or run with +sweep=NAME, mode=report question=one_backend, or mode=compare"
+        raise UserError(f"traffic={path}: mode={mode} measures nothing; {words}")
+    sweep = config.get("sweep")
+    if not isinstance(sweep, dict):
+        words = "it gives the lengths of a sweep; type +sweep=NAME with it, such as +sweep=specdec_long_ctx"
+        raise UserError(f"traffic={path}: {words}")
+    count = config.get("traffic_points")
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MAX_TRAFFIC_POINTS:
+        allowed = f"a whole number from 1 to {MAX_TRAFFIC_POINTS:,}, such as traffic_points=5"
+        raise UserError(f"traffic_points={count!r}: allowed: {allowed}")
+    mix = traffic.read(path)
+    routine = sweep.get("routine")
+    rules = [_with_points(rule, rule.get("routine", routine), mix, count) for rule in sweep.get("include") or []]
+    found = _with_points(sweep, routine, mix, count)
+    points = traffic.points(mix, count, prompts=_is_of_prompts(routine))
+    sizes = ["" if p.batch_size is None else f"batch {p.batch_size}, " for p in points]
+    said = (f"{size}s_kv {p.s_kv:,.0f} ({p.weight:.0%})" for size, p in zip(sizes, points, strict=True))
+    about = [str(sweep.get("about") or ""), f"traffic of {path}: {', '.join(said)}", *mix.notes]
+    return {**config, "sweep": {**found, "include": rules, "about": "; ".join(filter(None, about))}}
+
+
+def _is_of_prompts(routine: object) -> bool:
+    return routine in ("ragged_prefill", ["ragged_prefill"])
+
+
+def _with_points(axes: Mapping[str, Any], routine: object, mix: traffic.Mix, count: int) -> Config:
+    """Axes with the points in place of their lengths. A sweep of `ragged_prefill` gets prompts, any other one decode steps."""
+    prompts = _is_of_prompts(routine)
+    if prompts and not mix.prompts:
+        raise UserError("traffic: its lines have s_kv, of decode steps, and no input_length, which a sweep of ragged_prefill needs")
+    found = traffic.points(mix, count, prompts=prompts)
+    given = ["s_kv", *(["batch_size"] if found[0].batch_size is not None else []), *(["s_qo"] if prompts else [])]
+    kept = {key: value for key, value in axes.items() if key not in (*LENGTH_AXES, *given)}
+    points = [{"batch_size": p.batch_size, "s_kv": int(p.s_kv), "s_qo": int(p.s_kv)} for p in found]
+    return {**kept, "traffic": [{key: point[key] for key in given} for point in points]}

@@ -1,9 +1,12 @@
-"""What a point is expected to cost: seconds and bytes, from the bytes and FLOPs that its problem needs. Pure."""
+"""What a point is expected to cost, from its bytes and FLOPs, and its modules to compile, from committed rows. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from statistics import median
 from typing import NamedTuple
 
+from kernels.adapter import Module
 from kernels.check.oracle import SCRATCH_BYTES
 from kernels.device import Device
 from kernels.engines import start
@@ -11,6 +14,7 @@ from kernels.problem import Problem
 from kernels.problem.padded import launched
 from kernels.step.shapes import LayerShape
 from kernels.timing.config import Timing
+from orchestrator.config.base import own_table
 
 # Measured on one H200 and one 2-core CPU: drawing the inputs of a point and computing their reference takes about as long
 # as 60 reads of its KV cache plus 8 times its FLOPs at the fp32 rate. About 12 calls are made besides the timed ones.
@@ -20,6 +24,9 @@ ENERGY_S = 1.8  # a block of calls, and a share of the group's block of flushes
 # Of the seconds of sampling of backends that race, the share that is left: of four committed runs that were raced again, from 0.35
 # to 0.56 (docs/timing.md). No figure of a GPU run.
 RACED_SHARE = 0.43
+HOST_CORES = 16  # of the hosts whose rows the table is from: the pages of two of these datasets say so, the others say nothing
+COMPILE_SECONDS: dict[str, tuple[float, int]] = own_table("compile_seconds")  # seconds and sources, by kind
+KERNELS = ("fa2", "fa3")  # a first argument that chooses the code of a module
 HOST_S = 0.3  # plans and calls that are timed on the host, and a profile of them
 
 
@@ -64,3 +71,29 @@ def in_engine(problem: Problem, layer: LayerShape, layers: int, device: Device) 
     rates = device.tb_per_sec * 1e12, device.peak_tflops("bf16") * 1e12
     seconds = start.point_seconds(problem, layer, layers, *rates)
     return Cost(0.0, seconds, start.memory_bytes(problem, layer, layers), start_s=start.START_S)
+
+
+def kind_of(module: Module) -> str:
+    """What modules that compile alike have in common: their generator, and its kernel if it makes several."""
+    name = str(module).partition("(")[0]
+    return f"{name}({module.args[0]})" if module.args and module.args[0] in KERNELS else name
+
+
+def compile_seconds(modules: Iterable[Module], cores: int) -> float:
+    """Seconds of wall time to compile these modules on so many cores.
+
+    The cores share all sources, but no module is faster than it was on `HOST_CORES`. A kind that no committed run has compiled
+    counts as the median of the kinds that are known.
+    """
+    wanted = [kind_of(module) for module in modules]
+    if not wanted:
+        return 0.0
+    core_seconds = {kind: seconds * min(sources, HOST_CORES) for kind, (seconds, sources) in COMPILE_SECONDS.items()}
+    usual = median(core_seconds.values())
+    longest = max(COMPILE_SECONDS.get(kind, (0.0, 0))[0] for kind in wanted)
+    return max(longest, sum(core_seconds.get(kind, usual) for kind in wanted) / cores)
+
+
+def not_measured(modules: Iterable[Module]) -> int:
+    """How many of the modules are of a kind that no committed run has compiled."""
+    return sum(kind_of(module) not in COMPILE_SECONDS for module in modules)

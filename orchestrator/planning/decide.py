@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from kernels import registry
 from kernels.adapter import Adapter, Module
@@ -31,6 +30,7 @@ from orchestrator.point import Point
 OWN_PROCESS = "the environment that runs the command: type sweep.env=[null], or the command with the Python of that environment"
 NO_COST = Cost(0.0, 0.0, 0)  # of a point whose problem its model cannot have
 Given = TypeVar("Given")
+Answers = Callable[[Problem], Any]
 MAX_ANSWERS = 512  # of one question
 UNTIMED_STEPS, PREPARE_S = 12, 0.02  # steps of warm-up and check; seconds to prepare a runner
 
@@ -80,12 +80,22 @@ def _decided(point: Point, models: Sequence[_DeviceModel], settings: Settings, b
         )
 
 
-class _Questions(NamedTuple):
-    """What one backend is asked of each problem on one device (`kernels.adapter`)."""
+class _Questions:
+    """What a backend is asked of problems on a device (`kernels.adapter`), `once` of those that are alike to it."""
 
-    unmet: Callable[[Problem], str]  # in words; empty if it is supported
-    modules: Callable[[Problem], tuple[ModuleKey, ...]]
-    workspace_bytes: Callable[[Problem], int]
+    def __init__(self, adapter: Adapter, device: Device, once: Callable[[Answers], Answers]) -> None:
+        def unmet(problem: Problem) -> str:
+            sentences = adapter.unmet(problem, device)
+            return f"{adapter.name} on {device.name} needs: {'; '.join(sentences)}" if sentences else ""
+
+        def modules(problem: Problem) -> tuple[ModuleKey, ...]:
+            found = adapter.modules(problem, device)
+            if foreign := [module for module in found if not isinstance(module, Module)]:
+                raise TypeError(f"{foreign[0]!r} is no Module")
+            return tuple(dict.fromkeys((device.arch, module) for module in found))
+
+        self.unmet, self.modules = once(unmet), once(modules)
+        self.workspace_bytes = once(lambda problem: adapter.workspace_bytes(launched(problem)))
 
 
 class _DeviceModel:
@@ -110,22 +120,11 @@ class _DeviceModel:
         return cost if point.env is None else cost._replace(memory_bytes=cost.memory_bytes + process_bytes(problem))
 
     def asked(self, point: Point, adapter: Adapter) -> _Questions:
-        """What the adapter says of problems on this device; that of a plugin is asked each time."""
+        """The questions to a backend. A plugin is asked for each problem."""
         if (found := self._questions.get(id(adapter))) is None:
-            of_device = (partial(function, adapter) for function in (self._unmet, self._modules))
-            answers: tuple[Callable[[Any], Any], ...] = (*of_device, lambda p: adapter.workspace_bytes(launched(p)))
-            found = self._questions[id(adapter)] = _Questions(*(answers if point.plugin_code else map(_Asked, answers)))
+            once = (lambda answers: answers) if point.plugin_code else _Asked
+            found = self._questions[id(adapter)] = _Questions(adapter, self.device, once)
         return found
-
-    def _unmet(self, adapter: Adapter, problem: Problem) -> str:
-        unmet = adapter.unmet(problem, self.device)
-        return f"{adapter.name} on {self.device.name} needs: {'; '.join(unmet)}" if unmet else ""
-
-    def _modules(self, adapter: Adapter, problem: Problem) -> tuple[ModuleKey, ...]:
-        modules = adapter.modules(problem, self.device)
-        if foreign := [module for module in modules if not isinstance(module, Module)]:
-            raise TypeError(f"{foreign[0]!r} is no Module")
-        return tuple(dict.fromkeys((self.device.arch, module) for module in modules))
 
     def _estimate(self, problem: Problem, extra: int) -> Cost:
         timing, layer = self.settings.timing, self.settings.model.layer
@@ -147,7 +146,6 @@ class _Reads:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._problem, name)
-        hash(value)
         if callable(value):  # which reads what nobody sees
             raise TypeError(name)
         self._names.add(name)
@@ -160,30 +158,28 @@ class _Asked:
     What it read for one problem says all that its answer depends on, and the same values lead another problem the same way.
     """
 
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        self._function = function
-        self._names, self._answers = frozenset[str](), dict[Any, Any]()
+    def __init__(self, answer_to: Answers) -> None:
+        self._answer_to, self._names, self._answers = answer_to, frozenset[str](), dict[Any, Any]()
         self._values: Callable[[Problem], Any] | None = lambda problem: ()
 
     def __call__(self, problem: Problem) -> Any:
         if self._values is None or problem.graph_batch is not None:
-            return self._function(problem)
+            return self._answer_to(problem)
         answer = self._answers.get(self._values(problem), self)
         return self._told(problem) if answer is self else answer
 
     def _told(self, problem: Problem) -> Any:
         try:
-            answer = self._function(reads := _Reads(problem))
-        except TypeError:
-            self._values = None
-            return self._function(problem)
-        if not reads._names <= self._names:
-            self._names |= reads._names
-            self._values, self._answers = attrgetter(*sorted(self._names)), {}
+            answer = self._answer_to(reads := _Reads(problem))  # type: ignore[arg-type]
+            if not reads._names <= self._names:
+                self._names |= reads._names
+                self._values, self._answers = attrgetter(*sorted(self._names)), {}
+            assert self._values is not None
+            self._answers[self._values(problem)] = answer
+        except TypeError:  # of what cannot be noted, or hashed
+            self._values, answer = None, self._answer_to(problem)
         if len(self._answers) > MAX_ANSWERS:  # it reads lengths
             self._values = None
-        elif self._values is not None:
-            self._answers[self._values(problem)] = answer
         return answer
 
 

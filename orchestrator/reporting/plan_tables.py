@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from kernels import registry
 from kernels.engines.start import START_S as START_S_OF_ENGINE
 from orchestrator.config.sweep import Sweep
-from orchestrator.planning.compiling import HOST_CORES, compile_seconds, not_measured
+from orchestrator.planning.cost import HOST_CORES, compile_seconds, not_measured
 from orchestrator.planning.plan import DecisionKind, Plan, headline
 from orchestrator.tables import Grid
 

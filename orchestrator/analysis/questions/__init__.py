@@ -30,8 +30,7 @@ from orchestrator.analysis.sql import Where, literal, quoted, weight_sql
 from orchestrator.analysis.step_rest import PRESET, create_measured_rest
 from orchestrator.analysis.traffic import Mix
 from orchestrator.analysis.views import FEW_ROWS
-from orchestrator.config.acceptance import CURVES
-from orchestrator.config.draft_cost import Draft
+from orchestrator.config.draft_cost import CURVES, Draft
 from orchestrator.config.engine import MAX_DRAFT, Engine, Known, Workload, calls_of, releases, selected
 from orchestrator.config.model import layers_of
 from orchestrator.config.weights import OF_A_CHOICE, WEIGHT, WeightRules
@@ -295,7 +294,7 @@ def expected_tokens(acceptance: float | Sequence[float] | str, s_qo: int) -> flo
     If every drafted token is accepted with the probability `a`: (1 - a^(k+1)) / (1 - a), equation 1 of Leviathan, Kalman, Matias,
     "Fast Inference from Transformers via Speculative Decoding", 2023 (arXiv 2211.17192). A sequence has one probability for each
     position, given that all before it were accepted: 1 + a1 + a1 a2 + ...; None if the draft is longer than that. A name is one of
-    `config/acceptance.py`, whose curve was measured at each length.
+    `conf/acceptance.yaml`, whose curve was measured at each length.
     """
     if isinstance(acceptance, str):
         return CURVES[acceptance].expected(s_qo)

@@ -16,8 +16,7 @@ from orchestrator.analysis.questions.exactness import error, named
 from orchestrator.analysis.questions.tables import fetch, group_by, split_by_title
 from orchestrator.analysis.rough import legend, mark
 from orchestrator.analysis.step_rest import PRESET, PRESETS
-from orchestrator.config.acceptance import CURVES
-from orchestrator.config.draft_cost import Draft
+from orchestrator.config.draft_cost import CURVES, Draft
 from orchestrator.tables import Grid
 
 NEEDS = "causal drafts of two lengths, such as sweep.s_qo=[1,4]; with draft.rest, in batches that it was measured for"

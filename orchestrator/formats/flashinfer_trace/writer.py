@@ -19,7 +19,7 @@ from orchestrator.analysis.rough import counted, how_known
 from orchestrator.analysis.sql import text_of
 from orchestrator.errors import UserError
 from orchestrator.formats.flashinfer_trace.safetensors import with_vectors
-from orchestrator.formats.results_csv_writer import problem_of
+from orchestrator.formats.results_csv import problem_of
 from orchestrator.storage.exported import save_files
 
 AUTHOR = "attention-orchestrator"

@@ -14,8 +14,7 @@ from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions import draft, expected_tokens, open_views, views_of
 from orchestrator.analysis.questions.draft import break_even_acceptance, without_rest
 from orchestrator.analysis.step_rest import PRESETS, ModelPlace, measured, us_at
-from orchestrator.config.acceptance import CURVES
-from orchestrator.config.draft_cost import Draft
+from orchestrator.config.draft_cost import CURVES, Draft
 from orchestrator.config.settings import Settings
 from orchestrator.errors import UserError
 from orchestrator.planning.expand import expand

@@ -13,7 +13,7 @@ from orchestrator.analysis.questions.deployments import parts
 from orchestrator.analysis.rough import counted, how_known
 from orchestrator.config.draft_cost import Draft
 from orchestrator.config.engine import selected
-from orchestrator.formats import results_csv_writer
+from orchestrator.formats import results_csv
 from orchestrator.formats.aiconfigurator import writer as tables
 from orchestrator.formats.engine_config import config_text
 from orchestrator.formats.flashinfer_trace import writer as traces
@@ -113,7 +113,7 @@ def test_a_row_says_its_interval_and_its_source():
 
 def test_every_export_says_which_times_are_rough_or_credited(data: Dataset, tmp_path: Path):
     rows = data.current().to_dict("records")
-    text, _ = results_csv_writer.to_csv(rows)
+    text, _ = results_csv.to_csv(rows)
     of_trace = [trace["evaluation"]["log"] for lines in traces.to_traces(rows)[0].values() for trace in lines]
     slow = [row for row in rows if row["stop_reason"] == "decided"]
     found, _, notes = tables.to_tables(slow)
@@ -121,7 +121,7 @@ def test_every_export_says_which_times_are_rough_or_credited(data: Dataset, tmp_
     flags = config_text(data, selected("vllm")[0], Draft(), "results/mine")
 
     assert text.count("; rough: 180.0 to 220.0 µs") == 2 and text.count("measured as fa2_tc") == 2
-    assert results_csv_writer.notes_on(rows)[0].startswith("4 times are rough")
+    assert results_csv.notes_on(rows)[0].startswith("4 times are rough")
     assert (
         sum("rough: 180.0 to 220.0 µs" in log for log in of_trace) == 2
         and sum("measured as fa2_tc" in log for log in of_trace) == 2

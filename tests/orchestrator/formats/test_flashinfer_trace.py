@@ -16,7 +16,7 @@ from orchestrator.errors import UserError
 from orchestrator.formats.flashinfer_trace import reader, results, writer
 from orchestrator.formats.flashinfer_trace.safetensors import read_vector, with_vectors
 from orchestrator.formats.import_config import resolve_files
-from orchestrator.formats.results_csv_writer import problem_of
+from orchestrator.formats.results_csv import problem_of
 from orchestrator.machines import known_devices
 from orchestrator.planning.expand import expand
 from orchestrator.storage import parquet

@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator import ROOT
 from orchestrator.errors import UserError
-from orchestrator.formats import results_csv, results_csv_writer
+from orchestrator.formats import results_csv
 from orchestrator.formats.flashinfer import COLUMNS
 from orchestrator.machines import known_devices
 from orchestrator.storage import parquet
@@ -176,7 +176,7 @@ WHAT += ["head_dim_qk", "head_dim_vo", "head_dim_ckv", "head_dim_kpe", "q_dtype"
 @pytest.mark.parametrize("name", ["h200_releases/auto_routing", "h200_mla/mla_mtp"])
 def test_a_dataset_that_goes_out_and_comes_in_again_has_the_same_numbers(name: str, tmp_path: Path):
     table = parquet.read(ROOT / "results" / name).to_pandas()
-    text, left_out = results_csv_writer.to_csv(table.to_dict("records"))
+    text, left_out = results_csv.to_csv(table.to_dict("records"))
     (tmp_path / "out.csv").write_text(text)
     back = pd.DataFrame(results_csv.read(str(tmp_path / "out.csv"), H200, "out"))
     went = table[table["status"] == "ok"].assign(seed=0)
@@ -195,7 +195,7 @@ def test_a_dataset_that_goes_out_and_comes_in_again_has_the_same_numbers(name: s
 def test_the_rates_that_go_out_are_those_of_flashinfer_s_formula():
     table = parquet.read(ROOT / "results" / "h100_prefill/ragged_prefill").to_pandas()
     table = table[(table["status"] == "ok") & (table["mask"] == "causal") & (table["backend"] != "flash_attn_3")]
-    text, _ = results_csv_writer.to_csv(table.to_dict("records"))
+    text, _ = results_csv.to_csv(table.to_dict("records"))
     out = pd.read_csv(io.StringIO(text))
     # its formula: (d_qk + d_vo) * H * sum of q * (2k - q), by milliseconds and 1e9
     pairs = out["batch_size"] * out["s_qo"] * (2 * out["s_kv"] - out["s_qo"])
@@ -224,7 +224,7 @@ def test_the_rates_that_go_out_are_those_of_flashinfer_s_formula():
 def test_a_row_that_its_columns_have_no_words_for_is_left_out_by_name(tmp_path: Path, change: dict[str, Any], reason: str):
     (row,) = taken(tmp_path, {})
     table = to_table([row, {**row, **change, "point_id": "another"}]).to_pandas()
-    text, left_out = results_csv_writer.to_csv(table.to_dict("records"))
+    text, left_out = results_csv.to_csv(table.to_dict("records"))
 
     assert left_out == {reason: 1}
     assert len(text.splitlines()) == 2

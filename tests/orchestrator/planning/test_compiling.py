@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 
 from kernels.adapter import Module
-from orchestrator.planning.compiling import COMPILE_SECONDS, compile_seconds, kind_of, not_measured
+from orchestrator.planning.cost import COMPILE_SECONDS, compile_seconds, kind_of, not_measured
 from tests.helpers.command_line import Invoke
 from tools import compile_seconds as tool
 
