@@ -12,7 +12,7 @@ from typing import Any
 from packaging.utils import canonicalize_name, parse_sdist_filename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
-from orchestrator.config import library_version
+from orchestrator.config import environment
 from orchestrator.errors import UserError
 from orchestrator.untrusted.door import from_json, reading
 
@@ -47,7 +47,7 @@ def parsed(key: str, typed: str | None) -> tuple[str, str]:
 
     Raises UserError for anything else.
     """
-    found = library_version.parsed(typed or "")
+    found = environment.parsed(typed or "")
     try:
         if found is not None:
             return canonicalize_name(found.distribution), str(Version(found.version))

@@ -138,9 +138,9 @@ def _rows_of(settings: ImportSettings) -> list[Row]:
 
             return reader.read(settings.source, settings.device, settings.model, settings.sweep.name)
         if settings.source.endswith(TRACES):
-            from orchestrator.formats.flashinfer_trace import results
+            from orchestrator.formats.flashinfer_trace import reader as flashinfer_trace
 
-            return results.read(settings.source, settings.device, settings.sweep.name)
+            return flashinfer_trace.rows_of(settings.source, settings.device, settings.sweep.name)
         from orchestrator.formats import results_csv
 
         assert settings.device is not None  # Settings checks it

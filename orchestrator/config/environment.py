@@ -4,18 +4,48 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
-from orchestrator.config import library_version
 from orchestrator.config.base import Frozen, own_files
 from orchestrator.errors import UserError, explain
 from orchestrator.untrusted import yaml as untrusted_yaml
 from orchestrator.untrusted.files import expanded
 
+# `flashinfer-0.6.13` and `flashinfer==0.6.13` are shown as `flashinfer:0.6.13`, under these names or the library's on PyPI.
+SHORT = {"flashinfer": "flashinfer-python", "fa3": "tokenspeed-fa3", "flash-attn-3": "tokenspeed-fa3", "fa4": "flash-attn-4"}
+TYPED = re.compile(r"(?P<library>[A-Za-z][\w.-]*?)\s*(?:===?|:|-|@|\s)\s*(?P<version>\d[\w.+!]*)")
 MAX_SHOWN = 40  # characters of a wrong name
 NAME = re.compile(r"[A-Za-z0-9_.:+!-]{1,100}")  # it becomes part of a folder's name, and of names of files that are looked for
+
+
+class LibraryVersion(NamedTuple):
+    """A library as it was typed, and its version."""
+
+    library: str
+    version: str
+
+    @property
+    def distribution(self) -> str:
+        """The library's name on PyPI."""
+        return SHORT.get(self.library, self.library)
+
+    def __str__(self) -> str:
+        """As messages and documents show it, and as the name of an environment."""
+        return f"{self.library}:{self.version}"
+
+
+def parsed(typed: str) -> LibraryVersion | None:
+    """What `LIBRARY:VERSION` means, or another spelling of it; None for anything else, such as a library alone."""
+    found = TYPED.fullmatch(typed.strip())
+    return LibraryVersion(found["library"], found["version"]) if found else None
+
+
+def shown(typed: str) -> str:
+    """The spelling that is shown, of a library with its version; any other text as it is."""
+    found = parsed(typed)
+    return typed if found is None else str(found)
 
 
 def _as_texts(given: Any) -> Any:
@@ -64,18 +94,18 @@ def find(name: str, typed: dict[str, Any]) -> Environment:
     Raises UserError for a name that is none of these.
     """
     if not NAME.fullmatch(name):
-        shown = name if len(name) <= MAX_SHOWN else f"{name[:MAX_SHOWN]}..."
+        short = name if len(name) <= MAX_SHOWN else f"{name[:MAX_SHOWN]}..."
         raise UserError(
-            f"sweep.env={shown!r}: allowed: a name of up to 100 letters, digits, _ . : + ! and -, such as flashinfer:0.6.13 or mine"
+            f"sweep.env={short!r}: allowed: a name of up to 100 letters, digits, _ . : + ! and -, such as flashinfer:0.6.13 or mine"
         )
-    own = {library_version.shown(key): keys for key, keys in typed.items()}  # as `config/sweep.py` has the names of a sweep
+    own = {shown(key): keys for key, keys in typed.items()}  # as `config/sweep.py` has the names of a sweep
     file = own_files("env").get(name)
     keys = own.get(name) if name in own or file is None else untrusted_yaml.read(str(file), "sweep.env")[1]
     if keys is not None and not isinstance(keys, Mapping):
         raise UserError(
             f"env.{name}={keys!r}: allowed: a mapping; type \"+env.{name}={{requirements: ['flashinfer-python==0.6.13']}}\""
         )
-    if keys is None and (found := library_version.parsed(name)):
+    if keys is None and (found := parsed(name)):
         keys = {"requirements": [f"{found.distribution}=={found.version}"]}
     if keys is None:
         known = ", ".join(sorted({*typed, *own_files("env")})) or "none yet"

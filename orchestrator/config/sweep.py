@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from kernels.problem import Problem, batch_spec
 from kernels.problem.routine import own_axes
 from kernels.timing.config import Precision
-from orchestrator.config import library_version
+from orchestrator.config import environment
 from orchestrator.config.base import Frozen, Scalar
 from orchestrator.config.parts import todays
 from orchestrator.config.ranges import Bounds, filters, numbers, several
@@ -132,4 +132,4 @@ def _renamed(key: str, value: Any) -> Any:
         return {part: _renamed(part, v) for part, v in value.items()}
     if not isinstance(value, str):
         return value
-    return todays(value) if key == "backend" else library_version.shown(value) if key == "env" else value
+    return todays(value) if key == "backend" else environment.shown(value) if key == "env" else value

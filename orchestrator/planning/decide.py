@@ -160,10 +160,11 @@ class _Asked:
 
     def __init__(self, answer_to: Answers) -> None:
         self._answer_to, self._names, self._answers = answer_to, frozenset[str](), dict[Any, Any]()
-        self._values: Callable[[Problem], Any] | None = lambda problem: ()
+        self._values: Callable[[Problem], Any] = lambda problem: ()
+        self._each = False  # whether every problem is asked
 
     def __call__(self, problem: Problem) -> Any:
-        if self._values is None or problem.graph_batch is not None:
+        if self._each or problem.graph_batch is not None:
             return self._answer_to(problem)
         answer = self._answers.get(self._values(problem), self)
         return self._told(problem) if answer is self else answer
@@ -174,12 +175,10 @@ class _Asked:
             if not reads._names <= self._names:
                 self._names |= reads._names
                 self._values, self._answers = attrgetter(*sorted(self._names)), {}
-            assert self._values is not None
             self._answers[self._values(problem)] = answer
+            self._each = len(self._answers) > MAX_ANSWERS  # it reads lengths
         except TypeError:  # of what cannot be noted, or hashed
-            self._values, answer = None, self._answer_to(problem)
-        if len(self._answers) > MAX_ANSWERS:  # it reads lengths
-            self._values = None
+            self._each, answer = True, self._answer_to(problem)
         return answer
 
 

@@ -11,8 +11,8 @@ import pandas as pd
 from orchestrator.analysis.names import libraries_of
 from orchestrator.analysis.sources import SIGNS, listed, local_datasets, nearest_dataset
 from orchestrator.analysis.sql import Where, require_column, text_of
-from orchestrator.config import library_version
-from orchestrator.config.library_version import SHORT
+from orchestrator.config import environment
+from orchestrator.config.environment import SHORT
 from orchestrator.config.ranges import Bounds, several
 from orchestrator.errors import UserError, as_typed, unknown
 from orchestrator.storage import access, parquet
@@ -83,8 +83,8 @@ def _one_spelling(condition: str, rows: pd.DataFrame) -> str:
     """
     kind, _, value = condition.partition(":")
     if kind == "env" and value not in set(rows["env"].dropna()):
-        return f"env:{library_version.shown(value)}"
-    found = library_version.parsed(condition)
+        return f"env:{environment.shown(value)}"
+    found = environment.parsed(condition)
     if found is None or any((rows[column] == condition).any() for column in CONDITION_COLUMNS.values()):
         return condition
     names = dict.fromkeys((found.library, found.distribution, *(s for s, of in SHORT.items() if of == found.library)))

@@ -10,7 +10,7 @@ import pytest
 from orchestrator import ROOT
 from orchestrator.analysis.compare.selection import _one_spelling
 from orchestrator.config import environment
-from orchestrator.config.library_version import parsed, shown
+from orchestrator.config.environment import parsed, shown
 from orchestrator.config.settings import Settings
 from orchestrator.planning.expand import expand
 from orchestrator.storage.row import to_table

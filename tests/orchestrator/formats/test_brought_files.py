@@ -12,7 +12,7 @@ import pytest
 from orchestrator.config.settings import load
 from orchestrator.errors import UserError
 from orchestrator.formats import results_csv
-from orchestrator.formats.flashinfer_trace import results
+from orchestrator.formats.flashinfer_trace import reader
 from orchestrator.formats.import_config import resolve_files
 from orchestrator.machines import known_devices
 from orchestrator.planning.expand import expand
@@ -129,7 +129,7 @@ def test_a_result_of_2025_and_an_evaluation_are_rows(tmp_path: Path):
     line = "BatchDecodeWithPagedKVCacheWrapper,{},0.0001,5.4,0.67,{},16,8,1,8192,64,8,128,128,False,torch.bfloat16,torch.bfloat16\n"
     text = f"{header}head_dim_qk,head_dim_vo,causal,q_dtype,kv_dtype\n{line.format(0.2, 'fa2')}{line.format(0.1, 'trtllm')}"
     rows = results_csv.read(written(tmp_path, "r3.csv", text), known_devices()["h200"], "r3")
-    (row,) = results.read(written(tmp_path, "t.jsonl", POINTS["t.jsonl"][0]), None, "t")
+    (row,) = reader.rows_of(written(tmp_path, "t.jsonl", POINTS["t.jsonl"][0]), None, "t")
 
     assert [(row["backend"], row["median_us"]) for row in rows] == [("fa2", 200), ("trtllm", 100)]
     assert (row["backend"], row["status"], row["median_us"], row["device_name"]) == ("fi_x", "ok", 20, "NVIDIA H100 80GB HBM3")

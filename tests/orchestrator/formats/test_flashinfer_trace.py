@@ -13,7 +13,7 @@ from orchestrator import ROOT
 from orchestrator.analysis.connection import Record
 from orchestrator.config.settings import load
 from orchestrator.errors import UserError
-from orchestrator.formats.flashinfer_trace import reader, results, writer
+from orchestrator.formats.flashinfer_trace import reader, writer
 from orchestrator.formats.flashinfer_trace.safetensors import read_vector, with_vectors
 from orchestrator.formats.import_config import resolve_files
 from orchestrator.formats.results_csv import problem_of
@@ -216,7 +216,7 @@ def test_planned_again_an_evaluated_workload_is_a_point_and_says_what_is_left_ou
 )
 def test_an_evaluation_without_a_counterpart_is_named(tmp_path: Path, line: object, words: str):
     with pytest.raises(UserError) as caught:
-        results.read(written(tmp_path, line), known_devices()["h100"], "mine")
+        reader.rows_of(written(tmp_path, line), known_devices()["h100"], "mine")
 
     assert words in str(caught.value)
 
