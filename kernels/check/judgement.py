@@ -22,7 +22,8 @@ from kernels.check.significance import WeightTest
 from kernels.check.tolerance import excess_of_logits, logit_error, noise_floor, row_tolerances, smallest_weights, sums_error
 from kernels.check.weighing import weigh
 from kernels.inputs import Inputs
-from kernels.inputs.tensors import bits
+from kernels.inputs.copied_tokens import copied_tokens
+from kernels.inputs.tensors import OwnInputs, bits
 from kernels.problem import Problem
 from kernels.problem.arithmetic import Arithmetic
 from kernels.problem.dtypes import FP8, UNIT_ROUNDOFF
@@ -60,6 +61,9 @@ def judge_rows(out: Tensor, inputs: Inputs, answer: Answer, how: Arithmetic) -> 
 @by_routine
 def judge_changed(out: Tensor, lse: Tensor | None, inputs: Inputs, changed: ChangedTokens, how: Arithmetic) -> Verdict:
     """Compares what a launch left, [T, H, D_vo] and a second output, while tokens were `changed`; the inputs are as before."""
+    if isinstance(inputs, OwnInputs):
+        with copied_tokens(inputs, changed.copied):
+            return judge_whole(out, inputs, changed.answer, how, lse)
     return judge_rows(bits(out)[changed.rows].view(out.dtype), inputs, changed.answer, how)
 
 

@@ -15,7 +15,7 @@ import random
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -233,8 +233,3 @@ def change_tokens(inputs: WriteInputs, before: WriteAnswer, how: Arithmetic, coi
         with copied_tokens(inputs, copied):
             found.append(ChangedTokens(copied, before.out.new_zeros(0), answer(inputs), len(copied)))
     return found
-
-
-def judge_changed(out: Tensor, lse: Tensor | None, inputs: WriteInputs, changed: ChangedTokens, how: Arithmetic) -> Verdict:
-    with copied_tokens(inputs, changed.copied):
-        return judge_whole(out, inputs, cast("WriteAnswer", changed.answer), how, lse)

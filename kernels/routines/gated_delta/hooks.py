@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -23,7 +22,7 @@ from kernels.routines.gated_delta.inputs import DeltaInputs, copied_tokens, draw
 from kernels.routines.gated_delta.reference import DeltaAnswer, answer, mean_tolerance, tolerance
 
 __all__ = [
-    "answer", "change_tokens", "copied_tokens", "draw", "judge_changed", "judge_rows", "judge_whole", "other_cache",
+    "answer", "change_tokens", "copied_tokens", "draw", "judge_rows", "judge_whole", "other_cache",
     "other_queries", "redraw", "write_values",
 ]  # fmt: skip
 HEAVIEST = 4  # columns of an output among which one that changes is drawn
@@ -127,8 +126,3 @@ def change_tokens(inputs: DeltaInputs, answer: DeltaAnswer, how: Arithmetic, coi
         return ChangedTokens(copied, rows, replace(answer, out=after[0], states=after[1]), requests)
 
     return [change(columns.tolist(), turned, shown), change([], own.reordered(answer.out, answer.states), 0)]
-
-
-def judge_changed(out: Tensor, lse: Tensor | None, inputs: DeltaInputs, changed: ChangedTokens, how: Arithmetic) -> Verdict:
-    with copied_tokens(inputs, changed.copied):
-        return judge_whole(out, inputs, cast("DeltaAnswer", changed.answer), how, lse)

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from kernels.check import oracle
 from kernels.check.changed_token import change_tokens
+from kernels.check.judgement import judge_changed
 from kernels.conformance import checks
 from kernels.inputs import generate
 from kernels.inputs.checksums import checksums
@@ -124,11 +125,11 @@ def test_a_change_of_tokens_moves_every_request_and_its_right_answer_is_known(ki
     assert [change.requests for change in changes] == [inputs.problem.batch_size, 0]
     assert hooks.judge_whole(stale.out, inputs, answer, how, queries).passed
     for change in changes:
-        assert not hooks.judge_changed(stale.out, queries, inputs, change, how).passed
+        assert not judge_changed(stale.out, queries, inputs, change, how).passed
         with copied_tokens(inputs, change.copied):
             again = BACKENDS["torch_write"].prepare(inputs, CPU)
             again.ready(), again()
-        assert hooks.judge_changed(again.out, again.written_lse(), inputs, change, how).passed
+        assert judge_changed(again.out, again.written_lse(), inputs, change, how).passed
     assert torch.equal(checksums(inputs), sums)
 
 

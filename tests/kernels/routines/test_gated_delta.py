@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from kernels.check import oracle
 from kernels.check.changed_token import change_tokens
+from kernels.check.judgement import judge_changed
 from kernels.conformance import checks
 from kernels.conformance.problems import changed
 from kernels.contract.runner import Runner
@@ -126,8 +127,8 @@ def test_each_change_moves_every_answer_and_its_right_answer_is_known(mode: str)
 
         torch.testing.assert_close(again.out, change.answer.out)
         torch.testing.assert_close(again.states, change.answer.states)
-        assert not hooks.judge_changed(*stale, inputs, change, how).passed
-        assert not hooks.judge_changed(again.out.to(torch.bfloat16), stale[1], inputs, change, how).passed
+        assert not judge_changed(*stale, inputs, change, how).passed
+        assert not judge_changed(again.out.to(torch.bfloat16), stale[1], inputs, change, how).passed
 
     assert sum(change.requests for change in changes) == inputs.problem.batch_size
     assert torch.equal(checksums(inputs), sums)
