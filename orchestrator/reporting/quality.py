@@ -40,11 +40,13 @@ def is_caught(table: pd.DataFrame) -> pd.Series:
 
 def _is_mutant(table: pd.DataFrame) -> pd.Series:
     """For each row, whether it is a mutant: by `resolved_backend`, or by name if it failed before that was known."""
+    ran = ~table["status"].isin(["unsupported", "skipped"])
+    known = table["resolved_backend"].fillna("").str.startswith(MUTANT)
+    if not (nameless := ran & table["resolved_backend"].isna()).any():  # the list of mutants takes a while to import
+        return known
     from kernels.mutants import ADAPTERS
 
-    ran = ~table["status"].isin(["unsupported", "skipped"])
-    named = table["backend"].isin({mutant.name for mutant in ADAPTERS})
-    return table["resolved_backend"].fillna("").str.startswith(MUTANT) | (ran & named)
+    return known | (nameless & table["backend"].isin({mutant.name for mutant in ADAPTERS}))
 
 
 def noise_grids(current: pd.DataFrame) -> list[Grid]:

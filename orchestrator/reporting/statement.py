@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kernels.mutants.drawn import HEAD_OFF, KEPT, OF_LOGITS
 from kernels.problem import Problem
 from kernels.problem.routine import found
 from orchestrator.reporting.quality import CAUGHT, RIGHT, drawn_faults, upper_bound
@@ -58,6 +57,8 @@ def clauses(current: pd.DataFrame) -> list[Clause]:
     wrong, right = current[ran & named.str.startswith("mutant of ")], current[ran & named.str.match(RIGHT)]
     if wrong.empty:
         return []
+    from kernels.mutants.drawn import HEAD_OFF, KEPT, OF_LOGITS  # half a second, which every report would take
+
     alarms, known = int((right["status"] == "mismatch").sum()), right if len(right) else wrong
     rate = f"at most {upper_bound(alarms, len(right)):.2%} (95%)" if len(right) else "no number"
     alarm = Clause(RARELY, rate, "right outputs passed", alarms, len(right), FALSE_ALARMS)
