@@ -21,6 +21,7 @@ from kernels.conformance.problems import LISTED_BY_SPEC, TREE, changed, describe
 from kernels.cuda import synchronize
 from kernels.device import Device
 from kernels.inputs import Inputs
+from kernels.inputs.copied_tokens import copied_tokens
 from kernels.inputs.generate import UNUSED_SLOT, draw, poison_unused_slots, redraw
 from kernels.inputs.step_lengths import host_lengths, of_lengths
 from kernels.inputs.tensors import decoy
@@ -135,12 +136,15 @@ def many_calls(adapter: Adapter, device: Device, problem: Problem) -> CheckFindi
 
 
 def other_queries(adapter: Adapter, device: Device, problem: Problem) -> CheckFinding:
-    """The answer follows queries whose values change in the same memory after the preparation, and change again later."""
+    """The answer follows queries whose values change in the same memory after the preparation, and change again later.
+
+    A routine of a folder says what changes: what was planted for its judgement stays planted.
+    """
     inputs, runner = prepare(adapter, device, problem)
     first = judge_call(adapter, device, inputs, runner)
     if not first.passed:
         return from_verdict(first, "with other queries than in prepare")
-    with decoy(inputs):
+    with copied_tokens(inputs, []) if routine_of(problem.routine) else decoy(inputs):
         runner.refresh()
         return from_verdict(judge_call(adapter, device, inputs, runner), "with queries that changed after a call")
 

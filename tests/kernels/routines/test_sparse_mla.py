@@ -14,14 +14,19 @@ import torch
 from torch import Tensor
 
 from kernels import mutants, registry
+from kernels.adapter import Runner
 from kernels.check import oracle
 from kernels.check.changed_token import change_tokens
 from kernels.check.judgement import judge_rows, judge_whole
 from kernels.check.oracle import Verdict
+from kernels.conformance import checks
+from kernels.device import Device
+from kernels.inputs import Inputs
 from kernels.inputs.copied_tokens import copied_tokens
 from kernels.inputs.generate import UNUSED_SLOT, draw, redraw
 from kernels.inputs.tensors import decoy
 from kernels.problem import Problem
+from kernels.routines.sparse_mla.adapters import TorchIndexed
 from kernels.routines.sparse_mla.inputs import SparseInputs
 from kernels.routines.sparse_mla.mutants import WRONG
 from kernels.routines.sparse_mla.packed import decoded, parts_and_scales, unpacked
@@ -294,3 +299,22 @@ def test_a_kernel_that_normalises_probabilities_before_it_rounds_them_is_right(s
 
     assert verdict.passed, verdict.reason
     assert verdict.weight_over_limit is not None and verdict.weight_over_limit < 0.7
+
+
+class Rounded(TorchIndexed):
+    """In 16 bits, as tensor cores compute it."""
+
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        kernel = RightKernel(Roundings("bf16", "bf16", "bf16"), Schedule(64, 1, False, False, False, "fp32", 1.0))
+        out = inputs.empty_output()
+
+        def launch() -> None:
+            out.copy_(kernel(inputs)[0])
+
+        return Runner(launch, out, "rounded", "bf16")
+
+
+def test_a_kernel_that_only_rounds_passes_conformance_while_its_inputs_change():
+    """Signs of keys turn the planted logits around, where no limit of 16 bits holds."""
+    problem = problem_of(s_qo=7, s_kv=77, return_lse=False)
+    assert checks.other_queries(Rounded(), CPU, problem).verdict == "passed"
