@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from kernels.device import Device
     from kernels.problem import Problem
     from kernels.problem.features import Feature
-    from kernels.routines.cache_write.hooks import WriteInputs
+    from kernels.routines.cache_write.inputs import WriteInputs
 
 CHECKED = 16  # bytes that the check takes for an element of the cache, of rows and of queries
 ROTATED_AT_ONCE = 32  # elements of a thread and of what they are rotated with

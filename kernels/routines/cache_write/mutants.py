@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from kernels.device import Device
     from kernels.problem import Problem
-    from kernels.routines.cache_write.hooks import WriteInputs
+    from kernels.routines.cache_write.inputs import WriteInputs
 
 DRAWS = 100
 OTHER = {"neox": "interleaved", "interleaved": "neox"}

@@ -24,6 +24,7 @@ from kernels.problem import Problem
 from kernels.problem.arithmetic import Arithmetic
 from kernels.routines.cache_write import hooks, mutants
 from kernels.routines.cache_write.adapters import ADAPTERS
+from kernels.routines.cache_write.inputs import pairs
 from kernels.routines.cache_write.problem import ROUTINE
 from orchestrator.config.model import Model
 from orchestrator.machines import known_devices
@@ -203,8 +204,8 @@ def limited(rows, scale, dtype):
 def rotated(rows, angles, is_neox):
     wide, (cos, sin) = rows.float().clone(), angles.view(len(rows), *(1,) * (rows.dim() - 2), -1).chunk(2, -1)
     style = "neox" if is_neox else "interleaved"
-    a, b = hooks.pairs(rows.float(), style)
-    for part, values in zip(hooks.pairs(wide, style), (a * cos - b * sin, b * cos + a * sin), strict=True):
+    a, b = pairs(rows.float(), style)
+    for part, values in zip(pairs(wide, style), (a * cos - b * sin, b * cos + a * sin), strict=True):
         part.copy_(values)
     return wide
 
