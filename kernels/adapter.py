@@ -141,9 +141,9 @@ class Adapter(ABC):
         return self.distributions
 
     def to_install(self, names: Sequence[str]) -> tuple[str, ...]:
-        """What pip is asked for to have these of its packages: an extra of this project, or releases that the rule is known for."""
+        """What pip is asked for to have these of its packages: an extra of the checkout, or releases that the rule is known for."""
         others = [name for name in names if not self.extra or name not in self.distributions]
-        by_extra = () if len(others) == len(names) else (f"attention-orchestrator[{self.extra}]",)
+        by_extra = () if len(others) == len(names) else (f".[{self.extra}]",)
         return (*by_extra, *requirements(others, self.rules_hold_for))
 
     def how_to_install(self, names: Sequence[str]) -> str:

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from orchestrator import gc_pause
 
 MEASURING = {"mode=run", "mode=noise", "mode=check_power", "mode=replay", "mode=calibrate", "mode=compile"}  # take longer to start
+HOW_TO_HAVE = (
+    "in the checkout, type pip install . to read what was measured, or make install and source .venv/bin/activate to measure"
+)
 SECONDS = 2.0  # that threads have to end
 ASKING = {"--help", "-h", "--hydra-help", "--version", "--info", "-i", "--cfg", "-c", "--shell-completion", "-sc"}
 
@@ -23,8 +26,12 @@ def say(argv: Sequence[str]) -> None:
 def main() -> int:
     """Runs the command of this process, and returns its exit code."""
     say(sys.argv[1:])
-    with gc_pause.paused():
-        from orchestrator import cli  # takes half a second
+    try:
+        with gc_pause.paused():
+            from orchestrator import cli  # takes half a second
+    except ModuleNotFoundError as error:
+        sys.stderr.write(f"error: {error.name} is not installed for {sys.executable}; {HOW_TO_HAVE}\n")
+        return 2
 
     code = cli.main()
     _end_threads(code)

@@ -89,7 +89,7 @@ def _run_job(config: dict[str, Any], typed: list[str]) -> int:
     except ModuleNotFoundError as error:
         if error.name not in TO_MEASURE:
             raise
-        hint = "type pip install 'attention-orchestrator[run]'"
+        hint = "in the checkout, type pip install '.[run]', or make install and source .venv/bin/activate"
         return _fail(f"{error.name} is not installed, and this command measures; {hint}")
     except Exception as error:
         if was_interrupted(error):  # in a query of DuckDB

@@ -30,7 +30,9 @@ def require_to_measure(with_ray: bool) -> None:
     """Raises UserError if a package is not installed that every run needs. The extra `run` installs them."""
     for name in ("torch", "pynvml", *(["ray"] if with_ray else [])):
         if find_spec(name) is None:
-            raise UserError(f"{name} is not installed, and this command measures; type pip install 'attention-orchestrator[run]'")
+            raise UserError(
+                f"{name} is not installed, and this command measures; in the checkout, type pip install '.[run]', or make install and source .venv/bin/activate"
+            )
 
 
 def named_by(plugins: tuple[str, ...] = ()) -> tuple[str, ...]:

@@ -120,8 +120,8 @@ def test_the_python_of_the_docs_runs_as_it_stands(monkeypatch: pytest.MonkeyPatc
     for block in blocks:
         exec(block, names)
 
-    assert len(blocks) == 2
-    assert all(len(names[table]) > 0 for table in ("rows", "best", "counts"))
+    assert len(blocks) == 1
+    assert all(len(names[table]) > 0 for table in ("best", "counts"))
 
 
 def test_the_model_and_the_sweep_of_the_docs_can_be_planned(tmp_path: Path, invoke: Invoke):

@@ -101,7 +101,7 @@ def test_lines_open_on_what_is_near_the_fastest_and_references_wait_for_a_click(
     assert shown.page.input_value("#top") == "1.25"
     option = shown.page.evaluate(OPTION)
     assert option["yAxis"][0]["max"] <= 1.25 and option["legend"][0]["selected"]["torch_sdpa"] is False
-    assert "Not drawn until you click its name: torch_sdpa, a reference." in shown.text(".panel .note")
+    assert "behind its name in the legend: torch_sdpa, a reference." in shown.text(".panel .note")
 
 
 def test_the_roofline_ends_on_round_numbers_and_its_ceilings_are_named_where_they_are(at: At):

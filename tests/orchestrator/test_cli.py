@@ -138,6 +138,14 @@ def test_report_prints_tables_and_markdown_from_the_dataset_alone(tmp_path: Path
     assert "| s_qo | batch | s_kv 256 | s_kv 1,000 |" in markdown.stdout
 
 
+def test_a_python_without_the_packages_says_what_to_type(tmp_path: Path):
+    code = "import sys, runpy; sys.modules['hydra'] = None; runpy.run_module('orchestrator', run_name='__main__', alter_sys=True)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=environment(), check=False)
+
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("error: hydra is not installed for ") and "type pip install . to read" in done.stderr
+
+
 def test_an_old_name_of_a_state_works_and_is_told(invoke: Invoke):
     old, new = (invoke("+sweep=smoke", "mode=plan", "device=cpu", f"timing.l2={name}") for name in ("cold", "dirty"))
 

@@ -60,7 +60,7 @@ def test_a_library_that_is_not_installed_makes_its_points_unsupported(settings: 
     assert kinds["torch_sdpa"] == ("run", "")
     assert kinds["flash_attn_3"] == (
         "unsupported",
-        "flash_attn_3 needs tokenspeed-fa3, which is not installed there; type: pip install 'attention-orchestrator[fa3]'",
+        "flash_attn_3 needs tokenspeed-fa3, which is not installed there; type: pip install '.[fa3]'",
     )
     for machine in (WITH, None):  # None: a plan for a device that is not here
         assert {d.kind for d in planned(settings, machine).decisions} == {"run"}
@@ -95,7 +95,7 @@ def test_a_library_that_some_problems_need_is_asked_for_with_these_alone(setting
             "",
             f"flash_attn_3 needs flashinfer-python, which is not installed there; type: pip install '{FI_RULE}'",
         ),
-        (neither, "[fa3]'", f"'attention-orchestrator[fa3]' '{FI_RULE}'"),
+        (neither, "[fa3]'", f"'.[fa3]' '{FI_RULE}'"),
         ({**WITH, FI: "0.9"}, "", "flashinfer-python>=0.5.3,<0.8 (not known for flashinfer-python 0.9)"),
     ):
         found = over_trees(settings, machine)
@@ -136,7 +136,7 @@ def test_backends_made_of_others_need_what_these_need():
 
     assert split.distributions_for(mixed) == split.all_distributions == (FA3, FI)
     assert split.to_install([FI]) == (FI_RULE,)
-    assert split.to_install([FA3, FI]) == ("attention-orchestrator[fa3]", FI_RULE)
+    assert split.to_install([FA3, FI]) == (".[fa3]", FI_RULE)
     assert registry.get("paged_decode", "flash_attn_3+flash_attn_3").distributions_for(mixed) == (FA3,)
     assert mutant.distributions_for(drafts) == ("torch", FA3)
     assert mutant.distributions_for(Problem.model_validate({**shape, **tree})) == ("torch", FA3, FI)

@@ -15,7 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.analysis.sources import SIGNS, local_datasets
+from orchestrator.analysis.sources import SIGNS, local_datasets, name_of
 from orchestrator.errors import UserError
 from orchestrator.reporting.dashboard import data, packing
 from orchestrator.storage.access import in_objects
@@ -59,7 +59,10 @@ def title_of(path: str) -> str:
     """The name of a dataset; of several that a list or a pattern names, the names of up to three, else how many there are."""
     if in_objects(path) or not any(sign in path for sign in f"{SIGNS},"):
         return Path(path).name
-    names = [place.name.removesuffix(".parquet") for place in local_datasets(path)]
+    places = local_datasets(path)
+    names = [place.name.removesuffix(".parquet") for place in places]
+    if len({*names}) < len(names):
+        names = [name_of(place) for place in places]
     return " + ".join(names) if len(names) <= 3 else f"{len(names)} datasets of {path}"
 
 

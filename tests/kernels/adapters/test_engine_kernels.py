@@ -349,8 +349,8 @@ def test_what_to_type_for_a_library_that_is_not_there():
     assert words["paged_decode", "flash_attn_3_sglang"].endswith("type: pip install 'sglang-kernel>=0.4.2.post2,<=0.4.10'")
     page = (ROOT / "docs" / "backends.md").read_text(encoding="utf-8")
     assert [said for said in words.values() if f"| `{said.partition('type: ')[2]}` |" not in page] == []
-    assert words["paged_decode", "flash_attn_4"].endswith("type: pip install 'attention-orchestrator[fa4]'")
-    assert words["mla", "flash_mla"].endswith("type: pip install 'attention-orchestrator[flashmla]'")
+    assert words["paged_decode", "flash_attn_4"].endswith("type: pip install '.[fa4]'")
+    assert words["mla", "flash_mla"].endswith("type: pip install '.[flashmla]'")
 
 
 def test_sglang_s_kernel_without_grouped_heads_multiplies_8_bits_of_any_head_dim():

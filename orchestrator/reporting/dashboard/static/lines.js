@@ -111,7 +111,7 @@ function referencesOf(data, lines, { metric }) {
   return metric === "over_best" && lines.some(({ legend }) => !names.has(legend)) ? names : new Set();
 }
 
-const hiddenNote = (names) => (names.size ? `Not drawn until you click its name: ${[...names].join(", ")}, a reference.` : null);
+const hiddenNote = (names) => (names.size ? `Not drawn, but behind its name in the legend: ${[...names].join(", ")}, a reference.` : null);
 
 // What the dashes tell apart, once for all lines.
 function dashNote(lines) {
