@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import conf
-from orchestrator import notes, output, verbose
+from orchestrator import libraries, notes, output, verbose
 from orchestrator.analysis.connection import was_interrupted
 from orchestrator.code_version import own_version
 from orchestrator.commands import BAD_POINTS, INTERRUPTED, OK, execute
@@ -23,7 +23,7 @@ WRONG_INPUT = 2
 UNWRITTEN = 74  # EX_IOERR of sysexits.h: 1 would say that something was measured, and is slower
 ADVICE = "what was measured, or written to files, is kept; type the command again, with its output sent to another place"
 BROKEN_PIPE = 141  # what a shell reports for SIGPIPE
-TO_MEASURE = ("flashinfer", "pynvml", "ray", "torch", "uv")  # what the extra `run` installs: no other command needs it
+MEASURING = ("flashinfer", "pynvml", "ray", "torch", "uv")  # what the extra `run` installs: no other command needs it
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -87,10 +87,9 @@ def _run_job(config: dict[str, Any], typed: list[str]) -> int:
         _fail(f"a module of adapters ended the command by sys.exit({end.code!r}); correct it, or leave it out")
         return BAD_POINTS
     except ModuleNotFoundError as error:
-        if error.name not in TO_MEASURE:
+        if error.name not in MEASURING:
             raise
-        hint = "in the checkout, type pip install '.[run]', or make install and source .venv/bin/activate"
-        return _fail(f"{error.name} is not installed, and this command measures; {hint}")
+        return _fail(f"{error.name} is not installed, and this command measures; {libraries.TO_MEASURE}")
     except Exception as error:
         if was_interrupted(error):  # in a query of DuckDB
             raise KeyboardInterrupt from None

@@ -26,13 +26,14 @@ def installed(distribution: str) -> str | None:
         return None
 
 
+TO_MEASURE = "in the checkout, type pip install '.[run]', or make install and source .venv/bin/activate"
+
+
 def require_to_measure(with_ray: bool) -> None:
     """Raises UserError if a package is not installed that every run needs. The extra `run` installs them."""
     for name in ("torch", "pynvml", *(["ray"] if with_ray else [])):
         if find_spec(name) is None:
-            raise UserError(
-                f"{name} is not installed, and this command measures; in the checkout, type pip install '.[run]', or make install and source .venv/bin/activate"
-            )
+            raise UserError(f"{name} is not installed, and this command measures; {TO_MEASURE}")
 
 
 def named_by(plugins: tuple[str, ...] = ()) -> tuple[str, ...]:
