@@ -1,5 +1,5 @@
 """Files of other benchmarks: FlashInfer's test lists and result files, vLLM's configs. One module for each format.
 
-`import_config` chooses the module by the file's name. Nothing in a file is skipped silently: `file_errors` collects what has no
+`import_config` chooses the module by the file's name. Nothing in a file is skipped silently: a `Remainder` collects what has no
 counterpart here, by file, line and word.
 """

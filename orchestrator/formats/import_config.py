@@ -16,7 +16,7 @@ from orchestrator.config.modes import MODES
 from orchestrator.config.parts import todays
 from orchestrator.config.settings import MAX_TRAFFIC_POINTS, NO_SWEEP_PATH, PARQUET, TRACES
 from orchestrator.errors import UserError
-from orchestrator.formats import operatorx, testlist, vllm_config
+from orchestrator.formats import flashinfer, operatorx, vllm_config
 from orchestrator.formats.flashinfer_trace import reader as flashinfer_trace
 from orchestrator.notes import note_once
 from orchestrator.remainder import Remainder
@@ -28,7 +28,7 @@ Config = dict[str, Any]
 Known = Mapping[str, frozenset[str]] | None
 # The reader of each suffix. They get the file, the backends of each routine, and the major compute capability of `device=`.
 POINT_FILES: dict[str, Callable[[str, Known, int | None], tuple[list[Config], str]]] = {
-    ".txt": lambda path, known, _: testlist.read(path, known),
+    ".txt": lambda path, known, _: flashinfer.read_testlist(path, known),
     ".yaml": vllm_config.read,
     ".yml": vllm_config.read,
     TRACES: lambda path, *_: flashinfer_trace.read(path),

@@ -26,7 +26,7 @@ from orchestrator.analysis.rough import counted
 from orchestrator.analysis.sql import text_of
 from orchestrator.config.engine import MAX_DRAFT
 from orchestrator.errors import UserError
-from orchestrator.formats.aiconfigurator.table import DTYPES
+from orchestrator.formats.aiconfigurator.reader import DTYPES
 from orchestrator.storage.exported import save_files
 
 FRAMEWORK = "attention-orchestrator"  # no engine ran these calls

@@ -17,7 +17,7 @@ from orchestrator.analysis.questions import views_of
 from orchestrator.config.model import Model
 from orchestrator.errors import UserError
 from orchestrator.formats.aiconfigurator import reader, writer
-from orchestrator.formats.aiconfigurator.table import OF_ATTENTION, OF_MLA, OPTIONAL, read_records
+from orchestrator.formats.aiconfigurator.reader import OF_ATTENTION, OF_MLA, OPTIONAL, read_records
 from orchestrator.machines import known_devices
 from orchestrator.storage import parquet
 from orchestrator.storage.columns import COLUMNS

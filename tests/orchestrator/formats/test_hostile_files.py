@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator import machines
 from orchestrator.errors import UserError
-from orchestrator.formats import results_csv, testlist, vllm_config
+from orchestrator.formats import flashinfer, results_csv, vllm_config
 from orchestrator.storage.exported import save_file
 from tests.helpers.yaml_bomb import BOMB
 
@@ -27,7 +27,7 @@ def read_vllm(path: str) -> Any:
 
 
 def read_list(path: str) -> Any:
-    return testlist.read(path, None)
+    return flashinfer.read_testlist(path, None)
 
 
 def read_csv(path: str) -> Any:

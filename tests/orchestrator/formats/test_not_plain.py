@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.analysis import traffic
 from orchestrator.errors import UserError
-from orchestrator.formats.aiconfigurator import table
+from orchestrator.formats.aiconfigurator import reader as table
 from orchestrator.formats.flashinfer_trace import definitions, reader, safetensors
 
 Reader = Callable[[Path], Any]
