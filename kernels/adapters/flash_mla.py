@@ -49,7 +49,7 @@ class FlashMla(Adapter):
     gives_lse: bool = True
     max_seq_len: EngineMaximum = "unread"  # planned from the lengths themselves
     takes_empty: bool = True  # vLLM captures full graphs with it, whose padded requests have no token
-    takes_no_keys: bool = True  # its plan gives such a request no block: 0, as an H200 said, and +inf (`splitkv_mla.cuh`)
+    takes_no_keys: bool = True  # its plan gives such a request no block: 0, over FP8 too, as an H200 said, and +inf (`splitkv_mla.cuh`)
     distributions: tuple[str, ...] = ("tokenspeed-flashmla",)
     rules_hold_for: tuple[str, ...] = ("tokenspeed-flashmla>=1.0.0.post20260615,<=1.0.0.post20260924",)
     imports: str = "flash_mla"
@@ -187,7 +187,6 @@ def _fp8_needs(p: Problem) -> tuple[Need, ...]:
     hides_in_two = all(kv - q + 1 >= PAGE * ((kv - 1) // PAGE - 1) for q, kv in zip(p.q_lens, p.kv_lens, strict=True))
     pages_of_table = "with FP8, no padded requests without a token (it follows the entry of the page table before their rows)"
     return (
-        Need("with FP8, a key for every request", not p.lacks_keys),
         Need("with FP8, fewer than 4,096 requests", p.batch_size < TOO_MANY_REQUESTS),
         # Each tile needs a processor of its own, or the plan has no parts and the kernel stops the GPU.
         Need("with FP8, up to 4,992 rows of a query token and a head", p.s_qo * p.num_qo_heads <= TILE * FEWEST_PROCESSORS),
