@@ -14,6 +14,7 @@ from orchestrator.analysis.questions import ask, open_views
 from orchestrator.config.draft_cost import Draft
 from orchestrator.storage import parquet
 from tests.helpers.datasets import DATASETS, RESULTS
+from tests.helpers.winners import launch_of
 
 KEYS = list(PROBLEM_KEYS)
 
@@ -30,8 +31,7 @@ def ok(name: str) -> pd.DataFrame:
     newest = table.drop_duplicates(["point_id", "cluster", "device_name"], keep="last")
     right = newest[newest["status"] == "ok"].drop(columns="tree")
     assert set(right["timer"]) == {"cuda_graph_events"}
-    least_launch = right["launch_us"].astype(float).groupby(right["device_name"]).transform("min")  # cards of one kind may differ
-    return right.assign(own_us=right["median_us"] - least_launch.fillna(0.0))
+    return right.assign(own_us=right["own_us"].fillna(right["median_us"] - launch_of(right)))
 
 
 def by(frame: pd.DataFrame, keys: list[str], values: list[str]) -> pd.DataFrame:

@@ -8,24 +8,37 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import BaseModel, ConfigDict, PositiveFloat
 
 from kernels.problem.dtypes import torch_dtype
+from kernels.timing.caches import Caches
 from kernels.timing.graphs import capture, timed_event
+from kernels.timing.nvml import DeviceMonitor
+from kernels.timing.timers import Cupti, GraphReplay
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from kernels.adapter import Runner
 
 SAMPLES, WARMUP = 10, 3
 STREAM_BYTES = 4 * 2**30
 SIZES = (4096, 8192)  # of square matrices
 TRITON_BLOCKS = ((4096, 4), (2048, 8), (4096, 16))  # elements a load, loads a program
+CALLS = ((4, 1, 1024), (8, 1, 2048), (1, 8, 4096), (2, 256, 1024))  # batch, query tokens and keys of attention that tells a launch
 
 
 class Ceilings(BaseModel):
-    """Measured on one device. Rates are 1e12 per second; `launch_us` is a graph replay of a kernel that does almost nothing."""
+    """Measured on one device. Rates are 1e12 per second.
+
+    `launch_us` is a graph replay of a kernel that does almost nothing: no call is shorter. `call_launch_us` is what the launch of a
+    graph adds to a real call, from 0.1 more to 0.9 less than that, and `call_launch_spread_us` how calls differ in it (standard
+    deviation); both null if CUPTI does not answer.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -33,6 +46,8 @@ class Ceilings(BaseModel):
     copy_tb_per_sec: PositiveFloat  # bytes read and bytes written
     tflops: dict[str, PositiveFloat]  # by dtype of the operands, fp32 sums
     launch_us: PositiveFloat
+    call_launch_us: PositiveFloat | None
+    call_launch_spread_us: float | None
     reached_by: dict[str, str]  # the fastest kernel for each rate
 
     def peak_tflops(self, dtype: str) -> float:
@@ -55,7 +70,11 @@ def measure() -> Ceilings:
         if calls:
             reached_by[dtype], rates[dtype] = _best(calls)
     torch.cuda.empty_cache()
-    return Ceilings(tb_per_sec=read, copy_tb_per_sec=copy, tflops=rates, launch_us=_launch_us(), reached_by=reached_by)
+    real, spread = call_launch()
+    return Ceilings(
+        tb_per_sec=read, copy_tb_per_sec=copy, tflops=rates, launch_us=_launch_us(), reached_by=reached_by,
+        call_launch_us=real, call_launch_spread_us=spread,
+    )
 
 
 def _memory_rates(size: int) -> tuple[tuple[str, float], tuple[str, float]]:
@@ -151,3 +170,42 @@ def _launch_us() -> float:
         return float(start.elapsed_time(end)) * 1e3
 
     return min(sample() for _ in range(5 * SAMPLES))
+
+
+def call_launch() -> tuple[float | None, float | None]:
+    """What CUDA events around a graph of attention span beyond its kernels by CUPTI, µs: mean and standard deviation over `CALLS`.
+
+    (None, None) if CUPTI does not answer, or without a share that is a launch.
+    """
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    shares = []
+    for batch, s_qo, s_kv in CALLS:
+        q, k, v = (torch.randn(batch, 8, tokens, 128, device="cuda", dtype=torch.bfloat16) for tokens in (s_qo, s_kv, s_kv))
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            call = _Call(partial(torch.nn.functional.scaled_dot_product_attention, q, k, v))
+            timers = [kind(cast("Runner", call), WARMUP, Caches()) for kind in (GraphReplay, Cupti)]
+        try:
+            events, kernels = (statistics.median(timer.block(2 * SAMPLES, DeviceMonitor()).us) for timer in timers)
+        except RuntimeError:
+            return None, None
+        shares.append(events - kernels)
+    mean = statistics.fmean(shares)
+    return (mean, statistics.stdev(shares)) if mean > 0 else (None, None)
+
+
+@dataclass
+class _Call:
+    """What a timer asks of a runner."""
+
+    launch: Callable[[], Tensor]
+
+    def __post_init__(self) -> None:
+        self.out = self.launch()
+
+    def __call__(self) -> None:
+        self.launch()
+
+    def ready(self) -> None:
+        """Nothing that the call overwrites must be brought back."""

@@ -7,7 +7,6 @@ timed     `current` without points inside an engine; a row that was not timed ge
 problems  one row for each problem whose times may be compared: all its keys; `problem`, a number that identifies it; and `family`,
           which is equal for problems that differ only in batch_size, s_qo, s_kv and device.
           Times that were taken in different ways belong to different problems
-launches  the share of a graph replay that is the launch of the graph: device_name, share_us; the least `launch_us` of that device
 cards     what each GPU takes over the mean one of its kind: device_uuid, factor. 1 if not certain; no rows for a single GPU
 points    one row for each row of `current`: row, problem, backend, kernel (what it resolved to), shown (the backend's name for
           people, such as auto(fa3)), status, median_us: the time that it is ranked by, which is `in_step_us` of a point that was

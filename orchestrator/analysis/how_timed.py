@@ -8,13 +8,13 @@ from orchestrator.tables import Grid
 
 
 def records(data: Dataset) -> list[Record]:
-    """One record for each device and way of timing, with its number of `ok` points. `share_us` is null if nothing is taken off."""
+    """One record for each device and way of timing, with its number of `ok` points. `share_us`: what is taken off, or null."""
     return data.records("""
         SELECT device_name, coalesce(context, 'isolated') AS context, timer,
                CASE WHEN context = 'step' THEN 'as the step leaves it' ELSE l2 END AS l2, icache, count(*) AS points,
-               any_value(CASE WHEN coalesce(context, 'isolated') = 'isolated' AND timer = 'cuda_graph_events'
-                              THEN share_us END) AS share_us
-        FROM timed LEFT JOIN launches USING (device_name)
+               nullif(string_agg(DISTINCT format('{:.1f}', median_us - own_us), ' and ')
+                      FILTER (coalesce(context, 'isolated') = 'isolated' AND own_us < median_us), '') AS share_us
+        FROM timed
         WHERE status = 'ok'
         GROUP BY ALL
         ORDER BY ALL""")
@@ -31,13 +31,13 @@ def grids(data: Dataset) -> list[Grid]:
 
 
 def _share(record: Record) -> str:
-    return "–" if record["share_us"] is None else f"{record['share_us']:.1f}"
+    return record["share_us"] or "–"
 
 
 def sentences(data: Dataset) -> list[str]:
     return [
         f"{r['points']:,} points on {r['device_name']}: timer {r['timer'] or 'unknown'}, L2 {r['l2'] or 'unknown'}, "
         f"instruction caches {r['icache'] or 'unknown'}"
-        + ("" if r["share_us"] is None else f"; ratios are of times without the launch of a graph, {r['share_us']:.1f} µs")
+        + ("" if r["share_us"] is None else f"; ratios are of times without the launch of a graph, {r['share_us']} µs")
         for r in records(data)
     ]

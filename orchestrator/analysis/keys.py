@@ -11,7 +11,11 @@ PROBLEM_KEYS = ("device_name", *(field for field in Problem.model_fields if fiel
 RANKED_US = "CASE context WHEN 'step' THEN in_step_us ELSE median_us END"  # the time that questions rank a point by
 GRID_AXES = ("batch_size", "s_qo", "s_kv")
 GRAPH_REPLAY = "cuda_graph_events"  # the timer whose samples begin with the launch of a graph
-# A ranked time without the launch of the graph, from a row joined with `launches`; the time itself if no launch is in it, as in the
-# cost in a step, or if it is not known.
-OWN_US = f"""CASE WHEN context = 'step' THEN in_step_us
-    WHEN timer = '{GRAPH_REPLAY}' AND share_us < median_us THEN median_us - share_us ELSE median_us END"""
+# What the launch of a graph adds to a call, in rows that are older than `own_us`: events minus CUPTI of the same calls under 60 µs.
+# An empty graph tells two classes of hosts: 2.7 to 3.3 µs where a call has 3.0, 4.3 to 5.0 µs where it has 3.75.
+LAUNCH_US, SLOW_LAUNCH_US, SLOW_EMPTY_US = 3.0, 3.75, 3.8
+LAUNCH_SPREAD_US = 0.3  # standard deviation over calls and kernels
+# The time of a row that ratios are of: without the launch of the graph, if one is in it and was measured.
+OWN_US = f"""CASE WHEN context = 'step' THEN in_step_us WHEN own_us IS NOT NULL THEN own_us
+    WHEN timer = '{GRAPH_REPLAY}' AND median_us > if(launch_us > {SLOW_EMPTY_US}, {SLOW_LAUNCH_US}, {LAUNCH_US})
+    AND launch_us IS NOT NULL THEN median_us - if(launch_us > {SLOW_EMPTY_US}, {SLOW_LAUNCH_US}, {LAUNCH_US}) ELSE median_us END"""

@@ -14,7 +14,7 @@ Where = Mapping[str, object]  # a column's value, or several in a tuple, by its 
 LISTS: tuple[ColumnType, ...] = ("list<double>", "list<int32>")
 NUMBERS: tuple[ColumnType, ...] = ("int64", "double")
 COMPUTED = (  # columns of question=best that no row has
-    *("kernel", "own_us", "runner_up", "margin", "runner_up_rel_err", "err_ratio", "rough", "runner_up_rough", "reference_us"),
+    *("kernel", "runner_up", "margin", "runner_up_rel_err", "err_ratio", "rough", "runner_up_rough", "reference_us"),
     "reference_backend",
     *("noise_floor", "above_noise"),
 )

@@ -31,7 +31,6 @@ def create_views(data: Connection, noise: Sequence[str | pa.Table], known_cards:
     # The store keeps one row for each point, cluster, device and versions: all rows of one file with one version are current.
     _view_current(data, rows, only_rows=one_file and not _has_several_versions(data, rows))
     _view_timed(data)
-    _table_launches(data)
     cards = _table_cards(data, known_cards, rows)
     _table_problems(data, rows)
     _table_noise(data, noise)
@@ -73,8 +72,9 @@ def _view_current(data: Connection, rows: int, *, only_rows: bool) -> None:
         data.execute("CREATE TEMP VIEW newest_rows AS FROM rows SEMI JOIN newest USING (row)")
     two_of_a_name = """SELECT count(*) FROM (SELECT 1 FROM newest_rows WHERE tree IS NOT NULL
                                              GROUP BY mask, s_qo HAVING count(DISTINCT tree) > 1)"""
-    named = "* REPLACE (concat_ws(' ', mask, array_to_string(tree, ' ')) AS mask)" if data.scalar(two_of_a_name) else "*"
-    data.execute(f"CREATE TEMP {'TABLE' if rows <= FEW_ROWS else 'VIEW'} current AS SELECT {named} FROM newest_rows")
+    named = ", concat_ws(' ', mask, array_to_string(tree, ' ')) AS mask" if data.scalar(two_of_a_name) else ""
+    kind = "TABLE" if rows <= FEW_ROWS else "VIEW"
+    data.execute(f"CREATE TEMP {kind} current AS SELECT * REPLACE ({OWN_US} AS own_us{named}) FROM newest_rows")
 
 
 def _view_timed(data: Connection) -> None:
@@ -89,16 +89,6 @@ def _view_timed(data: Connection) -> None:
     # Times inside an engine are of answers that nobody checked: no question ranks them.
     ranked = " WHERE engine IS NULL" if data.scalar("SELECT count(engine) FROM current") else ""
     data.execute(f"CREATE TEMP VIEW timed AS SELECT * REPLACE ({', '.join(replaced)}) FROM current{ranked}")
-
-
-def _table_launches(data: Connection) -> None:
-    """One share for each kind of device, so that it is the same on both sides of a ratio."""
-    data.execute("""
-        CREATE TEMP TABLE launches AS
-        SELECT device_name, min(launch_us) AS share_us
-        FROM current
-        WHERE status = 'ok' AND launch_us IS NOT NULL
-        GROUP BY device_name""")
 
 
 def _table_cards(data: Connection, known: Cards | None, rows: int) -> Cards:
@@ -124,9 +114,9 @@ def _table_problems(data: Connection, rows: int) -> None:
         CREATE TEMP TABLE points AS
         SELECT row, {problem} AS problem, backend, coalesce(resolved_backend, backend) AS kernel, status,
                if(backend = 'auto' AND kernel <> 'auto', 'auto(' || kernel || ')', backend) AS shown,
-               ({RANKED_US}){card} AS median_us, ({OWN_US}){card} AS own_us, rel_err,
+               ({RANKED_US}){card} AS median_us, own_us{card} AS own_us, rel_err,
                coalesce(stop_reason = 'decided', false) AS rough, measured_as
-        FROM timed LEFT JOIN launches USING (device_name){cards}""")
+        FROM timed{cards}""")
     constant = data.records(f"SELECT {', '.join(map(quoted, PROBLEM_KEYS))} FROM timed LIMIT 1")
     all_keys = ", ".join(
         quoted(k) if k in keys else f"{literal(constant[0][k] if constant else None)}::{sql_type(k)} AS {quoted(k)}"

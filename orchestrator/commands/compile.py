@@ -160,4 +160,9 @@ def _cells(ceilings: Ceilings) -> tuple[tuple[str, str, str], ...]:
         *((name, f"{rate:.3f} TB/s", ceilings.reached_by[name]) for name, rate in rates.items()),
         *((f"matrix {dtype}", f"{rate:.1f} TFLOP/s", ceilings.reached_by[dtype]) for dtype, rate in ceilings.tflops.items()),
         ("launch", f"{ceilings.launch_us:.2f} µs", "a graph of one kernel"),
+        *(
+            [("launch of a call", f"{real:.2f} ± {ceilings.call_launch_spread_us:.2f} µs", "attention: events minus CUPTI")]
+            if (real := ceilings.call_launch_us)
+            else []
+        ),
     )

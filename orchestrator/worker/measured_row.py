@@ -26,7 +26,7 @@ from kernels.timing.nvml import DeviceMonitor, Telemetry
 from kernels.timing.racing import WITHIN, rough_interval_rel
 from kernels.timing.series import Measurement
 from kernels.timing.stats import summarize
-from kernels.timing.timers import Timer
+from kernels.timing.timers import GraphReplay, Timer
 from orchestrator.errors import WroteInputs
 from orchestrator.storage.row import Row
 from orchestrator.worker.prepared import PreparedBackend
@@ -66,6 +66,7 @@ def measured_row(one: PreparedBackend, others: str, timing: Timing, device: Devi
     assert row["median_us"] is not None
     row |= rate_columns(problem, row["median_us"], one.runner.compute_dtype, device, provenance.ceilings)
     row |= one.step.columns() if one.step else {}
+    row["own_us"] = own_us(row, provenance.ceilings)
     rival = timed.decided_by
     decided = (
         f"decided: over {WITHIN - 1:.0%} slower than {rival.task.point.backend} for certain; its time is rough" if rival else ""
@@ -132,6 +133,17 @@ def rate_columns(problem: Problem, median_us: float, compute_dtype: str, device:
         "peak_tflops": ceilings.peak_tflops(compute_dtype),
         "launch_us": ceilings.launch_us,
     }
+
+
+def own_us(row: Row, ceilings: Ceilings | None) -> float | None:
+    """The time of the call alone: its cost in the step, or its median without what the launch of a graph adds to a call.
+
+    None if that launch was not measured: `analysis/keys.py` then says what hosts like this one add.
+    """
+    if row.get("in_step_us") is not None or row["timer"] != GraphReplay.name:
+        return row.get("in_step_us") or row["median_us"]
+    real, median_us = ceilings.call_launch_us if ceilings else None, row["median_us"]
+    return None if real is None or median_us is None else median_us - real if real < median_us else median_us
 
 
 def min_seconds(problem: Problem, tb_per_sec: float, tflops: float) -> dict[str, float]:

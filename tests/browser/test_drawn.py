@@ -20,7 +20,7 @@ from orchestrator.storage.row import Row
 from tests.helpers.datasets import MAIN
 from tests.helpers.shown import Shown
 from tests.helpers.timed_rows import made
-from tests.helpers.winners import GRID, kernels, ok
+from tests.helpers.winners import GRID, kernels, launch_of, ok
 
 VERIFY, CASCADE, MIXED = (
     ROOT / "results" / f"{name}.parquet"
@@ -88,7 +88,7 @@ def test_the_map_by_speed_up_holds_the_ratio_to_the_backend_chosen(at: At, main:
     best = kernels(main).groupby(GRID)["median_us"].min()
     cudnn = ok(main)[ok(main)["backend"] == "cudnn"].set_index(GRID)["median_us"]
 
-    (launch,) = ok(main)["launch_us"].unique()  # ratios are of times without it
+    (launch,) = set(launch_of(ok(main)))  # ratios are of times without it
 
     assert drawn == pytest.approx(sorted(((cudnn - launch) / (best - launch)).dropna()))
 
@@ -126,7 +126,7 @@ def test_lines_are_times_over_the_fastest_with_bars_from_p05_to_p95(at: At, main
     }
     (chart,) = at(MAIN, **one_plot).charts()
     wanted = ok(main.query("s_kv == 50000 and s_qo == 1 and q_dtype == 'bf16' and kv_dtype == 'bf16'"))
-    (launch,) = wanted["launch_us"].unique()
+    (launch,) = set(launch_of(wanted))
     fastest = wanted["batch_size"].map(kernels(wanted).groupby("batch_size")["median_us"].min() - launch)
     pairs = zip(wanted["backend"], wanted["resolved_backend"], strict=True)
     ran = [named(f"auto({kernel})" if backend == "auto" else backend, kernel) for backend, kernel in pairs]
@@ -167,7 +167,7 @@ def test_the_crossover_is_the_best_prefill_over_the_best_decode(at: At):
     table = parquet.read(VERIFY).to_pandas()
     keys = [*GRID, "kv_layout", "page_order"]
     right = kernels(table)
-    own = right.assign(own_us=right["median_us"] - right["launch_us"].min())  # ratios are of times without the launch
+    own = right.assign(own_us=right["median_us"] - launch_of(right))  # ratios are of times without the launch
     best = own.groupby([*keys, "routine"])["own_us"].min().unstack("routine").dropna()
     charts = at(VERIFY, view="crossover").charts()
     drawn = sorted(tuple(p["value"]) for chart in charts for s in chart["series"] for p in s["data"])

@@ -12,6 +12,7 @@ EACH           of a question whose tables show the first `MAX_SHOWN` rows of the
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from kernels.timing.racing import OFF
 from orchestrator.analysis.cards import Cards
 from orchestrator.analysis.dataset import Dataset, from_table, open_dataset
-from orchestrator.analysis.keys import PROBLEM_KEYS
+from orchestrator.analysis.keys import LAUNCH_SPREAD_US, PROBLEM_KEYS
 from orchestrator.analysis.names import of_references
 from orchestrator.analysis.noise import DEFAULT_NOISE_FLOOR, SAME
 from orchestrator.analysis.questions import cache_size, in_engine, traffic_weights
@@ -67,6 +68,10 @@ WORKLOAD = ", ".join(["phase", *(quoted(key) for key in PROBLEM_KEYS if key not 
 # What workloads of one way to serve traffic differ in: lengths, and a padded graph, which is how some batch sizes run.
 OF_ONE_WAY = ("batch_size", "s_kv", "s_qo", "graph_batch", "graph_fill")
 WAY = ", ".join(["phase", *(quoted(key) for key in PROBLEM_KEYS if key not in (*OF_A_CHOICE, *OF_ONE_WAY))])
+# Noise of a ratio of two times about as long: A/A pairs, and below `SHORT_US` what the launches of two calls may differ by (95%).
+SHORT_US = 50
+FLOOR_AT = f"""sqrt(pow(coalesce(known, getvariable('noise_floor')), 2)
+    + if(us < {SHORT_US} AND own_us < us, pow({1.96 * math.sqrt(2) * LAUNCH_SPREAD_US} / own_us, 2), 0))"""
 SPIKE = 1.3  # a point more than this factor off the line between its neighbours stands out
 
 
@@ -155,6 +160,7 @@ def _define_ranking(data: Dataset, max_rel_err: float | None) -> Dataset:
             "UPDATE points SET status = 'too coarse' WHERE status = 'ok' AND coalesce(rel_err > getvariable('max_rel_err'), true)"
         )
     data.execute(f"SET VARIABLE noise_floor = {DEFAULT_NOISE_FLOOR}; SET VARIABLE rough = {OFF - 1}")
+    data.execute(f"CREATE TEMP MACRO floor_at(known, us, own_us) AS {FLOOR_AT}")
     data.execute(f"CREATE TEMP MACRO is_reference(backend) AS regexp_matches(backend, {literal(of_references())})")
     _create_own_builds(data)
     for view in RANKING:

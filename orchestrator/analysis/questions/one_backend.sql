@@ -92,7 +92,7 @@ SELECT problems.* EXCLUDE (problem, family, routine, q_dtype, out_dtype), phase,
        best.backend AS best, best.kernel AS best_kernel, best.median_us AS best_us, best.own_us AS best_own_us,
        best.rel_err AS best_rel_err, best.rough AS best_rough, keyed.major AS major,
        if(every.status = 'ok' AND best.own_us IS NOT NULL, greatest(1, ran.own_us / best.own_us), NULL) AS regret,
-       coalesce(noise.noise_floor, getvariable('noise_floor')) AS noise_floor
+       floor_at(noise.noise_floor, ran.us, ran.own_us) AS noise_floor
 FROM every
 JOIN keyed USING (workload)
 JOIN problems USING (problem)

@@ -21,5 +21,5 @@ SELECT b.*,
        pad_rel_err / nullif(rel_err, 0) AS pad_err_ratio
 FROM both_sides AS b
 LEFT JOIN noise ON noise.device_name = b.device_name AND us > from_us AND us <= to_us
-WHERE us / pad_us - 1 > greatest(coalesce(noise_floor, getvariable('noise_floor')), getvariable('same'))
+WHERE us / pad_us - 1 > greatest(floor_at(noise_floor, us, own_us), getvariable('same'))
     + getvariable('rough') * (rough::INT + pad_rough::INT)

@@ -7,12 +7,11 @@ WITH costs AS (
            plan_host_us, plan_host_p95_us, plan_syncs, plan_d2h_copies, plan_h2d_copies, plan_kernels, plan_device_us,
            call_host_us, call_syncs, call_copies, call_kernels, cuda_graph, points.row,
            layers * points.own_us AS attention_us,
-           if(cuda_graph, plan_host_us + coalesce(share_us, 0) + layers * points.own_us, NULL) AS graph_step_us,
+           if(cuda_graph, plan_host_us + points.median_us - points.own_us + layers * points.own_us, NULL) AS graph_step_us,
            plan_host_us + layers * greatest(points.own_us, call_host_us) AS eager_step_us
     FROM points
     JOIN rows USING (row)
     JOIN model_layers USING (model)
-    LEFT JOIN launches USING (device_name)
     WHERE points.status = 'ok' AND plan_host_us IS NOT NULL AND call_host_us IS NOT NULL AND NOT is_reference(points.backend)
         AND (points.backend <> 'auto' OR points.row IN (SELECT row FROM contenders)) -- its choice counts already
 )

@@ -40,14 +40,13 @@ OWN_COLUMNS = {  # that only the page has
     "reference": "Whether the backend computes from a copy of the cache, which no engine has: it is not ranked beside others.",
     "phase": "What the queries are for: decode, drafts (2 to 64 query tokens), tree drafts, chunked prefill, prefill.",
     "ranked_us": "The time that reports rank the row by: in_step_us if it was timed in a step, else median_us. Unit: µs.",
-    "own_us": "ranked_us without the launch of the CUDA graph, if there is one and it was measured. Ratios are of it. Unit: µs.",
     "low_us": "The 5th percentile of the samples; of a rough time the low end of its interval. Unit: µs.",
     "high_us": "The 95th percentile of the samples; of a rough time the high end of its interval. Unit: µs.",
     "noise": "How far noise may move ranked_us, as a share: half the noise floor, and what is rough or half of its interval.",
     "problem": "A number of all that a time depends on but the backend.",
     "workload": "A number of the problem whatever its routine and the dtype of its queries, which come with a backend.",
 }
-OWN_NUMBERS = frozenset({"ranked_us", "own_us", "low_us", "high_us", "noise"})
+OWN_NUMBERS = frozenset({"ranked_us", "low_us", "high_us", "noise"})
 LEVELS = {"problem": "ranked", "workload": "ranked_workloads"}  # the page's numbers, and the ranking of each
 MAX_ROWS = 500_000  # what a browser filters while a person waits
 LEFT_IN_PARQUET = frozenset(  # lists, and figures about figures: a page carries what it draws and what tells a row's story
@@ -58,7 +57,7 @@ LOW_US, HIGH_US = (  # a rough time has few samples, which say little about perc
     f"if({IS_ROUGH} AND ci95_rel < 1, median_us * (1 {sign} ci95_rel), {percentile})"
     for sign, percentile in (("-", "p05_us"), ("+", "p95_us"))
 )
-NOISE = f"""coalesce(noise_floor, getvariable('noise_floor')) / 2 + CASE WHEN context = 'step' AND in_step_low_us IS NOT NULL
+NOISE = f"""floor_at(noise_floor, ranked_us, own_us) / 2 + CASE WHEN context = 'step' AND in_step_low_us IS NOT NULL
     THEN (in_step_high_us - in_step_low_us) / 2 / in_step_us ELSE {IS_ROUGH}::INT * {ROUGH} END"""
 
 
@@ -108,6 +107,7 @@ def _rows(data: Dataset, view: str) -> pd.DataFrame:
     trees of one name apart, as in `problems`.
     """
     of_problem = {name: f"coalesce(rows.{name}, max(numbered.{name}) OVER of_point) AS {name}" for name in TIMING_KEYS}
+    of_problem["own_us"] = "coalesce(numbered.own_us, own_as_measured) AS own_us"
     of_problem["mask"] = "coalesce(max(numbered.mask) OVER of_point, rows.mask) AS mask"
     names = ", ".join(of_problem.get(name, f'rows."{name}"') for name in COLUMNS if name not in LEFT_IN_PARQUET)
     return data.to_arrow(f"""
@@ -117,10 +117,10 @@ def _rows(data: Dataset, view: str) -> pd.DataFrame:
             FROM points JOIN problems USING (problem) JOIN all_workloads USING (problem)
         ), timed AS (
             SELECT rows.*, {RANKED_US} AS as_measured, {OWN_US} AS own_as_measured
-            FROM {view} AS rows LEFT JOIN launches USING (device_name)
+            FROM {view} AS rows
         ), found AS (
             SELECT rows.row, {names}, is_reference(rows.backend) AS reference, max(numbered.phase) OVER of_point AS phase,
-                   coalesce(numbered.median_us, as_measured) AS ranked_us, coalesce(numbered.own_us, own_as_measured) AS own_us,
+                   coalesce(numbered.median_us, as_measured) AS ranked_us,
                    {", ".join(f"coalesce(max(numbered.{level}) OVER of_point, 0) AS {level}" for level in LEVELS)}
             FROM timed AS rows LEFT JOIN numbered ON numbered.row = rows.row
             WINDOW of_point AS (PARTITION BY rows.point_id, rows.device_name)

@@ -181,6 +181,7 @@ class RateColumns(TypedDict, total=False):
     peak_tb_per_sec: float | None
     peak_tflops: float | None
     launch_us: float | None
+    own_us: float | None
 
 
 class CheckColumns(TypedDict, total=False):

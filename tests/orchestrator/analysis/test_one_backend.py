@@ -23,6 +23,7 @@ from orchestrator.reporting.report import NEEDS
 from orchestrator.storage.row import Row, to_table
 from tests.helpers.datasets import MAIN, RESULTS
 from tests.helpers.timed_rows import made
+from tests.helpers.winners import launch_of
 
 FLASH, XQA, NATIVE = (
     "--attention-backend FLASH_ATTN",
@@ -274,7 +275,7 @@ def test_on_the_main_dataset_it_is_the_mean_of_the_ratios_in_pandas(main_views: 
     found = {part.phase: part for part in parts(main_views) if "kv bf16" in part.title and part.who == VLLM}
     fits = "batch_size * s_kv * 80 * 8 * 2 * 128 * 2 < 141e9"  # bytes of the cache of 80 layers, and of the GPU
     rows = main_views.current().query(f"status == 'ok' and kv_dtype == 'bf16' and backend not in ('torch_sdpa', 'auto') and {fits}")
-    rows = rows.assign(own=rows["median_us"] - rows["launch_us"].min())
+    rows = rows.assign(own=rows["median_us"] - launch_of(rows))
     wide = rows.pivot_table(index=["batch_size", "s_kv", "s_qo"], columns="backend", values="own")
     regret = wide["trtllm-native"] / best_of(rows, ["batch_size", "s_kv", "s_qo"])
     for phase, of in (("decode", regret.xs(1, level=2)), ("drafts", regret.drop(1, level=2))):
@@ -292,7 +293,7 @@ def test_traffic_weighs_each_draft_length_as_pandas_does():
     found = {part.phase: choice_of(part, XQA) for part in parts(data) if part.who == VLLM}
 
     rows = data.current().query("status == 'ok' and backend not in ('torch_sdpa', 'auto')")
-    rows = rows.assign(own=rows["median_us"] - rows["launch_us"].min())
+    rows = rows.assign(own=rows["median_us"] - launch_of(rows))
     wide = rows.pivot_table(index=["batch_size", "s_kv", "s_qo"], columns="backend", values="own")
     regret = (wide["trtllm-native"] / best_of(rows, ["batch_size", "s_kv", "s_qo"])).loc[
         lambda of: [one[:2] in nearest for one in of.index]
@@ -318,7 +319,7 @@ def test_a_batch_in_padded_graphs_shares_the_traffic_with_the_same_batch_alone_a
     found = {part.phase: choice_of(part, FLASH) for part in parts(data) if part.who == VLLM}
 
     rows = data.current().query("status == 'ok' and backend != 'torch_sdpa' and batch_size in (5, 9)")
-    rows = rows.assign(own=rows["median_us"] - rows["launch_us"].min(), graph_batch=rows["graph_batch"].fillna(0))
+    rows = rows.assign(own=rows["median_us"] - launch_of(rows), graph_batch=rows["graph_batch"].fillna(0))
     wide = rows.pivot_table(index=["s_qo", "batch_size", "graph_batch", "graph_fill"], columns="backend", values="own")
     regret = np.log(wide["flash_attn_3"] / best_of(rows, ["s_qo", "batch_size", "graph_batch", "graph_fill"]))
     of_batch = regret.groupby(level=["s_qo", "batch_size"]).mean().unstack()
@@ -335,7 +336,7 @@ def test_a_batch_in_padded_graphs_shares_the_traffic_with_the_same_batch_alone_a
 def test_a_default_that_is_kept_and_much_slower_somewhere_says_where_as_in_pandas():
     data = open_views(PADDED, where={"kv_dtype": "bf16", "s_qo": 1})
     rows = data.current().query("status == 'ok' and backend != 'torch_sdpa'")
-    rows = rows.assign(own=rows["median_us"] - rows["launch_us"].min(), graph_batch=rows["graph_batch"].fillna(0))
+    rows = rows.assign(own=rows["median_us"] - launch_of(rows), graph_batch=rows["graph_batch"].fillna(0))
     wide = rows.pivot_table(index=["batch_size", "s_qo", "graph_batch", "graph_fill"], columns="backend", values="own")
     regret = wide["flash_attn_3"] / wide.min(axis=1)
     slower, (batch, *_) = int((regret > 1.2).sum()), regret.idxmax()

@@ -17,7 +17,15 @@ from orchestrator.machines import cpu
 from orchestrator.worker.measured_row import caveats, rate_columns, throttled_note, time_columns
 
 GPU = Device(name="x", kind="cuda", memory_bytes=1, tb_per_sec=4.0, tflops={"fp32": 50.0, "bf16": 1000.0}, source="datasheet")
-CEILINGS = Ceilings(tb_per_sec=3.0, copy_tb_per_sec=2.5, tflops={"fp32": 40.0, "bf16": 800.0}, launch_us=2.0, reached_by={})
+CEILINGS = Ceilings(
+    tb_per_sec=3.0,
+    copy_tb_per_sec=2.5,
+    tflops={"fp32": 40.0, "bf16": 800.0},
+    launch_us=2.0,
+    call_launch_us=3.0,
+    call_launch_spread_us=0.3,
+    reached_by={},
+)
 SHAPE = {"num_qo_heads": 64, "num_kv_heads": 8, "head_dim_qk": 128, "head_dim_vo": 128, "page_size": 64}
 
 
