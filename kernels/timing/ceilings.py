@@ -72,8 +72,13 @@ def measure() -> Ceilings:
     torch.cuda.empty_cache()
     real, spread = call_launch()
     return Ceilings(
-        tb_per_sec=read, copy_tb_per_sec=copy, tflops=rates, launch_us=_launch_us(), reached_by=reached_by,
-        call_launch_us=real, call_launch_spread_us=spread,
+        tb_per_sec=read,
+        copy_tb_per_sec=copy,
+        tflops=rates,
+        launch_us=_launch_us(),
+        reached_by=reached_by,
+        call_launch_us=real,
+        call_launch_spread_us=spread,
     )
 
 

@@ -1,6 +1,6 @@
 """A dataset opened for questions: DuckDB over its Parquet files, and the tables that every question reads. Knows no question.
 
-rows      every row, in today's columns, with `row`, a number that identifies it
+rows      every row, in today's columns, with `row`, a number that identifies it; `own_us` of older rows is `keys.OWN_US`
 current   the newest row of each point and kind of device
 timed     `current` without points inside an engine; a row that was not timed gets `timer`, `l2`, `icache` and `context` of its
           group on that device
@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator import PROGRAM
 from orchestrator.analysis.cards import Cards
 from orchestrator.analysis.connection import Connection, Record
+from orchestrator.analysis.keys import OWN_US
 from orchestrator.analysis.sources import find_sources, no_dataset, source_of, typed, union_sql, values_there
 from orchestrator.analysis.sql import Where, condition, quoted
 from orchestrator.analysis.views import create_views
@@ -62,7 +63,8 @@ class Dataset(Connection):
         self.sources, self.path = tuple(sources), path  # `path` is what was opened; nothing for rows in memory
         self.draft = Draft()  # what answers assume of drafts
         self.points: Sequence[Point] | None = None  # of the sweep that was typed, if one was; some may have no row
-        self.execute(f"CREATE VIEW rows AS FROM ({union_sql(self.con, sources)}) WHERE {condition(where or {})}")
+        today = f"SELECT * REPLACE ({OWN_US} AS own_us) FROM ({union_sql(self.con, sources)})"
+        self.execute(f"CREATE VIEW rows AS FROM ({today}) WHERE {condition(where or {})}")
         one_file = len(sources) == 1 and isinstance(sources[0], str)
         self.cards = create_views(self, noise or [], cards, one_file=one_file)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from orchestrator.analysis.cards import COLUMNS as CARD_COLUMNS
 from orchestrator.analysis.cards import Cards, learn, to_mean_card_sql
 from orchestrator.analysis.connection import Connection
-from orchestrator.analysis.keys import GRID_AXES, OWN_US, PROBLEM_KEYS, RANKED_US, TIMING_KEYS
+from orchestrator.analysis.keys import GRID_AXES, PROBLEM_KEYS, RANKED_US, TIMING_KEYS
 from orchestrator.analysis.noise import VERSION_COLUMNS, aa_pairs_sql, percentile_floor_sql
 from orchestrator.analysis.sources import union_sql
 from orchestrator.analysis.sql import literal, quoted, sql_type
@@ -72,9 +72,8 @@ def _view_current(data: Connection, rows: int, *, only_rows: bool) -> None:
         data.execute("CREATE TEMP VIEW newest_rows AS FROM rows SEMI JOIN newest USING (row)")
     two_of_a_name = """SELECT count(*) FROM (SELECT 1 FROM newest_rows WHERE tree IS NOT NULL
                                              GROUP BY mask, s_qo HAVING count(DISTINCT tree) > 1)"""
-    named = ", concat_ws(' ', mask, array_to_string(tree, ' ')) AS mask" if data.scalar(two_of_a_name) else ""
-    kind = "TABLE" if rows <= FEW_ROWS else "VIEW"
-    data.execute(f"CREATE TEMP {kind} current AS SELECT * REPLACE ({OWN_US} AS own_us{named}) FROM newest_rows")
+    named = "* REPLACE (concat_ws(' ', mask, array_to_string(tree, ' ')) AS mask)" if data.scalar(two_of_a_name) else "*"
+    data.execute(f"CREATE TEMP {'TABLE' if rows <= FEW_ROWS else 'VIEW'} current AS SELECT {named} FROM newest_rows")
 
 
 def _view_timed(data: Connection) -> None:

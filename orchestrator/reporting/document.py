@@ -50,7 +50,7 @@ FORM = re.compile(r"[-+,.\d]*[fdeg%]")  # a format of Python
 SUBQUERY = re.compile(r"\(\s*(?:SELECT|FROM|WITH)\b", re.IGNORECASE)
 VIEWS = "SELECT view_name FROM duckdb_views() WHERE NOT internal UNION SELECT table_name FROM duckdb_tables()"
 # Every timed point that an engine could run, with all columns of its row but the lists of samples.
-MEASURED = """SELECT current.* EXCLUDE ({}), points.* EXCLUDE (row, backend, status, median_us, rel_err), workload
+MEASURED = """SELECT current.* EXCLUDE (own_us, {}), points.* EXCLUDE (row, backend, status, median_us, rel_err), workload
     FROM points JOIN current USING (row) JOIN workloads USING (problem)
     WHERE points.status = 'ok' AND NOT is_reference(points.backend) AND NOT too_big"""
 

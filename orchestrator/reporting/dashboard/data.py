@@ -18,7 +18,7 @@ from orchestrator.analysis.compare import best_of
 from orchestrator.analysis.compare.pairs import LIST_COLUMNS
 from orchestrator.analysis.compare.selection import Selection
 from orchestrator.analysis.dataset import Dataset, again, open_dataset
-from orchestrator.analysis.keys import OWN_US, RANKED_US, TIMING_KEYS
+from orchestrator.analysis.keys import RANKED_US, TIMING_KEYS
 from orchestrator.analysis.names import libraries_of, shown
 from orchestrator.analysis.questions import best, engine_default, one_backend, open_views
 from orchestrator.analysis.questions.deployments import HERE, PLACE, Part, briefs, is_usual, parts, server_name
@@ -107,7 +107,7 @@ def _rows(data: Dataset, view: str) -> pd.DataFrame:
     trees of one name apart, as in `problems`.
     """
     of_problem = {name: f"coalesce(rows.{name}, max(numbered.{name}) OVER of_point) AS {name}" for name in TIMING_KEYS}
-    of_problem["own_us"] = "coalesce(numbered.own_us, own_as_measured) AS own_us"
+    of_problem["own_us"] = "coalesce(numbered.own_us, rows.own_us) AS own_us"
     of_problem["mask"] = "coalesce(max(numbered.mask) OVER of_point, rows.mask) AS mask"
     names = ", ".join(of_problem.get(name, f'rows."{name}"') for name in COLUMNS if name not in LEFT_IN_PARQUET)
     return data.to_arrow(f"""
@@ -116,7 +116,7 @@ def _rows(data: Dataset, view: str) -> pd.DataFrame:
                    dense_rank() OVER (ORDER BY problem) AS problem, dense_rank() OVER (ORDER BY workload) AS workload
             FROM points JOIN problems USING (problem) JOIN all_workloads USING (problem)
         ), timed AS (
-            SELECT rows.*, {RANKED_US} AS as_measured, {OWN_US} AS own_as_measured
+            SELECT rows.*, {RANKED_US} AS as_measured
             FROM {view} AS rows
         ), found AS (
             SELECT rows.row, {names}, is_reference(rows.backend) AS reference, max(numbered.phase) OVER of_point AS phase,
