@@ -1,8 +1,8 @@
 """How far GPUs of one kind differ: each GPU's offset, estimated from points that several GPUs measured.
 
 A GPU is told by its UUID. Its offset is the log of a kernel's time on it over the mean of the GPUs that it was compared with.
-If the memory of two H200s differs by 2%, their offsets differ by 2% for every kernel that memory limits. Points that the launch
-limits have no offset, because their time does not depend on the card.
+If the memory of two H200s differs by 2%, their offsets differ by 2% for every kernel that memory limits. Only points near
+the memory's ceiling have an offset: other times do not depend on the card.
 """
 
 from __future__ import annotations
@@ -29,8 +29,18 @@ CARD = "device_uuid"
 TIMING = ("timer", "l2", "icache", "cuda_graph", "context")  # how a time was taken
 # Rows that are equal in these are the same point of the same code, so that only the GPU differs, and the moment.
 REPEATED = (*Problem.model_fields, "backend", "resolved_backend", "device_name", "driver", *VERSION_COLUMNS, *TIMING)
-COLUMNS = (*REPEATED, CARD, "status", "bound", "median_us", "twin", "stop_reason", "measured_as")  # what learning needs of a row
-BOUND_BY_CARD = ("memory", "compute")
+COLUMNS = (
+    *REPEATED,
+    CARD,
+    "status",
+    "bound",
+    "frac_of_peak",
+    "median_us",
+    "twin",
+    "stop_reason",
+    "measured_as",
+)  # what learning needs of a row
+NEAR_CEILING = 0.85  # share of the memory's ceiling from which a time follows it
 MIN_REPEATED = 20  # points that a GPU shares with others, for an offset of its own
 BETWEEN_RUNS = 0.003  # standard error of an offset that more points do not lessen: what a whole run differs by from another
 ROUNDS = 20  # of medians by turns; two are enough if every GPU has every point
@@ -83,7 +93,8 @@ def learn(rows: pd.DataFrame, source: str = "", separate: Codes | None = None) -
     """
     import numpy as np
 
-    usable = (rows["status"] == "ok") & rows[CARD].notna() & rows["bound"].isin(BOUND_BY_CARD)
+    usable = (rows["status"] == "ok") & rows[CARD].notna() & (rows["bound"] == "memory")
+    usable &= rows["frac_of_peak"].astype(float) >= NEAR_CEILING
     usable &= ~rows["stop_reason"].isin(["throttled", "decided"]) & rows["measured_as"].isna() & (rows["median_us"] > 0)
     separate = np.zeros(len(rows)) if separate is None else separate
     timed = rows[usable][[name for name in COLUMNS if name in rows]].assign(separate=separate[usable.to_numpy()])
@@ -112,11 +123,11 @@ def learn_from(path: str) -> Cards:
 def to_mean_card_sql(problem: str) -> tuple[str, str]:
     """SQL that divides a time by what its GPU takes over the mean one, and the join for it with the table `cards` of a dataset.
 
-    Only in problems that several GPUs measured, and only where the GPU binds: elsewhere times stay as they were measured.
+    Only in problems that several GPUs measured, and only near the memory's ceiling: elsewhere times stay as they were measured.
     `problem` is SQL for what tells problems apart.
     """
     ends = (f"{end}(device_uuid) FILTER (status = 'ok') OVER (PARTITION BY {problem})" for end in ("min", "max"))
-    applies = f"bound IN ('memory', 'compute') AND {' <> '.join(ends)}"
+    applies = f"bound = 'memory' AND frac_of_peak >= {NEAR_CEILING} AND {' <> '.join(ends)}"
     return f" / if({applies}, coalesce(factor, 1), 1)", " LEFT JOIN cards USING (device_uuid)"
 
 

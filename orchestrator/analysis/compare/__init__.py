@@ -11,6 +11,7 @@ added by `pairs.pair`, per side
 log_us_a, log_us_b              log of the median of the samples, in µs
 log_se_a, log_se_b              the standard error of that log, from the samples alone
 mhz_a, mhz_b                    median SM clock of the samples, in MHz; null if the row has none
+launch_share_us_a, ..._b        what the launch of a graph adds to the median, as `own_us` has it; 0 if none is in it
 
 added by `verdicts.judge`
 verdict                         slower, faster, same, undecided; or failing, lost, missing, fixed, new
@@ -30,5 +31,6 @@ red                             the point makes the comparison red: the gate fou
 adjusted, limit                 the change without what GPUs and runs explain, and what it must reach to be red alone
 
 The frame of groups has `by` and `value` (the column and its value), `points`, the number of points with each verdict, and
-`log_ratio`, `se`, `verdict`, `change`, `change_low` and `change_high` of the group's mean, and `red`.
+`log_ratio`, `se`, `verdict`, `change`, `change_low` and `change_high` of the group's mean, `red`, and `adjusted`, the median change
+without what GPUs and runs explain.
 """

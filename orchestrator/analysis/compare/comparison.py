@@ -105,10 +105,12 @@ def compare_rows(
     _require_comparable(points, *sides)
     by = [name for name in GROUP_COLUMNS if points.loc[points["counted"], name].nunique(dropna=False) > 1]
     groups, learned = judge_groups(points, by, same), find_cards(sides, cards)
-    decided = decide_gate(evidence(points, by, floors, learned))
+    decided = decide_gate(given := evidence(points, by, floors, learned))
     points = points.assign(red=red_points(points, decided, missing), limit=np.nan, adjusted=np.nan)
     points.loc[points["counted"], ["adjusted", "limit"]] = np.expm1(np.column_stack([decided.changes, decided.limits]))
-    groups = groups.assign(red=decided.by_group & (not is_of_two_kinds(points))) if len(groups) else groups
+    if len(groups):
+        adjusted = [np.expm1(np.median(decided.changes[of > 0])) for of in given.members]
+        groups = groups.assign(red=decided.by_group & (not is_of_two_kinds(points)), adjusted=adjusted)
     return Comparison(*sides, points, groups, floors, learned, same, missing == "allow")
 
 

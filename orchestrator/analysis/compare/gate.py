@@ -6,14 +6,15 @@ The log ratios r of the comparable pairs are taken as
 
     r = offset + effects + own
 
-`offset` is what is known of the GPUs (`cards.py`). `effects` are random and shared: by all pairs of two GPUs or two runs, and by
-all pairs of a group. `own` belongs to one pair. So r has the covariance diag(own) + E E', with a column of E for each effect.
+`offset` is what is known of the GPUs: how far their memory differs, where a time follows it, and what launches take on their hosts.
+`effects` are random and shared: by all pairs of two GPUs or two runs, and by all pairs of a group. `own` belongs to one pair. So r
+has the covariance diag(own) + E E', with a column of E for each effect.
 
 A group is tested by generalised least squares: the change that all of its pairs share, less what the other pairs say of GPUs and
 runs. A point is tested alone, less what the fit says of GPUs and runs. docs/timing.md has the numbers and the error rates.
 
 `evidence` takes all of this from a judged frame. Sizes of effects are standard deviations of log ratios, or microseconds: what the
-same points differed by in several runs on three H200s, rounded up; `benchmarks/gate.py` holds them to the error rates.
+same points differed by in runs on 17 H200s and 13 H100s, rounded up; `benchmarks/gate.py` holds them to the error rates.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ MAX_RED = 0.01  # share of unchanged runs that may be red
 # What each family may spend of it. The rest is for what the model does not know; the simulation holds the whole to `MAX_RED`.
 SPENT_ON_POINTS, SPENT_ON_GROUPS = 0.002, 0.002
 TAIL = 8  # degrees of freedom of Student's t for one point: points have heavier tails than normal ones
-CLEAR = 0.08  # as a log ratio; a point beyond it needs no heavy tail: no undisturbed point moved so far by itself
+CLEAR = 0.065  # as a log ratio; a point beyond it needs no heavy tail: no undisturbed point moved so far by itself
 MIN_POINTS = 5  # of a group: a median of fewer does not keep out a pair that is off by itself
-MIN_GROUP, MIN_POINT = 0.0075, 0.03  # the least plain change, before the fit of GPUs and runs is taken off
+MIN_GROUP, MIN_POINT = 0.0075, 0.03  # the least change without the offset; of a group also without what the fit explains
 CLIP_IN_GROUP, CLIP_OTHERS = 2.5, 2.0  # standard errors: a pair about its group's median, and all other pairs
 NORMAL = NormalDist()
 
@@ -46,11 +47,17 @@ NORMAL = NormalDist()
 # more or less of it there, in either case.
 SAME_CARD, OTHER_CARD, LONG_CODE = NoiseFloor(0.3, 0.003), NoiseFloor(0.3, 0.005), NoiseFloor(0.9, 0.005)
 LONG_CODE_KERNELS = "xqa"  # their names begin so; with drafts their code fills the cache (docs/timing.md)
-# All pairs of two runs on one GPU; of two GPUs whose difference is not known. `us` is what each launch costs more or less.
-SAME_RUN, OTHER_RUN = NoiseFloor(0.15, 0.002), NoiseFloor(0.25, 0.002)
-UNKNOWN_CARD = 0.012  # how far two H200s of a kind differ where memory binds
-OF_CEILINGS, OF_CEILINGS_SHARE = 0.004, 0.4  # what the ceilings leave open: so much, and this share of what they say
-SAME_GROUP, OTHER_GROUP, INTERLEAVED_GROUP = 0.002, 0.003, 0.0005  # all pairs of a group
+# All pairs of two runs on one GPU; on two GPUs. `us` is what each launch costs more or less, on hosts of one class.
+SAME_RUN, OTHER_RUN = NoiseFloor(0.15, 0.002), NoiseFloor(0.4, 0.002)
+SAME_GROUP, OTHER_GROUP, INTERLEAVED_GROUP = 0.002, 0.004, 0.0005  # all pairs of a group
+# Two GPUs of a kind: where their memory decides if nothing is known of it, all pairs that compute binds, and the share of a
+# difference of clocks that all pairs may show.
+UNKNOWN_CARD, COMPUTE_CARD, OF_CLOCK = 0.02, 0.01, 0.7
+FOLLOWS = (0.6, 0.9)  # a time follows the memory not at all below this share of its ceiling, and wholly above the other
+# Times that follow the memory differ by so many times what the ceilings do, 1.0 to 1.6 among 30 pairs of GPUs; those of
+# `LONG_CODE_KERNELS` by so much more, 1.2 to 2.6. What this leaves open: so much, and this share of it.
+PER_CEILING, LONG_CODE_FOLLOWS = 1.35, 1.4
+OF_CEILINGS, OF_CEILINGS_SHARE = 0.004, 0.3
 DISTURBED = ("max_samples", "max_seconds")  # such a median did not settle: other work may have lengthened half of its samples
 
 
@@ -89,6 +96,8 @@ class GateEvidence(NamedTuple):
     devices     (n, d) columns of E for GPUs and runs: one standard deviation of each effect on each pair
     groups      (n, g) columns of E for groups
     members     (m, n) which pairs each tested group has; whole numbers 0 and 1
+    settled     (n,) whether both medians may be trusted alone: of a throttled row, or one that set aside more samples than it kept,
+                the median is of what was left
     """
 
     log_ratio: Floats
@@ -97,6 +106,7 @@ class GateEvidence(NamedTuple):
     devices: Floats
     groups: Floats
     members: Floats
+    settled: Flags
 
 
 class GateDecision(NamedTuple):
@@ -135,10 +145,10 @@ class Gate:
         devices, plain = self.given.devices, log_ratio - self.given.offset
         clipped = np.clip(plain, -CLIP_OTHERS * self.spread, CLIP_OTHERS * self.spread)
         changes = plain - devices @ (devices.T @ self.inverse.times(clipped))
-        points = (changes >= self.limits) & (plain >= MIN_POINT)
-        return GateDecision(points, self._red_groups(plain, clipped), changes, self.limits)
+        points = (changes >= self.limits) & (plain >= MIN_POINT) & self.given.settled
+        return GateDecision(points, self._red_groups(plain, clipped, changes), changes, self.limits)
 
-    def _red_groups(self, plain: Floats, clipped: Floats) -> Flags:
+    def _red_groups(self, plain: Floats, clipped: Floats, changes: Floats) -> Flags:
         """Within a group, pairs are clipped about its own median, so that a pair that is off by itself does not make it red."""
         red = np.zeros(len(self.given.members), dtype=bool)
         if not len(self.tested):
@@ -146,7 +156,7 @@ class Gate:
         least, of_clipped = -NORMAL.inv_cdf(SPENT_ON_GROUPS / len(self.tested)), self.weights.T @ clipped
         for i, (group, rows) in enumerate(zip(self.tested, self.of_group, strict=True)):
             middle = np.median(plain[rows])
-            if middle >= MIN_GROUP:
+            if min(middle, np.median(changes[rows])) >= MIN_GROUP:
                 values = np.clip(plain[rows], middle - self.reach[rows], middle + self.reach[rows])
                 total = of_clipped[i] + self.weights[rows, i] @ (values - clipped[rows])
                 red[group] = total / math.sqrt(self.information[i]) >= least
@@ -218,7 +228,14 @@ def evidence(judged: pd.DataFrame, by: Sequence[str], floors: NoiseFloors, cards
         devices=devices,
         groups=members[1:].T * of_group[:, None],
         members=members,
+        settled=~(is_doubtful(pairs, "a") | is_doubtful(pairs, "b")),
     )
+
+
+def is_doubtful(pairs: pd.DataFrame, side: str) -> Flags:
+    """Rows whose median is of what throttling left: all samples were throttled, or more were set aside than kept."""
+    set_aside, kept = (pairs[f"{name}_{side}"].astype(float) for name in ("num_set_aside", "num_samples"))
+    return np.asarray((pairs[f"stop_reason_{side}"] == "throttled") | (set_aside > kept), dtype=bool)
 
 
 def group_members(pairs: pd.DataFrame, by: Sequence[str]) -> Floats:
@@ -263,28 +280,38 @@ def _disturbance(pairs: pd.DataFrame, side: str) -> Floats:
 def _devices(pairs: pd.DataFrame, cards: Cards, time: Floats, separate: Flags, other: Flags) -> tuple[Floats, Floats]:
     """What is known of the GPUs for each pair, and the columns of E for GPUs and runs."""
     offset, columns = np.zeros(len(pairs)), [np.where(separate, clock_uncertainty(pairs), 0.0)]
-    bound = pairs["bound_a"].where(pairs["bound_a"] == pairs["bound_b"]).to_numpy()
     codes = pairs.groupby(["device_uuid_a", "device_uuid_b"], dropna=False, sort=True).ngroup().to_numpy()
+    follows, computes = follows_memory(pairs), (pairs["bound_a"] == "compute").to_numpy()
+    clocks = np.nan_to_num(np.log(pairs["mhz_a"] / pairs["mhz_b"]).to_numpy())
     for of in (separate & (codes == code) for code in np.unique(codes[separate])):
-        first = pairs.iloc[int(np.flatnonzero(of)[0])]
         run = OTHER_RUN if other[of][0] else SAME_RUN
-        columns += [np.where(of, run.rel, 0.0), np.where(of, run.us / time, 0.0)]
+        columns += [of * run.rel, of * run.us / time]
         if other[of][0]:
-            for kind in CEILINGS:
-                binds = of & (bound == kind)
-                known, spread, _ = known_difference(first, cards, kind)
-                offset = np.where(binds, known, offset)
-                columns.append(np.where(binds, spread, 0.0))
+            known, spread, _ = known_difference(pairs.iloc[int(np.flatnonzero(of)[0])], cards)
+            launches = (pairs["launch_share_us_b"] - pairs["launch_share_us_a"]).to_numpy() / time
+            offset = np.where(of, known * follows + launches, offset)
+            columns += [of * follows * spread, of * computes * COMPUTE_CARD, of * OF_CLOCK * clocks]
     kept = [column for column in columns if np.any(column)]
     return offset, np.column_stack(kept) if kept else np.zeros((len(pairs), 0))
 
 
-def known_difference(pair: pd.Series, cards: Cards, bound: str) -> tuple[float, float, str]:
-    """The log ratio that two GPUs explain where `bound` binds, its standard error, and what tells it."""
+def follows_memory(pairs: pd.DataFrame) -> Floats:
+    """(n,) how far each pair's time follows the GPU's memory, by the share of the ceiling that both sides reach.
+
+    A point may be bound by memory on paper and reach half of its ceiling: then another GPU's memory changes nothing.
+    """
+    reached = pairs[["frac_of_peak_a", "frac_of_peak_b"]].astype(float).mean(axis=1).fillna(0.0).to_numpy()
+    memory = (pairs["bound_a"] == "memory") & (pairs["bound_b"] == "memory")
+    share = np.clip((reached - FOLLOWS[0]) / (FOLLOWS[1] - FOLLOWS[0]), 0.0, 1.0)
+    return np.asarray(memory * share * np.where(is_long_code(pairs), LONG_CODE_FOLLOWS, 1.0), dtype=float)
+
+
+def known_difference(pair: pd.Series, cards: Cards) -> tuple[float, float, str]:
+    """The log ratio that two GPUs explain where a time follows their memory, its standard error, and what tells it."""
     if learned := cards.difference(pair["device_uuid_a"], pair["device_uuid_b"]):
         return *learned, f"points that both measured ({cards.source})"
-    a, b = (pair[f"{CEILINGS[bound][0]}_{side}"] for side in "ab")
+    a, b = (pair[f"{CEILINGS['memory'][0]}_{side}"] for side in "ab")
     if a is None or b is None or not (a > 0 and b > 0):
         return 0.0, UNKNOWN_CARD, "nothing (no ceilings, and no points that both measured)"
-    ratio = math.log(a / b)
+    ratio = PER_CEILING * math.log(a / b)
     return ratio, math.hypot(OF_CEILINGS, OF_CEILINGS_SHARE * ratio), "their measured ceilings"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import duckdb
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from kernels.problem import Problem
+from orchestrator.analysis.keys import OWN_US
 from orchestrator.analysis.noise import first_of_aa_pairs, summarise_samples
 from orchestrator.storage.row import BAD
 
@@ -37,7 +39,17 @@ def pair(baseline: pd.DataFrame, candidate: pd.DataFrame) -> pd.DataFrame:
 def _summarised(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows with their samples summarised and trees as text. Of A/A pairs only the first row stays."""
     first = first_of_aa_pairs(rows)
-    return first.assign(tree=tree_texts(first)).join(summarise_samples(first)).drop(columns=list(LIST_COLUMNS))
+    alone = first.assign(context="isolated")  # a step's own time has no launch, but its samples have
+    found = first.assign(tree=tree_texts(first), launch_share_us=alone["median_us"] - own_times(alone))
+    return found.join(summarise_samples(first)).drop(columns=list(LIST_COLUMNS))
+
+
+def own_times(rows: pd.DataFrame) -> Floats:
+    """`own_us` of each row, as every question has it."""
+    needed = rows[["context", "in_step_us", "own_us", "timer", "launch_us", "median_us"]].assign(row=range(len(rows)))
+    with duckdb.connect() as con:
+        con.register("needed", needed)
+        return con.sql(f"SELECT {OWN_US} AS own FROM needed ORDER BY row").fetchnumpy()["own"].astype(float)
 
 
 def tree_texts(rows: pd.DataFrame) -> list[str | None]:

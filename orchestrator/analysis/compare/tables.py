@@ -79,7 +79,7 @@ def grids(found: Comparison) -> list[Grid]:
 def headline(found: Comparison) -> str:
     counts = found.points["verdict"].value_counts()
     counted = ", ".join(f"{counts[verdict]} {verdict}" for verdict in MEANING if verdict in counts)
-    changes = found.groups.loc[found.groups["red"], "change"] if found.red_groups else ()
+    changes = found.groups.loc[found.groups["red"], "adjusted"] if found.red_groups else ()
     slower = ", ".join(f"{name} ({change:+.1%})" for name, change in zip(found.red_groups, changes, strict=True))
     groups = f"; slower as a group: {slower}" if slower else ""
     suspects = int((~found.suspects["red"]).sum())
@@ -160,10 +160,10 @@ def _of_cards(found: Comparison) -> list[str]:
     other = points[is_other_card(points)]
     sentences = []
     for (a, b), pairs in other.groupby(["device_uuid_a", "device_uuid_b"]):
-        offset, error, source = known_difference(pairs.iloc[0], found.cards, "memory")
+        offset, error, source = known_difference(pairs.iloc[0], found.cards)
         sentences.append(
             f"{len(pairs)} pairs are of two GPUs, {a} and {b}: by {source} the second takes {math.expm1(offset):+.2%} "
-            f"± {error:.2%} where memory binds, which the gate takes off"
+            f"± {error:.2%} where a time follows the memory, which the gate takes off"
         )
     return sentences
 

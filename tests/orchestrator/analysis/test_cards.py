@@ -24,7 +24,7 @@ def rows(uuid: str, offset: float, count: int = 40, **keys: object) -> list[Row]
     """Points of one card, each with a time of its own."""
     draw, times = np.random.default_rng(len(uuid) + count), np.geomspace(100, 4000, count)
     off = np.exp(offset + draw.normal(0, 0.001, count))
-    given = {"device_uuid": uuid, "bound": "memory", **keys}
+    given = {"device_uuid": uuid, "bound": "memory", "frac_of_peak": 0.95, **keys}
     return [timed("fa2", us * of, s_kv=i + 1, **given) for i, (us, of) in enumerate(zip(times, off, strict=True))]
 
 
@@ -40,7 +40,7 @@ def test_each_card_has_its_offset_from_the_mean_with_an_error():
 
 
 def test_points_that_changed_on_one_card_do_not_move_its_offset():
-    slower = [timed("fa2", 2 * 100, s_kv=i + 1, device_uuid="GPU-b", bound="memory") for i in range(8)]
+    slower = [timed("fa2", 2 * 100, s_kv=i + 1, device_uuid="GPU-b", bound="memory", frac_of_peak=0.95) for i in range(8)]
     found = learn(several(rows("GPU-a", 0.0), slower + rows("GPU-b", 0.02)[8:]))
 
     assert found.difference("GPU-a", "GPU-b") == pytest.approx((0.02, 0.0043), abs=0.002)
@@ -52,6 +52,7 @@ def test_points_that_changed_on_one_card_do_not_move_its_offset():
         {"flashinfer_version": "0.8.0", "libraries": "flashinfer-python 0.8.0"},
         {"l2": "clean"},
         {"bound": "launch"},
+        {"frac_of_peak": 0.8},
         {"device_name": "NVIDIA B200"},
         {"driver": "600"},
         {"stop_reason": "throttled"},
@@ -102,7 +103,7 @@ def test_a_report_ranks_times_of_two_gpus_as_the_mean_gpu_takes_them_and_says_so
     offset = 0.04
     shared = [*rows("GPU-a", 0.0), *rows("GPU-b", offset)]
     shared = [{**row, "point_id": f"{row['device_uuid']}{row['s_kv']}"} for row in shared]
-    asked = {"bound": "memory", "batch_size": 64}
+    asked = {"bound": "memory", "frac_of_peak": 0.95, "batch_size": 64}
     a = timed("fa2_tc", 100, device_uuid="GPU-a", **asked)
     b = timed("cudnn", 101, device_uuid="GPU-b", **asked)
     data = views_of(table(*shared, a, b))
