@@ -115,10 +115,11 @@ def is_red(decided: GateDecision) -> bool:
 
 def all_rates(compared: Sequence[Compared], seed: int = 0) -> pd.DataFrame:
     """A line for each comparison in each direction, with its names, GPUs and rates."""
-    draw, lines = np.random.default_rng(seed), []
-    for one in (way for there in compared for way in (there, there.exchanged(np.full(len(there.pairs), True)))):
-        lines.append({"baseline": one.names[0], "candidate": one.names[1], "gpus": one.gpus, **rates(one, draw)})
-    return pd.DataFrame(lines)
+    draw = np.random.default_rng(seed)
+    both_ways = (way for there in compared for way in (there, there.exchanged(np.full(len(there.pairs), True))))
+    return pd.DataFrame(
+        {"baseline": one.names[0], "candidate": one.names[1], "gpus": one.gpus, **rates(one, draw)} for one in both_ways
+    )
 
 
 def cells(name: str, part: pd.DataFrame) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from kernels.timing.graphs import timed_event
 from kernels.timing.nvml import DeviceMonitor
 from kernels.timing.series import Series
 from kernels.timing.sm_clock import clock_of_device
-from kernels.timing.stats import interval_of_median
+from kernels.timing.stats import interval_of_blocks
 from kernels.timing.stopping import StopReason
 from kernels.timing.timers import Block, Timer
 
@@ -69,8 +69,9 @@ class StepSeries(Series):
     def _blocks_to_judge(self) -> list[list[float]]:
         return self._samples.unthrottled_of(lambda block: [(step - stand_in) / self._layers for step, stand_in in _pairs(block)])
 
-    def _is_enough(self, found_us: list[float]) -> bool:
-        low, high = interval_of_median(sorted(found_us))
+    def _is_enough(self, blocks_us: list[list[float]]) -> bool:
+        low, high = interval_of_blocks(blocks_us)
+        found_us = [us for block in blocks_us for us in block]
         median = statistics.median(found_us)
         return len(found_us) >= MIN_SAMPLES and max(high - median, median - low) <= LIMITS * self.timing.criterion_limit * max(
             abs(median), SHORT_US
@@ -81,13 +82,14 @@ class StepSeries(Series):
         measured = self.result()
         blocks = self._samples.unthrottled_of(_pairs) if measured.only_unthrottled else [_pairs(b) for b in self._samples.blocks]
         pairs = [pair for block in blocks for pair in block]
-        differences = [(step - stand_in) / self._layers for step, stand_in in pairs]
+        blocks_us = [[(step - stand_in) / self._layers for step, stand_in in block] for block in blocks]
+        differences = [us for block in blocks_us for us in block]
         return StepMeasurement(
             self._layers,
             statistics.median(step for step, _ in pairs),
             statistics.median(stand_in for _, stand_in in pairs),
             statistics.median(differences),
-            *interval_of_median(sorted(differences)),
+            *interval_of_blocks(blocks_us),
             differences,
             measured.stop_reason,
         )

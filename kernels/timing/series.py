@@ -19,7 +19,7 @@ from kernels.timing.config import MIN_SAMPLES, Timing
 from kernels.timing.nvml import Telemetry
 from kernels.timing.pacing import Pacer
 from kernels.timing.racing import Race
-from kernels.timing.stats import ci95_of_median
+from kernels.timing.stats import ci95_of_blocks
 from kernels.timing.stopping import CRITERIA, StopReason
 from kernels.timing.timers import Block, Timer
 
@@ -242,9 +242,8 @@ class Series:
     def is_known_within(self, limits: float) -> bool:
         """Whether the median's interval is within so many times `timing.limit`, from `MIN_SAMPLES` in two blocks on."""
         blocks = self._samples.unthrottled_blocks()
-        samples = sorted(us for block in blocks for us in block)
-        enough = len(blocks) >= 2 and len(samples) >= MIN_SAMPLES
-        return enough and ci95_of_median(samples) <= limits * self.timing.criterion_limit
+        enough = len(blocks) >= 2 and sum(map(len, blocks)) >= MIN_SAMPLES
+        return enough and ci95_of_blocks(blocks) <= limits * self.timing.criterion_limit
 
     def reopen(self) -> None:
         """Goes on with a series that had stopped for its rivals' sake."""
@@ -279,17 +278,17 @@ class Series:
         """What the criterion judges, of unthrottled samples, block by block."""
         return self._samples.unthrottled_blocks()
 
-    def _is_enough(self, found_us: list[float]) -> bool:
+    def _is_enough(self, blocks_us: list[list[float]]) -> bool:
         """Whether the criterion holds for what at least two blocks gave."""
         timing = self.timing
-        meets_minimum = len(found_us) >= timing.min_samples and sum(found_us) / 1e6 >= timing.min_seconds
-        return meets_minimum and CRITERIA[timing.criterion](found_us, timing.criterion_limit)
+        meets_minimum = sum(map(len, blocks_us)) >= timing.min_samples and sum(map(sum, blocks_us)) / 1e6 >= timing.min_seconds
+        return meets_minimum and CRITERIA[timing.criterion](blocks_us, timing.criterion_limit)
 
     def _find_stop_reason(self, throttled: bool) -> StopReason | None:
         """Why the series is complete, or None if it needs more blocks. `throttled`: whether the last block was."""
         blocks = self._blocks_to_judge()
         count = sum(map(len, blocks))
-        if len(blocks) >= 2 and self._is_enough([us for block in blocks for us in block]):
+        if len(blocks) >= 2 and self._is_enough(blocks):
             return self.timing.criterion
         if throttled and self.budget.waits_are_spent and count + self._samples.num_throttled >= MIN_SAMPLES:
             return "throttled"

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from functools import cache
 
 Z95 = 1.96  # two-sided 95% quantile of the normal distribution
+LEAST_EFFECT = (
+    2.0  # few blocks tell little of how they differ; with less, intervals of A/A pairs hold 90% (benchmarks/intervals.py)
+)
 LARGE = 1000  # samples from which on the normal distribution approximates the binomial well
 
 # Two modes: each side of the best cut has a tenth of the samples, their means differ by a hundredth of the median, and Ashman's D
@@ -53,7 +56,7 @@ def summarize(blocks_us: Sequence[Sequence[float]]) -> Summary:
         min_us=ordered[0],
         p05_us=quantile(ordered, 0.05),
         p95_us=quantile(ordered, 0.95),
-        ci95_rel=ci95_of_median(ordered),
+        ci95_rel=ci95_of_blocks(blocks),
         num_samples=len(ordered),
         within_block_rel=statistics.median(spreads) if spreads else None,
         between_blocks_rel=(max(medians) - min(medians)) / statistics.median(ordered),
@@ -73,6 +76,40 @@ def ci95_of_median(ordered: Sequence[float]) -> float:
         return math.inf
     (low, high), median = interval_of_median(ordered), statistics.median(ordered)
     return max(high - median, median - low) / median
+
+
+def ci95_of_blocks(blocks: Sequence[Sequence[float]]) -> float:
+    """As `ci95_of_median`, of samples in blocks, those of a block resembling each other."""
+    (low, high), median = interval_of_blocks(blocks), statistics.median(sample for block in blocks for sample in block)
+    return max(high - median, median - low) / median
+
+
+def interval_of_blocks(blocks: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Both ends of the median's 95% interval. Infinite for fewer than 6 samples; all samples if they count for fewer than 4.
+
+    n samples count for n / effect independent ones, whose interval are the quantiles 1/2 -+ 1.96 / (2 sqrt(n / effect)). The effect
+    is `design_effect`, and at least `LEAST_EFFECT` in blocks of so many samples.
+    """
+    ordered = sorted(sample for block in blocks for sample in block)
+    n = len(ordered)
+    effect = max(design_effect(blocks), min(LEAST_EFFECT, n / max(1, len(blocks))))
+    if n < 6 or effect <= 1:
+        return interval_of_median(ordered)
+    reach = min(0.5, Z95 / 2 * math.sqrt(effect / n))
+    return quantile(ordered, 0.5 - reach), quantile(ordered, 0.5 + reach)
+
+
+def design_effect(blocks: Sequence[Sequence[float]]) -> float:
+    """How many samples count as one, since those of a block resemble each other (Kish, Survey Sampling, section 8.2).
+
+    By how much more the number of a block's samples above the median varies than if they were independent. A single block says
+    nothing about how blocks differ, so it counts as one sample. `analysis/noise.py` has the same for many rows at once.
+    """
+    n, median = sum(map(len, blocks)), statistics.median(sample for block in blocks for sample in block)
+    if len(blocks) == 1:
+        return n
+    sums = (sum((sample > median) - (sample < median) for sample in block) for block in blocks)
+    return sum(d * d for d in sums) / n * len(blocks) / (len(blocks) - 1)
 
 
 def interval_of_median(ordered: Sequence[float]) -> tuple[float, float]:

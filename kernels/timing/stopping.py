@@ -1,6 +1,6 @@
 """When a measurement has enough samples: our criterion, and nvbench's two for comparison. Pure Python.
 
-Samples are microseconds in the order they were taken.
+Samples are microseconds in the order they were taken, in blocks.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Literal
 
-from kernels.timing.stats import ci95_of_median
+from kernels.timing.stats import ci95_of_blocks
 
 CriterionName = Literal["ci95", "stdrel", "entropy"]
 # decided and uncontested: with timing.precision=decide, `racing.py`.
@@ -19,7 +20,7 @@ StopReason = Literal[CriterionName, "max_samples", "max_seconds", "throttled", "
 
 
 # Decides whether samples are enough, by a limit in the criterion's own unit. The caller bounds their number and time.
-Criterion = Callable[[Sequence[float], float], bool]
+Criterion = Callable[[Sequence[Sequence[float]], float], bool]
 
 
 def relative_deviation(samples_us: Sequence[float], limit: float) -> bool:
@@ -85,7 +86,7 @@ def _line(values: Sequence[float]) -> tuple[float, float]:
 
 
 CRITERIA: dict[CriterionName, Criterion] = {
-    "ci95": lambda samples_us, limit: ci95_of_median(sorted(samples_us)) <= limit,  # the median's interval, relative
-    "stdrel": relative_deviation,
-    "entropy": entropy,
+    "ci95": lambda blocks_us, limit: ci95_of_blocks(blocks_us) <= limit,  # the median's interval, relative
+    "stdrel": lambda blocks_us, limit: relative_deviation([*chain(*blocks_us)], limit),
+    "entropy": lambda blocks_us, limit: entropy([*chain(*blocks_us)], limit),
 }

@@ -200,7 +200,7 @@ def summarise_samples(rows: pd.DataFrame) -> pd.DataFrame:
     if usable.any():
         measured = rows[usable]
         samples, blocks = measured["samples_us"], measured["block_sizes"]
-        sizes = [_block_sizes(block, len(times)) for times, block in zip(samples, blocks, strict=True)]
+        sizes = [block_sizes(block, len(times)) for times, block in zip(samples, blocks, strict=True)]
         found.loc[usable, ["log_us", "log_se"]] = np.column_stack(_log_medians(samples.tolist(), sizes))
         found.loc[usable, "mhz"] = [_median_or_nan(clocks) for clocks in measured["samples_mhz"]]
     return found
@@ -212,7 +212,7 @@ def _is_usable(samples: Any) -> bool:
     return samples is not None and not isinstance(samples, float) and len(samples) > 1 and bool(np.min(samples) > 0)
 
 
-def _block_sizes(sizes: Any, count: int) -> list[int]:
+def block_sizes(sizes: Any, count: int) -> list[int]:
     """Sizes of a row's blocks, which must add up to its samples; blocks of `DEFAULT_BLOCK` if the row has none."""
     if sizes is not None and not isinstance(sizes, float) and len(sizes) and min(sizes) > 0 and sum(sizes) == count:
         return list(sizes)

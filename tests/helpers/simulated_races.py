@@ -11,7 +11,7 @@ import numpy as np
 
 from kernels.timing.config import MIN_SAMPLES, Timing
 from kernels.timing.racing import ODDS, WITHIN, Race
-from kernels.timing.stats import ci95_of_median
+from kernels.timing.stats import ci95_of_blocks
 
 REFERENCE = "torch_sdpa"
 
@@ -41,9 +41,8 @@ class RecordedSeries:
         return sorted(us for block in self.blocks[: self.taken] for us in block)
 
     def is_known_within(self, limits: float) -> bool:
-        ordered = self.samples()
-        enough = self.taken >= 2 and len(ordered) >= MIN_SAMPLES
-        return enough and ci95_of_median(ordered) <= limits * Timing().criterion_limit
+        enough = self.taken >= 2 and len(self.samples()) >= MIN_SAMPLES
+        return enough and ci95_of_blocks(self.blocks[: self.taken]) <= limits * Timing().criterion_limit
 
 
 def race(runners: Sequence[RecordedSeries]) -> None:

@@ -11,7 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.timing.stats import ci95_of_median, is_bimodal, lag1_autocorrelation, summarize
+from benchmarks import intervals
+from kernels.timing.stats import (
+    ci95_of_blocks,
+    ci95_of_median,
+    design_effect,
+    interval_of_blocks,
+    is_bimodal,
+    lag1_autocorrelation,
+    summarize,
+)
+from orchestrator.analysis.noise import _effective_counts
 
 times = st.lists(st.floats(0.5, 1e6), min_size=1, max_size=200)
 
@@ -52,6 +62,46 @@ def test_the_interval_covers_the_true_median_95_times_in_100(count: int):
         covered += median - reach - 1e-12 <= 0.5 <= median + reach + 1e-12
 
     assert 0.945 <= covered / 1500 <= 0.99
+
+
+@pytest.mark.parametrize("between", [0.0, 0.3, 0.6, 1.0])
+def test_an_interval_of_blocks_covers_the_true_median_however_alike_their_samples_are(between: float):
+    """`between`: the share of the variance that all samples of a block have in common. As independent ones they hold 62% to 95%."""
+    draw, covered = np.random.default_rng(1), 0
+    for _ in range(800):
+        blocks = draw.normal(0, math.sqrt(between), (8, 1)) + draw.normal(0, math.sqrt(1 - between), (8, 5))
+        low, high = interval_of_blocks(blocks.tolist())
+        covered += low <= 0 <= high
+
+    assert covered / 800 >= 0.92
+
+
+def test_the_design_effect_is_that_of_a_comparison_s_effective_number():
+    draw = np.random.default_rng(2)
+    blocks = [(draw.normal() + draw.normal(size=size)).tolist() for size in (1, 10, 10, 4)]
+    flat = np.concatenate([*map(np.array, blocks)])
+    effective = _effective_counts(np.sign(flat - np.median(flat)), np.array([25]), [[1, 10, 10, 4]])[0]
+
+    assert 25 / max(1.0, design_effect(blocks)) == pytest.approx(effective)
+    assert (design_effect([[1.0, 2.0, 3.0]]), design_effect([[1.0], [2.0], [3.0], [4.0]])) == (3, pytest.approx(4 / 3))
+
+
+def test_samples_of_blocks_count_for_less_and_blocks_of_one_for_all():
+    ordered = [1000.0 + n for n in range(40)]
+    apart, in_blocks = [[us] for us in ordered[::2] + ordered[1::2]], [ordered[n::4] for n in range(4)]
+
+    assert ci95_of_blocks(in_blocks) > ci95_of_median(ordered)
+    assert ci95_of_blocks(apart) == pytest.approx(ci95_of_median(ordered), rel=0.2)
+    assert ci95_of_blocks([[1.0] * 5]) == math.inf and ci95_of_blocks([[1.0] * 3, [1.0] * 3]) == 0
+
+
+@pytest.mark.parametrize("name", ["h200_studies/study_noise", "h100_studies/study_noise"])
+def test_a_twentieth_of_committed_aa_pairs_at_most_lies_outside_both_intervals(name: str):
+    found = intervals.outside(name)
+
+    assert len(found) > 100
+    assert found["blocks"].mean() <= 0.05 and found["independent"].mean() > 0.1
+    assert found[found["us"] < 50]["blocks"].sum() <= 2
 
 
 def test_too_few_samples_know_nothing():
