@@ -292,7 +292,7 @@ def test_the_table_of_a_step_is_ranked_and_its_summary_says_what_a_plan_changes(
     )
     assert step.summary(data) == (
         "the backend with the fastest kernel has the cheapest step at 0 of 1 problems; planning is up to 0.0% of the cheapest "
-        "step; without a graph it takes up to 0.97 times as long"
+        "step; without a graph it takes up to 0.98 times as long"
     )
 
 
