@@ -49,7 +49,8 @@ def own_times(rows: pd.DataFrame) -> Floats:
     needed = rows[["context", "in_step_us", "own_us", "timer", "launch_us", "median_us"]].assign(row=range(len(rows)))
     with duckdb.connect() as con:
         con.register("needed", needed)
-        return con.sql(f"SELECT {OWN_US} AS own FROM needed ORDER BY row").fetchnumpy()["own"].astype(float)
+        found = con.sql(f"SELECT {OWN_US} AS own FROM needed ORDER BY row").fetchnumpy()["own"]
+    return np.asarray(found, dtype=float)
 
 
 def tree_texts(rows: pd.DataFrame) -> list[str | None]:
