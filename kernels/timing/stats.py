@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 
 Z95 = 1.96  # two-sided 95% quantile of the normal distribution
-LEAST_EFFECT = (
-    2.0  # few blocks tell little of how they differ; with less, intervals of A/A pairs hold 90% (benchmarks/intervals.py)
-)
+MIN_EFFECT = 2.0  # few blocks tell little of how they differ; with less, intervals of A/A pairs hold 90% (benchmarks/intervals.py)
 LARGE = 1000  # samples from which on the normal distribution approximates the binomial well
 
 # Two modes: each side of the best cut has a tenth of the samples, their means differ by a hundredth of the median, and Ashman's D
@@ -88,11 +86,11 @@ def interval_of_blocks(blocks: Sequence[Sequence[float]]) -> tuple[float, float]
     """Both ends of the median's 95% interval. Infinite for fewer than 6 samples; all samples if they count for fewer than 4.
 
     n samples count for n / effect independent ones, whose interval are the quantiles 1/2 -+ 1.96 / (2 sqrt(n / effect)). The effect
-    is `design_effect`, and at least `LEAST_EFFECT` in blocks of so many samples.
+    is `design_effect`, and at least `MIN_EFFECT` in blocks of so many samples.
     """
     ordered = sorted(sample for block in blocks for sample in block)
     n = len(ordered)
-    effect = max(design_effect(blocks), min(LEAST_EFFECT, n / max(1, len(blocks))))
+    effect = max(design_effect(blocks), min(MIN_EFFECT, n / max(1, len(blocks))))
     if n < 6 or effect <= 1:
         return interval_of_median(ordered)
     reach = min(0.5, Z95 / 2 * math.sqrt(effect / n))
