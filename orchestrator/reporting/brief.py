@@ -15,7 +15,7 @@ from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions.deployments import PLACE, Part, briefs, is_usual, parts, server_name
 from orchestrator.analysis.questions.exactness import named
-from orchestrator.analysis.questions.tables import group_by, varying_keys
+from orchestrator.analysis.questions.tables import group_by, spread, varying_keys
 from orchestrator.config.model import CUSTOM
 from orchestrator.reporting.dashboard.data import facts
 from orchestrator.storage.row import BAD, STATUSES
@@ -23,6 +23,7 @@ from orchestrator.untrusted.text import for_line
 
 LINES, WIDTH, MAX_WIDTH = 40, 80, 120  # of a screen
 DECISIONS = 5  # lines of what to type
+MAX_BATCHES = 8  # of a map
 CELL, LABEL = 6, 10  # letters of a cell of the map, and before its first one
 GAP = "  "  # between two maps
 COLOURS = ("blue", "yellow", "red", "green", "magenta", "cyan", "bright_blue", "bright_yellow", "bright_red", "bright_green")
@@ -31,11 +32,11 @@ WINNERS = """SELECT problems.*, won.backend, won.kernel, won.above_noise
     FROM ranked_workloads AS won JOIN (SELECT row, problem FROM points) USING (row) JOIN problems USING (problem)"""
 
 
-def show(console: Console, data: Dataset, path: str, questions: Sequence[str]) -> None:
-    """Prints it, at most `LINES` lines of 80 columns. `questions` are those that the dataset answers."""
+def show(console: Console, data: Dataset, path: str, questions: Sequence[str], notes: Sequence[str] = ()) -> None:
+    """Prints it, at most `LINES` lines of 80 columns. `questions` are those that the dataset answers, `notes` are sentences."""
     width = min(console.width, MAX_WIDTH) if console.is_terminal else WIDTH
     end = [*_wrapped(_source(data), width), *_wrapped(_next(path, questions), width)]
-    found = [*_head(data, width), *_decisions(data, width)]
+    found = [*_head(data, width), *(line for note in notes for line in _wrapped(note, width)), *_decisions(data, width)]
     for one in _maps(data, width):
         if len(found) + len(one) + len(end) > LINES:
             break
@@ -52,9 +53,7 @@ def _head(data: Dataset, width: int) -> list[Text]:
     """What was measured, and how many points have which status; wrong and failed ones in red."""
     known, counts = facts(data), dict(data.execute("SELECT status, count(*) FROM current GROUP BY status"))
     told = ", ".join(f"{counts[status]:,} {status}" for status in STATUSES if status in counts)
-    found = _wrapped(
-        " · ".join((", ".join(known["model"]) or "no model", ", ".join(known["GPU"]) or "no GPU", told)), width, "bold"
-    )
+    found = _wrapped(" · ".join((*(", ".join(known[kind]) or f"no {kind}" for kind in ("model", "GPU")), told)), width, "bold")
     if bad := [status for status in BAD if status in counts]:
         found += _wrapped(f"{' and '.join(bad)}: question=odd says why", width, "red")
     return found
@@ -66,18 +65,14 @@ def _decisions(data: Dataset, width: int) -> list[Text]:
     groups: dict[tuple[Any, ...], list[Part]] = {}
     for part in every:
         groups.setdefault((part.place, part.what), []).append(part)
-    if not groups:
-        return []
     names = [name for name in ("device_name", "model", "tp") if len({_of(part, name) for part in every}) > 1]
-    found = [Text("what to type: times the fastest backend's time, geometric mean (at worst)")]
+    found = [Text("what to type: times the fastest backend's time, geometric mean (at worst)")] if groups else []
     for of in list(groups.values())[:DECISIONS]:
         place = dict(zip(PLACE, of[0].place, strict=True))
         server = [server_name(place)] * bool({"model", "tp"} & {*names}) + [place["device_name"]] * ("device_name" in names)
         about = ", ".join((*server, f"{place['kv_dtype']} cache", of[0].what))
         found += _wrapped(f"{GAP}{about}: {'; '.join(briefs(of, at_worst=True))}", width)
-    if more := len(groups) - DECISIONS:
-        found += [Text(f"{GAP}{more} more: question=one_backend")] * (more > 0)
-    return found
+    return [*found, *[Text(f"{GAP}{len(groups) - DECISIONS} more: question=one_backend")] * (len(groups) > DECISIONS)]
 
 
 def _of(part: Part, name: str) -> Any:
@@ -97,9 +92,9 @@ def _maps(data: Dataset, width: int) -> Iterator[list[Text]]:
         here = dict(zip(PLACE, place, strict=True))
         others = [f"{key} {value}" for key, value in zip(extra, values, strict=True)]
         about = ", ".join((server_name(here), str(here["device_name"]), f"{here['kv_dtype']} cache", *others))
-        more = f"; {len(variants) - 1} more: question=best" if len(variants) > 1 else ""
-        title = _wrapped(f"fastest backend, {about}{more}", width, "bold")
-        yield [*title, *_blocks(of_one, letters, width), *_legend(of_one, letters, width)]
+        drawn, lines = _blocks(of_one, letters, width)
+        more = f"; {drawn} of {len(records)} workloads, all with question=best" if drawn < len(records) else ""
+        yield [*_wrapped(f"fastest backend, {about}{more}", width, "bold"), *lines, *_legend(of_one, letters, width)]
 
 
 def _letters(names: Sequence[str]) -> dict[str, tuple[str, str]]:
@@ -112,22 +107,29 @@ def _letters(names: Sequence[str]) -> dict[str, tuple[str, str]]:
     return found
 
 
-def _blocks(records: Sequence[Record], letters: dict[str, tuple[str, str]], width: int) -> Iterator[Text]:
-    """The map: batches down, contexts across for each length of queries, as many side by side as have room."""
+def _blocks(records: Sequence[Record], letters: dict[str, tuple[str, str]], width: int) -> tuple[int, list[Text]]:
+    """The map, and how many workloads are in it: batches down, contexts across for each length of queries, in two blocks at most.
+
+    Of more than have room some are shown, spread evenly.
+    """
     cells = {(one["batch_size"], one["s_qo"], one["s_kv"]): one for one in records}
     across = [*dict.fromkeys((s_qo, s_kv) for _, s_qo, s_kv in sorted(cells, key=lambda of: of[1:]))]
     room = max(1, (width - LABEL) // CELL)
-    batches = sorted({batch for batch, *_ in cells})
-    for start in range(0, min(len(across), 2 * room), room):
+    across, batches = _some(across, 2 * room), _some(sorted({batch for batch, *_ in cells}), MAX_BATCHES)
+    found = []
+    for start in range(0, len(across), room):
         columns = across[start : start + room]
         heads = (f"q {s_qo}" if n == 0 or columns[n - 1][0] != s_qo else "" for n, (s_qo, _) in enumerate(columns))
-        yield Text("".join([" " * LABEL, *(f"{words:>{CELL}}" for words in heads)]))
-        yield Text("".join(["batch kv".ljust(LABEL), *(f"{_short(s_kv):>{CELL}}" for _, s_kv in columns)]))
+        found.append(Text("".join([" " * LABEL, *(f"{words:>{CELL}}" for words in heads)])))
+        found.append(Text("".join(["batch kv".ljust(LABEL), *(f"{_short(s_kv):>{CELL}}" for _, s_kv in columns)])))
         for batch in batches:
-            line = Text(f"{batch:>5,}".ljust(LABEL))
-            for s_qo, s_kv in columns:
-                line += _cell(cells.get((batch, s_qo, s_kv)), letters)
-            yield line
+            row = (_cell(cells.get((batch, *column)), letters) for column in columns)
+            found.append(Text.assemble(f"{batch:>5,}".ljust(LABEL), *row))
+    return sum((batch, *column) in cells for batch in batches for column in across), found
+
+
+def _some(values: Sequence[Any], most: int) -> list[Any]:
+    return [values[at] for at in spread(len(values), most)]
 
 
 def _cell(record: Record | None, letters: dict[str, tuple[str, str]]) -> Text:
@@ -139,7 +141,7 @@ def _cell(record: Record | None, letters: dict[str, tuple[str, str]]) -> Text:
 
 def _legend(records: Sequence[Record], letters: dict[str, tuple[str, str]], width: int) -> list[Text]:
     names = dict.fromkeys(named(one["backend"], one["kernel"]) for one in records)
-    words = [(f"{letters[name][0]} {name}", letters[name][1]) for name in letters if name in names]
+    words = [(f"{letters[name][0]} {name}"[:width], letters[name][1]) for name in letters if name in names]
     found = [Text()]
     for text, colour in (*words, (SIGNS, "")):
         if found[-1] and len(found[-1]) + len(GAP) + len(text) > width:

@@ -13,7 +13,7 @@ from rich.console import Console
 from orchestrator.analysis import how_timed, questions
 from orchestrator.analysis.dataset import Dataset, from_table
 from orchestrator.analysis.questions import best, define_views, exactness, pad_up, traffic_weights
-from orchestrator.analysis.questions.tables import MAX_SHOWN, thinned
+from orchestrator.analysis.questions.tables import MAX_SHOWN
 from orchestrator.config.modes import owner
 from orchestrator.config.settings import Answers, Question
 from orchestrator.errors import UserError
@@ -24,7 +24,6 @@ from orchestrator.reporting.opened import mix_of, opened
 from orchestrator.storage.row import STATUSES
 from orchestrator.tables import Grid, draw
 
-MAIN_TABLES = 3  # of question=best that the summary shows
 TOP_REASONS = 12
 MODULES: dict[str, ModuleType] = {  # `columns` is about the columns of every dataset
     name: import_module(f"{questions.__name__}.{name}") for name in get_args(Question) if name != "columns"
@@ -65,8 +64,9 @@ def screen(console: Console, settings: Answers) -> bool:
     if quality.is_about_quality(data) or not data.scalar("SELECT count(*) FROM best"):
         return False
     points = expand(settings) if settings.mode == "report" and settings.sweep.axes else []
-    draw(console, [*not_measured(data, points), *sweeps(data)])
-    brief.show(console, data, settings.results.path, [name for name, module in MODULES.items() if module.summary(data)])
+    draw(console, not_measured(data, points))
+    notes = [f"{grid.title}: {', '.join(' '.join(cells) for cells in grid.cells)}" for grid in sweeps(data)]
+    brief.show(console, data, settings.results.path, [name for name, module in MODULES.items() if module.summary(data)], notes)
     return True
 
 
@@ -78,7 +78,7 @@ def no_question_to_quality(question: str, path: str) -> str:
 
 
 def grids(data: Dataset, question: str | None = None) -> list[Grid]:
-    """The full answer to one question; without one the main tables, each question in a line, and the count of statuses.
+    """The full answer to one question; without one that of `best`, each question in a line, and the count of statuses.
 
     If the dataset has the `points` of a sweep, the question `odd` also lists those that never ran.
     """
@@ -86,10 +86,8 @@ def grids(data: Dataset, question: str | None = None) -> list[Grid]:
         answer = [*MODULES[question].grids(data), *(pad_up.grids(data) if question in pad_up.BESIDE else [])]
         how = [*how_timed.grids(data), *gpu_grids(data)] if answer else []
         return [*answer, *_left_out(data, question), *exactness.left_out(data), *how]
-    main = [thinned(grid) for grid in best.fastest_grids(data)[:MAIN_TABLES]]
-    answers = sum(cell != "–" for grid in main for line in grid.cells for cell in line[2:])  # behind draft length and batch size
-    short, how = in_short(data, answers), [*how_timed.grids(data), *gpu_grids(data)]
-    return [*main, *best.references(data), short, *exactness.left_out(data), *how, status_grid(data)]
+    how = [*how_timed.grids(data), *gpu_grids(data)]
+    return [*best.grids(data), in_short(data), *exactness.left_out(data), *how, status_grid(data)]
 
 
 def _left_out(data: Dataset, question: str) -> list[Grid]:
@@ -101,11 +99,9 @@ def _left_out(data: Dataset, question: str) -> list[Grid]:
     return [Grid("not all is shown", (what, "shown", "the others"), ((f"{count:,}", f"the first {MAX_SHOWN:,}", others),))]
 
 
-def in_short(data: Dataset, shown: int) -> Grid:
-    """One line for each question that the dataset can answer. The main tables above it show `shown` problems."""
+def in_short(data: Dataset) -> Grid:
+    """One line for each question that the dataset can answer."""
     lines = {name: module.summary(data) for name, module in MODULES.items()}
-    if lines["best"] and (problems := int(data.scalar("SELECT count(*) FROM best"))) > shown:
-        lines["best"] += f"; {shown:,} of {problems:,} problems are above"
     lines = {"best": lines.pop("best"), "best, draft": pad_up.summary(data), **lines}
     cells = tuple((question, line) for question, line in lines.items() if line)
     return Grid("in short; at length with mode=report question=...", ("question", "answer"), cells)

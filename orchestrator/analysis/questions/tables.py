@@ -16,7 +16,6 @@ from orchestrator.analysis.names import shown
 from orchestrator.tables import Grid
 
 TITLE_KEYS = ("device_name", "model", "q_dtype", "kv_dtype", "l2")  # each combination gets a table; so do other keys that vary
-WHOLE, PART = (16, 8), (8, 6)  # lines and contexts of a table in a summary: that is shown whole, and of a part of one
 MAX_SHOWN = 5_000  # fetched for a terminal: nobody reads more, and DuckDB has them all
 
 
@@ -92,19 +91,7 @@ def across_contexts(
     return Grid(title, header, tuple(cells))
 
 
-def thinned(grid: Grid) -> Grid:
-    """A table of `across_contexts` that fits a screen: of one that does not, some lines and contexts, spread evenly."""
-    beside = len(("s_qo", "batch"))
-    lines, contexts = len(grid.cells), len(grid.header) - beside
-    if lines <= WHOLE[0] and contexts <= WHOLE[1]:
-        return grid
-    down, across = _spread(lines, PART[0]), [*range(beside), *(beside + i for i in _spread(contexts, PART[1]))]
-    said = f"{len(down)} of {lines} lines and {len(across) - beside} of {contexts} contexts"
-    cells = tuple(tuple(grid.cells[line][column] for column in across) for line in down)
-    return Grid(f"{grid.title} · {said}; all of them: question=best", tuple(grid.header[column] for column in across), cells)
-
-
-def _spread(count: int, most: int) -> list[int]:
+def spread(count: int, most: int) -> list[int]:
     """At most so many of `count` numbers from 0 on, the first and the last among them."""
     return list(range(count)) if count <= most else [round(i * (count - 1) / (most - 1)) for i in range(most)]
 
