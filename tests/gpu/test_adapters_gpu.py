@@ -257,6 +257,8 @@ def test_a_device_is_measured_within_its_datasheet(gpu: Device):
     assert 0.8 * gpu.tb_per_sec < found.tb_per_sec <= gpu.tb_per_sec
     assert all(0.5 * gpu.peak_tflops(d) < found.tflops[d] <= gpu.peak_tflops(d) for d in ("fp16", "bf16", "fp8_e4m3"))
     assert 1 < found.launch_us < 10
+    assert found.call_launch_us is not None and abs(found.call_launch_us - found.launch_us) < 2
+    assert found.call_launch_spread_us is not None and found.call_launch_spread_us < 1
 
 
 @pytest.mark.parametrize("kv_dtype", ["bf16", "fp8_e4m3"])

@@ -63,6 +63,7 @@ IGNORED |= {
     "return_lse",
     "graph_fill",
     "num_states",
+    "own_us",
 }  # later columns
 # The values of these differ between machines or runs, so only whether they are filled is compared.
 VARIABLE = {

@@ -14,7 +14,7 @@ from kernels.timing.ceilings import Ceilings
 from kernels.timing.nvml import Telemetry
 from kernels.timing.series import Measurement
 from orchestrator.machines import cpu
-from orchestrator.worker.measured_row import caveats, rate_columns, throttled_note, time_columns
+from orchestrator.worker.measured_row import caveats, own_us, rate_columns, throttled_note, time_columns
 
 GPU = Device(name="x", kind="cuda", memory_bytes=1, tb_per_sec=4.0, tflops={"fp32": 50.0, "bf16": 1000.0}, source="datasheet")
 CEILINGS = Ceilings(
@@ -126,3 +126,18 @@ def test_the_clock_s_readings_become_columns():
     assert half["samples_mhz"] == [1900] * 10 + [None] * 10
     assert time_columns(measurement())["samples_mhz"] == []
     assert "sm_clock_mhz" not in time_columns(measurement())
+
+
+@pytest.mark.parametrize(
+    ("keys", "ceilings", "us"),
+    [
+        ({}, CEILINGS, 17.0),
+        ({"median_us": 2.5}, CEILINGS, 2.5),  # shorter than what a launch adds
+        ({"timer": "cupti_graph_kernels"}, CEILINGS, 20.0),
+        ({"timer": "perf_counter"}, None, 20.0),
+        ({"in_step_us": 15.0}, CEILINGS, 15.0),
+        ({}, CEILINGS.model_copy(update={"call_launch_us": None}), None),  # CUPTI did not answer
+    ],
+)
+def test_the_own_time_is_without_the_launch_of_a_real_call(keys: dict[str, object], ceilings: Ceilings | None, us: float | None):
+    assert own_us({"median_us": 20.0, "timer": "cuda_graph_events", **keys}, ceilings) == us
