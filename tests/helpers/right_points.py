@@ -122,8 +122,8 @@ SHAPES: dict[str, Callable[[random.Random], Keys]] = {
 
 
 def fits(shape: str, how: Roundings) -> bool:
-    """MLA has no 4-bit cache and no kernel that sums in fp16, sparse MLA no FP8 queries, and a merge is done in fp32."""
-    if shape == "sparse MLA" and how.q_dtype in FP8:
+    """MLA has no 4-bit cache and no kernel that sums in fp16, sparse MLA none that multiplies in 8 bits; merges are in fp32."""
+    if shape == "sparse MLA" and (how.q_dtype in FP8 or how.compute_dtype in FP8):
         return False
     if shape in ("MLA", "sparse MLA"):
         return how.kv_dtype != "nvfp4" and how.accumulator_dtype == "fp32"
