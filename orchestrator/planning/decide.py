@@ -122,7 +122,7 @@ class _DeviceModel:
     def asked(self, point: Point, adapter: Adapter) -> _Questions:
         """The questions to a backend. A plugin is asked for each problem."""
         if (found := self._questions.get(id(adapter))) is None:
-            once = (lambda answers: answers) if point.plugin_code else _Asked
+            once = (lambda answers: answers) if point.plugin_code else _once
             found = self._questions[id(adapter)] = _Questions(adapter, self.device, once)
         return found
 
@@ -152,34 +152,32 @@ class _Reads:
         return value
 
 
-class _Asked:
+def _once(answer_to: Answers) -> Answers:
     """A pure function of problems, computed once for all that have the same of what it reads: a rule seldom reads lengths.
 
     What it read for one problem says all that its answer depends on, and the same values lead another problem the same way.
     """
+    names, answers, each = frozenset[str](), dict[Any, Any](), False
+    values: Answers = attrgetter("routine")
 
-    def __init__(self, answer_to: Answers) -> None:
-        self._answer_to, self._names, self._answers = answer_to, frozenset[str](), dict[Any, Any]()
-        self._values: Callable[[Problem], Any] = lambda problem: ()
-        self._each = False  # whether every problem is asked
-
-    def __call__(self, problem: Problem) -> Any:
-        if self._each or problem.graph_batch is not None:
-            return self._answer_to(problem)
-        answer = self._answers.get(self._values(problem), self)
-        return self._told(problem) if answer is self else answer
-
-    def _told(self, problem: Problem) -> Any:
+    def answer(problem: Problem) -> Any:
+        nonlocal names, answers, each, values
+        if each or problem.graph_batch is not None:
+            return answer_to(problem)
+        if (found := answers.get(values(problem), answers)) is not answers:
+            return found
         try:
-            answer = self._answer_to(reads := _Reads(problem))  # type: ignore[arg-type]
-            if not reads._names <= self._names:
-                self._names |= reads._names
-                self._values, self._answers = attrgetter(*sorted(self._names)), {}
-            self._answers[self._values(problem)] = answer
-            self._each = len(self._answers) > MAX_ANSWERS  # it reads lengths
+            found = answer_to(reads := _Reads(problem))  # type: ignore[arg-type]
+            if not reads._names <= names:
+                names, answers = names | reads._names, {}
+                values = attrgetter(*sorted(names))
+            answers[values(problem)] = found
+            each = len(answers) > MAX_ANSWERS  # it reads lengths
         except TypeError:  # of what cannot be noted, or hashed
-            self._each, answer = True, self._answer_to(problem)
-        return answer
+            each, found = True, answer_to(problem)
+        return found
+
+    return answer
 
 
 def _decide(point: Point, models: Sequence[_DeviceModel], settings: Settings, backends: Backends) -> Decision:

@@ -53,7 +53,7 @@ def test_an_answer_is_that_of_each_problem_however_often_it_is_asked(
 ):
     """A backend is asked once for problems that are alike in what it reads; here every one is asked."""
     once = plan_for(settings(f"+sweep={sweep}", "check.force_unsupported=true"), "h200", "b200", "rtx5090")
-    monkeypatch.setattr(decide, "_Asked", lambda function: function)
+    monkeypatch.setattr(decide, "_once", lambda function: function)
 
     assert plan_for(settings(f"+sweep={sweep}", "check.force_unsupported=true"), "h200", "b200", "rtx5090") == once
 
