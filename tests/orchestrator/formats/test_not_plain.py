@@ -12,7 +12,7 @@ import pytest
 from orchestrator.analysis import traffic
 from orchestrator.errors import UserError
 from orchestrator.formats.aiconfigurator import reader as table
-from orchestrator.formats.flashinfer_trace import definitions, reader, safetensors
+from orchestrator.formats.flashinfer_trace import reader, safetensors
 
 Reader = Callable[[Path], Any]
 READERS: list[tuple[Any, Reader]] = [
@@ -20,7 +20,7 @@ READERS: list[tuple[Any, Reader]] = [
     (reader, lambda path: reader.read(str(path))),
     (table, lambda path: table.read_records(str(path))),
     (safetensors, lambda path: safetensors.read_vector(path, "kv_indptr")),
-    (definitions, lambda path: definitions._of_file(path.stem, path.parents[2], {}, {})),
+    (reader, lambda path: reader._of_file(path.stem, path.parents[2], {}, {})),
 ]
 
 
