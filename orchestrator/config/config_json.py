@@ -25,7 +25,6 @@ from orchestrator.untrusted.door import from_json, reading
 from orchestrator.untrusted.files import expanded, read_text
 
 Keys = dict[str, Any]
-
 KEYS: Mapping[str, Any] = own_table("model_keys")
 LINEAR = "linear attention"
 OF_ENTRY: dict[str, Callable[[Any], str]] = {  # the kind of a layer, by the key whose list has an entry for each
@@ -141,9 +140,7 @@ def _keys_of(c: Keys, asked: str) -> Keys:
     if c.get("is_encoder_decoder"):
         note_once(f"{asked}: {who} has an encoder and cross attention too; type +sweep=encoder for these")
     if not isinstance(heads := c.get("num_attention_heads"), int):
-        raise UserError(
-            f"{asked}: num_attention_heads={heads!r}: allowed: a whole number, the query heads of {who}; write it there"
-        )
+        raise UserError(f"{asked}: num_attention_heads={heads!r}: allowed: a whole number, of query heads; write it there")
     if (layers := _layers(c)) > MAX_LAYERS:
         raise UserError(f"{asked}: num_hidden_layers={layers!r}: allowed: a whole number, up to {MAX_LAYERS:,}; write it there")
     window, kinds = _window_of(c), _kinds_of(c)
@@ -212,12 +209,10 @@ def _heads_of(c: Keys, heads: int, asked: str) -> Keys:
 def _own_of_window(c: Keys, full: Keys) -> Keys:
     """How heads of windowed layers differ: those of MiMo are called `swa_`, in Gemma 4 the others are called `global_`."""
     dim = c.get("swa_head_dim") or (c.get("head_dim") if c.get("global_head_dim") else full["head_dim_qk"])
-    kv = c.get("swa_num_key_value_heads") or (
-        c.get("num_key_value_heads") if c.get("num_global_key_value_heads") else full["num_kv_heads"]
-    )
+    kv = c.get("num_key_value_heads") if c.get("num_global_key_value_heads") else full["num_kv_heads"]
     vo = c.get("swa_v_head_dim") or (dim if c.get("global_head_dim") else full["head_dim_vo"])
     qo = c.get("swa_num_attention_heads") or full["num_qo_heads"]
-    own = {"num_qo_heads": qo, "num_kv_heads": kv, "head_dim_qk": dim, "head_dim_vo": vo}
+    own = {"num_qo_heads": qo, "num_kv_heads": c.get("swa_num_key_value_heads") or kv, "head_dim_qk": dim, "head_dim_vo": vo}
     sinks = {"sinks": True} if c.get("add_swa_attention_sink_bias") else {}
     return {key: value for key, value in own.items() if value != full[key]} | sinks
 

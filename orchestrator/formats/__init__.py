@@ -1,5 +1,1 @@
-"""Files of other benchmarks: FlashInfer's test lists and result files, vLLM's configs. One module for each format.
-
-`import_config` chooses the module by the file's name. Nothing in a file is skipped silently: a `Remainder` collects what has no
-counterpart here, by file, line and word.
-"""
+"""Files of other benchmarks and engines. `import_config` chooses their reader by name; a `Remainder` names what is not taken."""
