@@ -134,7 +134,7 @@ TABLES = {  # of the rest of their queries
         kernels AS "kernels of a step|+.1%", step AS "step (GPU)|+.1%", wall AS "step (wall)|+.1%", so
         FROM in_engine_pairs ORDER BY ALL""",
     "what starts of one point differ by: the range over the least": f"""
-        flag, {OF_POINT}, starts, attention_range AS "attention|.1%", step_range AS "step (GPU)|.1%",
+        flag, {OF_POINT}, starts, gpus AS "GPUs", attention_range AS "attention|.1%", step_range AS "step (GPU)|.1%",
         wall_range AS "step (wall)|.1%"
         FROM in_engine_starts ORDER BY ALL""",
     "the kernels of a step beside attention: of each layer, and once a step if several numbers of layers were measured": """

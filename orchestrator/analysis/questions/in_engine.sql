@@ -6,6 +6,7 @@
 -- `error` what that is over `predicted_us`, less 1.
 -- `why_not` says why a point is not compared, and then `error` is null; above all where the profile has other kernels (`ran`, by the
 -- names of conf/kernel_names.yaml) than the isolated row (`isolated_kernel`).
+-- `same_gpu`: that row is of the very GPU, not of another of its kind.
 -- `idle_share` is the part of a step, by the wall, in which the GPU ran no kernel: the host decides how long such a step takes.
 WITH isolated AS (
     SELECT problems.*, points.row AS isolated_row, points.backend, points.kernel, points.own_us, points.rough, rows.finished_at,
@@ -16,8 +17,9 @@ WITH isolated AS (
     WHERE points.status = 'ok' AND NOT is_reference(points.backend) AND coalesce(problems.context, 'isolated') = 'isolated'
         AND coalesce(problems.l2, 'clean') = 'clean' AND coalesce(problems.icache, 'warm') = 'warm' AND problems.mask = 'causal'
         AND coalesce(problems.seq_lens, 'fixed') = 'fixed' AND problems.batch_spec IS NULL AND problems.min_s_qo IS NULL AND problems.graph_batch IS NULL
+        AND problems.max_seq_len IS NULL AND problems.enable_pdl IS NULL
 ), beside AS (
-    SELECT e.row, kv_tokens, i.*, r.turn, r.stand_in
+    SELECT e.row, kv_tokens, i.*, r.turn, r.stand_in, coalesce(i.device_uuid = e.device_uuid, false) AS same_gpu
     FROM engine_points AS e
     JOIN engine_runs AS r USING (engine, engine_version, flag, major, of_layers, phase, kv_dtype, sinks)
     JOIN isolated AS i ON i.routine = r.routine AND i.backend = r.backend AND i.device_name = e.device_name
@@ -31,7 +33,7 @@ WITH isolated AS (
     FROM beside
     JOIN engine_points AS e USING (row)
     WHERE beside.s_kv = e.s_kv
-    QUALIFY row_number() OVER (PARTITION BY row ORDER BY turn, coalesce(beside.device_uuid = e.device_uuid, false) DESC, finished_at DESC,
+    QUALIFY row_number() OVER (PARTITION BY row ORDER BY turn, same_gpu DESC, finished_at DESC,
                                                             isolated_row) = 1
 ), ends AS (
     SELECT matched.row,
@@ -54,7 +56,7 @@ WITH isolated AS (
     GROUP BY row
 ), told AS (
     SELECT e.*, m.routine || '/' || m.backend AS called, m.kernel AS isolated_kernel, m.isolated_row, m.own_us AS isolated_us, m.rough,
-           m.stand_in, ran, r.note, r.known,
+           m.stand_in, same_gpu, ran, r.note, r.known,
            CASE WHEN r.note <> '' THEN r.note
                 WHEN m.row IS NULL THEN 'no isolated row of ' || r.calls || ' there'
                 WHEN m.kernel NOT IN (SELECT kernel FROM kernel_names) THEN 'how a profile names ' || m.kernel || ' is not known'

@@ -1,15 +1,15 @@
--- Does the better flag of two stay the better one inside an engine? A row for each two flags that were timed at one workload and run
--- calls that differ; times of several starts are their median. `predicted`, `attention`, `kernels`, `step` and `wall` are what the second
+-- Does the better flag of two stay the better one inside an engine? A row for each two flags that were timed at one workload on one GPU
+-- and run calls that differ; times of several starts are their median. `predicted`, `attention`, `kernels`, `step` and `wall` are what the second
 -- flag takes over the first, less 1: by isolated rows, in attention inside the engine at the same length, in all kernels of a step, in
 -- steps on the GPU with the gaps between kernels, and by the wall.
 -- `decided`: the predicted difference is larger than the 90th percentile of the errors of `in_engine` on that device (`limit_error`).
 -- `shown` is what the difference in attention makes of a step, over the step: below `step_floor` or `wall_floor`, the 90th percentile of
--- what two starts of one point differ by (0 if nothing was started twice), a step cannot show it.
+-- what two starts of one point on one GPU differ by (0 if nothing was started twice), a step cannot show it.
 -- `idle_share` is the larger one of the two: where the GPU waits for the host, the wall shows the host. `so` is what became of a
 -- predicted difference, and where a whole step does not show it, why.
 WITH every AS (
-    SELECT device_name, engine, engine_version, model, tp, kv_dtype, batch_size, s_qo, s_kv, page_size, layers, flag,
-           any_value(called) AS called, count(*) AS starts, median(isolated_us) AS isolated_us,
+    SELECT device_name, coalesce(device_uuid, '') AS device_uuid, engine, engine_version, model, tp, kv_dtype, batch_size, s_qo, s_kv, page_size, layers,
+           flag, any_value(called) AS called, count(*) AS starts, median(isolated_us) AS isolated_us,
            median(measured_us * isolated_us / predicted_us) AS attention_us, median(kernels_us) AS kernels_us, median(step_us) AS step_us,
            median(wall_us) AS wall_us,
            median(idle_share) AS idle_share, median(host_us) AS host_us
@@ -21,7 +21,7 @@ WITH every AS (
     FROM in_engine WHERE error IS NOT NULL GROUP BY ALL
 ), floors AS (
     SELECT device_name, engine, engine_version, quantile_cont(step_range, 0.9) AS step_floor, quantile_cont(wall_range, 0.9) AS wall_floor
-    FROM in_engine_starts GROUP BY ALL
+    FROM in_engine_starts WHERE gpus = 1 GROUP BY ALL
 )
 SELECT *, CASE
         WHEN NOT decided THEN format('predicted to differ by less than the error ({:.1f}%)', 100 * limit_error)
@@ -45,7 +45,7 @@ FROM (SELECT a.* EXCLUDE (flag, called, starts, isolated_us, attention_us, kerne
        coalesce(step_floor, 0) AS step_floor, coalesce(wall_floor, 0) AS wall_floor,
        greatest(a.idle_share, b.idle_share) AS idle_share, a.host_us, b.host_us AS other_host_us
 FROM every AS a
-JOIN every AS b USING (device_name, engine, engine_version, model, tp, kv_dtype, batch_size, s_qo, s_kv, page_size, layers)
+JOIN every AS b USING (device_name, device_uuid, engine, engine_version, model, tp, kv_dtype, batch_size, s_qo, s_kv, page_size, layers)
 JOIN limits USING (device_name, engine, engine_version)
 LEFT JOIN floors USING (device_name, engine, engine_version)
 WHERE a.flag < b.flag AND a.called <> b.called

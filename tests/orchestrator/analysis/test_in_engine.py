@@ -156,6 +156,17 @@ def test_two_flags_keep_their_order_or_the_table_says_what_hides_it():
     assert {int(line["batch"]): line["so"] for line in found} == {batch: so for batch, (_, so) in cases.items()}
 
 
+@pytest.mark.parametrize(("other_gpu", "gpus"), [("a", 1), ("b", 2)])
+def test_flags_are_compared_on_one_gpu_alone_and_starts_say_on_how_many(other_gpu: str, gpus: int):
+    first, other = {"device_uuid": "a"}, {"device_uuid": other_gpu, "engine_start": 2}
+    rows = [inside("FLASH_ATTN", 100.0, FLASH, **first), inside("FLASH_ATTN", 101.0, FLASH, **other)]
+    data = answered(*THREE, *rows, inside("FLASHINFER", 110.0, XQA, device_uuid=other_gpu, engine_start=3))
+    (pair,) = data.records("FROM in_engine_pairs")
+
+    assert (pair["device_uuid"], pair["flag"], pair["other"]) == (other_gpu, "FLASHINFER", "FLASH_ATTN")
+    assert [(one["starts"], one["gpus"]) for one in data.records("FROM in_engine_starts")] == [(2, gpus)]
+
+
 def test_a_difference_that_starts_have_too_is_not_shown_by_a_step():
     """One point in two starts, whose steps differ by 3%; attention makes 0.9% of a step."""
     starts = [
