@@ -24,7 +24,7 @@ from orchestrator import ROOT
 from orchestrator.analysis.cards import Cards
 from orchestrator.analysis.compare.comparison import GROUP_COLUMNS
 from orchestrator.analysis.compare.gate import MIN_POINTS, Gate, GateDecision, evidence
-from orchestrator.analysis.compare.pairs import Flags, Floats, pair
+from orchestrator.analysis.compare.pairs import POINT_COLUMNS, Flags, Floats, pair
 from orchestrator.analysis.compare.verdicts import judge
 from orchestrator.analysis.noise import SAME, NoiseFloors
 from orchestrator.storage import parquet
@@ -76,11 +76,13 @@ def committed(names: Sequence[str] = ()) -> list[Compared]:
 def _timed(file: Path) -> Iterator[tuple[tuple[object, ...], pd.DataFrame]]:
     rows = parquet.read(file).to_pandas()
     rows = rows[(rows["status"] == "ok") & rows["env"].isna() & rows["engine"].isna()]
+    points = rows[list(POINT_COLUMNS)].itertuples(index=False)
+    rows = rows.assign(point=[" ".join(map(str, point)) for point in points])  # whatever else a run measured of it
     return iter(rows.fillna({"icache": "warm", "context": "isolated"}).groupby(ALIKE))
 
 
 def _compared(a: tuple[str, pd.DataFrame], b: tuple[str, pd.DataFrame]) -> Compared | None:
-    if len(set(a[1]["point_id"]) & set(b[1]["point_id"])) < MIN_PAIRS:
+    if len(set(a[1]["point"]) & set(b[1]["point"])) < MIN_PAIRS:
         return None
     judged = judge(pair(a[1], b[1]), NoiseFloors({}), SAME)
     return Compared((a[0], b[0]), judged[judged["counted"]].reset_index(drop=True))

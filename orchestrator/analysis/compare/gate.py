@@ -28,7 +28,7 @@ import numpy as np
 import pandas as pd
 
 from orchestrator.analysis.cards import Cards
-from orchestrator.analysis.compare.pairs import CEILINGS, Flags, Floats, is_interleaved
+from orchestrator.analysis.compare.pairs import MEMORY, PER_CEILING, Flags, Floats, follows_memory, is_interleaved, is_long_code
 from orchestrator.analysis.compare.verdicts import clock_uncertainty, own_variance
 from orchestrator.analysis.noise import NoiseFloor, NoiseFloors
 
@@ -46,17 +46,13 @@ NORMAL = NormalDist()
 # One pair by itself, if its sides are two runs on one GPU, or two GPUs; of code that fills the instruction cache, which may find
 # more or less of it there, in either case.
 SAME_CARD, OTHER_CARD, LONG_CODE = NoiseFloor(0.3, 0.003), NoiseFloor(0.3, 0.005), NoiseFloor(0.9, 0.005)
-LONG_CODE_KERNELS = "xqa"  # their names begin so; with drafts their code fills the cache (docs/timing.md)
 # All pairs of two runs on one GPU; on two GPUs. `us` is what each launch costs more or less, on hosts of one class.
 SAME_RUN, OTHER_RUN = NoiseFloor(0.15, 0.002), NoiseFloor(0.4, 0.002)
 SAME_GROUP, OTHER_GROUP, INTERLEAVED_GROUP = 0.002, 0.004, 0.0005  # all pairs of a group
 # Two GPUs of a kind: where their memory decides if nothing is known of it, all pairs that compute binds, and the share of a
 # difference of clocks that all pairs may show.
 UNKNOWN_CARD, COMPUTE_CARD, OF_CLOCK = 0.02, 0.01, 0.7
-FOLLOWS = (0.6, 0.9)  # a time follows the memory not at all below this share of its ceiling, and wholly above the other
-# Times that follow the memory differ by so many times what the ceilings do, 1.0 to 1.6 among 30 pairs of GPUs; those of
-# `LONG_CODE_KERNELS` by so much more, 1.2 to 2.6. What this leaves open: so much, and this share of it.
-PER_CEILING, LONG_CODE_FOLLOWS = 1.35, 1.4
+# What the ceilings leave open of how far times differ that follow the memory: so much, and this share.
 OF_CEILINGS, OF_CEILINGS_SHARE = 0.004, 0.3
 DISTURBED = ("max_samples", "max_seconds")  # such a median did not settle: other work may have lengthened half of its samples
 
@@ -263,13 +259,6 @@ def _own(pairs: pd.DataFrame, floors: NoiseFloors, time: Floats, separate: Flags
     return np.asarray(total + np.where(separate, between + clock_uncertainty(pairs) ** 2, 0.0))
 
 
-def is_long_code(pairs: pd.DataFrame) -> Flags:
-    """Pairs whose kernel, on a side, is one of `LONG_CODE_KERNELS` with drafts."""
-    kernels = (pairs[f"resolved_backend_{side}"].fillna(pairs["backend"]).astype(str) for side in "ab")
-    long_a, long_b = (kernel.str.startswith(LONG_CODE_KERNELS) for kernel in kernels)
-    return np.asarray((long_a | long_b) & (pairs["s_qo"].astype(str) != "1"), dtype=bool)
-
-
 def _disturbance(pairs: pd.DataFrame, side: str) -> Floats:
     """What other work on the machine may have added to a median that did not settle: half the way down to its 5th percentile."""
     low = pairs[f"p05_us_{side}"].astype(float)
@@ -295,22 +284,11 @@ def _devices(pairs: pd.DataFrame, cards: Cards, time: Floats, separate: Flags, o
     return offset, np.column_stack(kept) if kept else np.zeros((len(pairs), 0))
 
 
-def follows_memory(pairs: pd.DataFrame) -> Floats:
-    """(n,) how far each pair's time follows the GPU's memory, by the share of the ceiling that both sides reach.
-
-    A point may be bound by memory on paper and reach half of its ceiling: then another GPU's memory changes nothing.
-    """
-    reached = pairs[["frac_of_peak_a", "frac_of_peak_b"]].astype(float).mean(axis=1).fillna(0.0).to_numpy()
-    memory = (pairs["bound_a"] == "memory") & (pairs["bound_b"] == "memory")
-    share = np.clip((reached - FOLLOWS[0]) / (FOLLOWS[1] - FOLLOWS[0]), 0.0, 1.0)
-    return np.asarray(memory * share * np.where(is_long_code(pairs), LONG_CODE_FOLLOWS, 1.0), dtype=float)
-
-
 def known_difference(pair: pd.Series, cards: Cards) -> tuple[float, float, str]:
     """The log ratio that two GPUs explain where a time follows their memory, its standard error, and what tells it."""
     if learned := cards.difference(pair["device_uuid_a"], pair["device_uuid_b"]):
         return *learned, f"points that both measured ({cards.source})"
-    a, b = (pair[f"{CEILINGS['memory'][0]}_{side}"] for side in "ab")
+    a, b = (pair[f"{MEMORY}_{side}"] for side in "ab")
     if a is None or b is None or not (a > 0 and b > 0):
         return 0.0, UNKNOWN_CARD, "nothing (no ceilings, and no points that both measured)"
     ratio = PER_CEILING * math.log(a / b)

@@ -19,7 +19,12 @@ POINT_COLUMNS = (*Problem.model_fields, "backend")  # what both rows of a pair s
 PLACE_COLUMNS = ("device_name", "env")  # shared too, if both sides have several of them
 TIMING_SETTINGS = ("timer", "l2", "icache", "cuda_graph")  # times are compared only if these are equal
 LIST_COLUMNS = ("samples_us", "samples_mhz", "block_sizes", "set_aside_us")  # summarised before rows are paired
-CEILINGS = {"memory": ("peak_tb_per_sec", "TB/s"), "compute": ("peak_tflops", "TFLOP/s")}  # by the bound of a point
+MEMORY = "peak_tb_per_sec"  # the measured ceiling by which two GPUs of a kind differ; times at that of compute do not follow it
+FOLLOWS = (0.6, 0.9)  # a time follows the memory not at all below this share of its ceiling, and wholly above the other
+# Times that follow the memory differ by so many times what the ceilings do, 1.0 to 1.6 among 30 pairs of GPUs; those of
+# `LONG_CODE_KERNELS` by so much more, 1.2 to 2.6.
+PER_CEILING, LONG_CODE_FOLLOWS = 1.35, 1.4
+LONG_CODE_KERNELS = "xqa"  # their names begin so; with drafts their code fills the cache (docs/timing.md)
 
 
 def pair(baseline: pd.DataFrame, candidate: pd.DataFrame) -> pd.DataFrame:
@@ -72,21 +77,29 @@ def is_throttled(pairs: pd.DataFrame, side: str) -> Flags:
     return np.asarray(all_samples | (some_samples & pairs[f"mhz_{side}"].isna()), dtype=bool)
 
 
-def ceiling_difference(pairs: pd.DataFrame) -> Floats:
-    """How much two GPUs of one kind differ: the absolute log ratio of the measured ceilings that bind a point.
+def memory_difference(pairs: pd.DataFrame) -> Floats:
+    """(n,) log ratio by which the second of two GPUs of a kind takes longer because of its memory; 0 for one GPU and two kinds."""
+    other = (pairs["device_name_a"] == pairs["device_name_b"]) & (pairs["device_uuid_a"] != pairs["device_uuid_b"])
+    ratio = np.log(pairs[f"{MEMORY}_a"].astype(float) / pairs[f"{MEMORY}_b"].astype(float)).fillna(0.0)
+    return np.asarray(other * follows_memory(pairs) * PER_CEILING * ratio, dtype=float)
 
-    0 for one GPU and for two kinds of device. Of two H200s one read memory 1.9% faster than the other, and its memory-bound
-    kernels were as much faster, whatever code ran. Compute ceilings count only if both sides ran the same kernel: two kernels may
-    compute in two dtypes, and their ceilings then say nothing about the GPUs.
+
+def follows_memory(pairs: pd.DataFrame) -> Floats:
+    """(n,) how far each pair's time follows the GPU's memory, by the share of the ceiling that both sides reach.
+
+    A point may be bound by memory on paper and reach half of its ceiling: then another GPU's memory changes nothing.
     """
-    of_one_kind = (pairs["device_name_a"] == pairs["device_name_b"]) & (pairs["device_uuid_a"] != pairs["device_uuid_b"])
-    difference: Floats = np.zeros(len(pairs))
-    for bound, (name, _) in CEILINGS.items():
-        log_ratio = np.log(pairs[f"{name}_b"].astype(float) / pairs[f"{name}_a"].astype(float)).abs().fillna(0.0)
-        binds = (pairs["bound_a"] == bound) | (pairs["bound_b"] == bound)
-        says_something = (pairs["resolved_backend_a"] == pairs["resolved_backend_b"]) | (bound == "memory")
-        difference = np.maximum(difference, np.where(of_one_kind & binds & says_something, log_ratio, 0.0))
-    return difference
+    reached = pairs[["frac_of_peak_a", "frac_of_peak_b"]].astype(float).mean(axis=1).fillna(0.0).to_numpy()
+    memory = (pairs["bound_a"] == "memory") & (pairs["bound_b"] == "memory")
+    share = np.clip((reached - FOLLOWS[0]) / (FOLLOWS[1] - FOLLOWS[0]), 0.0, 1.0)
+    return np.asarray(memory * share * np.where(is_long_code(pairs), LONG_CODE_FOLLOWS, 1.0), dtype=float)
+
+
+def is_long_code(pairs: pd.DataFrame) -> Flags:
+    """Pairs whose kernel, on a side, is one of `LONG_CODE_KERNELS` with drafts."""
+    kernels = (pairs[f"resolved_backend_{side}"].fillna(pairs["backend"]).astype(str) for side in "ab")
+    long_a, long_b = (kernel.str.startswith(LONG_CODE_KERNELS) for kernel in kernels)
+    return np.asarray((long_a | long_b) & (pairs["s_qo"].astype(str) != "1"), dtype=bool)
 
 
 def is_rough(pairs: pd.DataFrame, side: str) -> Flags:

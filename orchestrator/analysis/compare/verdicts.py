@@ -15,16 +15,15 @@ import numpy as np
 import pandas as pd
 
 from orchestrator.analysis.compare.pairs import (
-    CEILINGS,
     TIMING_SETTINGS,
     Floats,
-    ceiling_difference,
     is_interleaved,
     is_ok,
     is_repeated,
     is_rough,
     is_throttled,
     is_timed_alike,
+    memory_difference,
     verdict_without_times,
 )
 from orchestrator.analysis.names import shown
@@ -77,12 +76,12 @@ def _interval(rows: pd.DataFrame) -> dict[str, pd.Series]:
 def _uncertainty(pairs: pd.DataFrame, floors: NoiseFloors) -> tuple[Floats, Floats]:
     """The standard error of each log ratio, and the part of its variance that a whole group of pairs may have in common.
 
-    In common are `rel` of the floors, and what clocks and ceilings leave open: a GPU that is one percent slower is so for every
+    In common are `rel` of the floors, and what clocks and memories leave open: a GPU that is one percent slower is so for every
     point.
     """
     time = np.exp((pairs["log_us_a"] + pairs["log_us_b"]).to_numpy() / 2)
     total, common = own_variance(pairs, floors, time)
-    separate, devices = ~is_interleaved(pairs), clock_uncertainty(pairs) ** 2 + ceiling_difference(pairs) ** 2
+    separate, devices = ~is_interleaved(pairs), clock_uncertainty(pairs) ** 2 + memory_difference(pairs) ** 2
     total += np.where(separate, BETWEEN_RUNS.variance(time) + devices, 0.0)
     common += np.where(separate, BETWEEN_RUNS.rel**2 + devices, 0.0)
     return np.sqrt(total), common
@@ -165,21 +164,17 @@ def _group(name: str, value: object, part: pd.DataFrame) -> dict[str, object]:
 
 
 MIN_CLOCK_DIFFERENCE = 0.01  # smaller differences of the SM clocks are not noted
-MIN_CEILING_DIFFERENCE = 0.01  # nor are smaller ones of the ceilings
 SIDES = (("a", "the baseline"), ("b", "the candidate"))
 # The columns that notes quote, of 250.
 OF_ONE_SIDE = ("throttled", "throttle_reasons", "bimodal", "stop_reason")
-_OF_ROW = (
-    *("status", "reason", *TIMING_SETTINGS, *OF_ONE_SIDE, "log_se", "mhz", "bound", "resolved_backend", "measured_as"),
-    *(name for name, _ in CEILINGS.values()),
-)
+_OF_ROW = ("status", "reason", *TIMING_SETTINGS, *OF_ONE_SIDE, "log_se", "mhz", "resolved_backend", "measured_as")
 QUOTED_COLUMNS = [*(f"{name}_{side}" for name in _OF_ROW for side, _ in SIDES), "comparable", "counted"]
 
 
 def notes(judged: pd.DataFrame) -> list[str]:
     """A note on each pair of a frame that `judge` has filled in: why it is not comparable, or else what to know of its change."""
-    quoted = judged[QUOTED_COLUMNS].assign(ceilings_differ=ceiling_difference(judged))
-    return [_why_not_comparable(one) or "; ".join(_caveats(one)) for one in quoted.itertuples(index=False)]
+    quoted = judged[QUOTED_COLUMNS].itertuples(index=False)
+    return [_why_not_comparable(one) or "; ".join(_caveats(one)) for one in quoted]
 
 
 def _why_not_comparable(one: Any) -> str:
@@ -204,10 +199,6 @@ def _caveats(one: Any) -> Iterator[str]:
             yield f"rough in {where} (timing.precision=decide)"
     if abs(one.mhz_b / one.mhz_a - 1) > MIN_CLOCK_DIFFERENCE:
         yield f"clock {one.mhz_a:.0f} and {one.mhz_b:.0f} MHz"
-    if one.ceilings_differ > MIN_CEILING_DIFFERENCE:
-        bounds = [of for bound, of in CEILINGS.items() if bound in (one.bound_a, one.bound_b)]
-        words = (f"{getattr(one, f'{name}_a'):.4g} and {getattr(one, f'{name}_b'):.4g} {unit}" for name, unit in bounds)
-        yield f"ceilings of two GPUs: {', '.join(words)}"
     if one.comparable and not one.counted:
         source = next(name for name in (one.measured_as_a, one.measured_as_b) if isinstance(name, str))
         yield f"samples of {shown(source)}, whose call is the same"

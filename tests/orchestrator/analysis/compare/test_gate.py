@@ -134,8 +134,8 @@ def test_the_rates_over_committed_datasets_on_one_gpu_and_on_two(measured: pd.Da
     lines = measured[measured["gpus"].str.endswith(kind)]
     of = lines[list(committed.COUNTS)].sum()
 
-    assert len(lines) >= 20
-    assert [of[count] for count in committed.COUNTS[:3]] == [0, 0, 0]
+    assert len(lines) >= 16
+    assert (of["red"], of["sides exchanged, red"]) == (0, 0)
     assert of["found"] / of["backends"] >= 0.95 and of["points found"] / of["points"] >= 0.9
 
 
