@@ -111,10 +111,10 @@ def test_an_import_that_has_no_form_in_the_wheel_is_refused():
 
 
 def test_the_extra_run_is_what_a_missing_library_asks_for():
-    from orchestrator.cli import TO_MEASURE
+    from orchestrator.cli import MEASURING
 
     modules = {"flashinfer-python": "flashinfer", "nvidia-ml-py": "pynvml"}
     extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["run"]
     names = [requirement.partition(">=")[0] for requirement in extra]
 
-    assert sorted(modules.get(name, name) for name in names) == sorted(TO_MEASURE)
+    assert sorted(modules.get(name, name) for name in names) == sorted(MEASURING)

@@ -126,8 +126,7 @@ def test_what_is_typed(refused: Callable[..., str], words: list[str], said: str)
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("c/sweep/t.yaml", "defaults: [base, _self_]\nname: t\nbackend:\t[fa2]\n", "t.yaml:3: not YAML"),
-        ("c/sweep/t.yaml", "defaults: [base, _self_]\nname: t\nbackend: [fa2]\nbatch_size: [1,\t2]\n", "t.yaml:4: not YAML"),
+        ("c/sweep/t.yaml", "defaults: [base, _self_]\nname: t\nbackend: [fa2\n", "t.yaml:4: not YAML"),
         ("p.txt", histograms(2000, 0), "31,944,000 combinations"),
         ("p.txt", histograms(100, 300), "23,160,000 combinations"),
         ("w.jsonl", trace(DECODE.replace("d128", "d0")), "w.jsonl:1: a value of a wrong kind or size"),
@@ -185,7 +184,7 @@ def test_an_interpreter_that_says_nonsense_and_a_cache_that_was_cut_off(refused:
 
 @pytest.mark.parametrize(
     "content",
-    ["requirements:\t[six]", '!!python/object/apply:os.system ["true"]', b"requirements: [\xff]", "python: a\npython: b"],
+    ['!!python/object/apply:os.system ["true"]', b"requirements: [\xff]", "python: a\npython: b"],
 )
 def test_a_file_of_an_environment(refused: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | bytes):
     (file := tmp_path / "mine.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
