@@ -28,7 +28,8 @@ DATA = ROOT / "tools" / "signatures.json"
 # By the module under `flashinfer` that an adapter imports: what it calls there, and methods of classes.
 FLASHINFER = {
     "": ("merge_state_in_place", "BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper",
-         "BatchPrefillWithRaggedKVCacheWrapper", "MultiLevelCascadeAttentionWrapper"),
+         "BatchPrefillWithRaggedKVCacheWrapper", "MultiLevelCascadeAttentionWrapper", "BatchAttention",
+         "BatchPODWithPagedKVCacheWrapper"),
     "cascade": ("get_cascade_module", "merge_state_in_place"),
     "decode": ("trtllm_batch_decode_with_kv_cache", "xqa_batch_decode_with_kv_cache", "determine_attention_backend"),
     "prefill": ("trtllm_batch_context_with_kv_cache", "trtllm_fmha_v2_prefill"),
@@ -36,7 +37,8 @@ FLASHINFER = {
     "jit.attention.modules": ("gen_batch_decode_module", "gen_batch_prefill_module", "_gen_batch_prefill_primary_module",
                               "gen_batch_mla_module", "gen_fmha_v2_module", "gen_fmha_cutlass_sm100a_module",
                               "gen_batch_prefill_attention_sink_module", "get_batch_prefill_attention_sink_uri",
-                              "gen_customize_batch_prefill_module"),
+                              "gen_customize_batch_prefill_module", "gen_batch_attention_module",
+                              "_gen_batch_attention_primary_module", "gen_batch_pod_module"),
     "jit.xqa": ("gen_xqa_module",),
     "jit.cascade": ("gen_cascade_module",),
 }  # fmt: skip
