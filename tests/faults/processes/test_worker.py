@@ -127,7 +127,7 @@ def test_without_a_terminal_there_are_no_bars_and_no_colours(faults: Done):
 
     assert "\x1b" not in done.stdout + done.stderr
     assert "\r" not in done.stdout
-    assert "points by status" in done.stdout and "next:" in done.stdout
+    assert "2 mismatch, 6 failed" in done.stdout and "next:" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
 
 

@@ -145,5 +145,5 @@ def test_who_caps_logits_on_an_h200():
     }  # fmt: skip
 
     of_engines = {"flash_attn_3_vllm", "flash_attn_3_vllm_32_splits", "flash_attn_3_sglang", "flash_attn_2_vllm", "vllm_triton"}
-    others = {"flash_attn_4", "sglang_triton", "flex_attention", "trtllm-fmha-v2", "torch_chunks"}
+    others = {"batch_attention", "flash_attn_4", "sglang_triton", "flex_attention", "trtllm-fmha-v2", "torch_chunks"}
     assert found == {"fa2", "fa2_tc", "fa3", "auto", *of_engines, *others}

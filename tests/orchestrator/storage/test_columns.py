@@ -61,9 +61,11 @@ def test_a_parquet_file_says_what_its_columns_mean(tmp_path: Path):
 
 @pytest.mark.parametrize("path", OLD, ids=lambda path: path.name)
 def test_an_older_file_has_the_same_defaults_in_arrow_and_in_sql(path: Path):
-    rows = open_dataset(path).to_arrow("FROM rows ORDER BY row").select(list(COLUMNS)).to_pandas()
+    """But for a call's own time, which every view computes for rows that lack it."""
+    columns = [name for name in COLUMNS if name != "own_us"]
+    rows = open_dataset(path).to_arrow("FROM rows ORDER BY row").select(columns).to_pandas()
 
-    assert_frame_equal(rows, parquet.read(path).to_pandas())
+    assert_frame_equal(rows, parquet.read(path).to_pandas()[columns])
 
 
 def test_some_committed_files_are_older_than_some_columns():

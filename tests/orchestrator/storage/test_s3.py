@@ -343,5 +343,5 @@ def test_a_sweep_killed_in_mid_run_resumes_where_it_was(path: str, tmp_path: Pat
     assert len(table) == table["point_id"].nunique() == 6
     assert set(table["status"]) == {"ok"}
     assert before <= set(table[table["finished_at"] < stopped_at]["point_id"])
-    assert report.returncode == 0 and "points by status" in report.stdout
+    assert report.returncode == 0 and "· 6 ok" in report.stdout
     assert compared.returncode == 0 and f"what changed: {path} → {tmp_path}" in compared.stdout, compared.stderr
