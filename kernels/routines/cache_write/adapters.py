@@ -12,6 +12,7 @@ an engine has rotated keys and queries in a kernel of its own before.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -60,9 +61,9 @@ class Write(Adapter):
         launch, restored = self.call(inputs, *made), Restored(made[0], inputs.pool)
         return Runner(launch, made[0], self.name, "fp32", lse=made[1] if inputs.q.numel() else None, restore=(restored,))
 
+    @abstractmethod
     def call(self, inputs: WriteInputs, cache: Tensor, queries: Tensor) -> Callable[[], object]:
         """What writes into `cache`, and with rope into `queries`."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
