@@ -71,12 +71,12 @@ def svg(grids: Iterable[Grid], title: str) -> str:
     return re.sub(r"@font-face\s*{[^}]*}", "", picture)  # rich asks a CDN for its font
 
 
-def markdown(grids: Sequence[Grid]) -> str:
-    """The same tables as Markdown. Tables without rows are left out."""
-    return "\n\n".join(_markdown(grid) for grid in grids if grid.cells)
+def markdown(grids: Sequence[Grid], bar: str = " | ") -> str:
+    """The same tables as Markdown, with `bar` between cells. Tables without rows are left out."""
+    return "\n\n".join(_markdown(grid, bar) for grid in grids if grid.cells)
 
 
-def _markdown(grid: Grid) -> str:
+def _markdown(grid: Grid, bar: str) -> str:
     lines = [grid.header, tuple("---" for _ in grid.header), *grid.cells]
-    body = "\n".join("| " + " | ".join(map(for_markdown_cell, line)) + " |" for line in lines)
+    body = "\n".join((bar + bar.join(map(for_markdown_cell, line)) + bar).strip() for line in lines)
     return f"**{for_markdown(grid.title)}**\n\n{body}"

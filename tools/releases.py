@@ -321,7 +321,7 @@ def page() -> str:
     parts = []
     for library in known():
         rows = tuple(row_of(adapter, library) for adapter in backends_of(library))
-        parts += [f"## {library}, {len(releases_of(library))} releases\n", markdown([Grid("calls", columns, rows)]), ""]
+        parts += [f"## {library}, {len(releases_of(library))} releases\n", markdown([Grid("calls", columns, rows)], "|"), ""]
     before, _, rest = PAGE.read_text().partition(BEGIN)
     return before + BEGIN + "\n".join(parts) + END + rest.partition(END)[2]
 

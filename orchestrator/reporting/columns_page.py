@@ -32,7 +32,7 @@ def page() -> str:
     for section, grid in _grids().items():
         # As code: Markdown would take `list<double>` for HTML.
         cells = tuple((f"`{name}`", f"`{kind}`", *rest) for name, kind, *rest in grid.cells)
-        parts += [f"## {section}\n", markdown([Grid(grid.title, grid.header, cells)]), ""]
+        parts += [f"## {section}\n", markdown([Grid(grid.title, grid.header, cells)], "|"), ""]
     return "\n".join(parts).rstrip() + "\n"
 
 

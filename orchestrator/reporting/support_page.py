@@ -43,7 +43,8 @@ def page(plugins: tuple[str, ...] = ()) -> str:
     parts = [USUAL["page"].format(s_qo=", ".join(DRAFT_LENGTHS), context=CONTEXT)]
     for routine in USUAL["shapes"]:
         adapters = [adapter for (of, _), adapter in found.items() if of == routine]
-        parts += [f"## {routine}\n", markdown([dtype_grid(adapters, devices), feature_grid(routine, adapters, devices)]), ""]
+        grids = [dtype_grid(adapters, devices), feature_grid(routine, adapters, devices)]
+        parts += [f"## {routine}\n", markdown(grids, "|"), ""]
     return "\n".join(parts).rstrip() + "\n"
 
 
