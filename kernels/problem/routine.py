@@ -1,7 +1,7 @@
 """What a routine in a folder of `kernels/routines` says of its problems, and how its functions take the place of attention's.
 
 A folder NAME registers itself: `kernels.routines.NAME.problem` holds `ROUTINE`, an object of a subclass of `Routine`. Nothing here
-imports torch. `docs/adding_a_routine.md` lists the functions that a folder may replace.
+imports torch. `docs/routines.md` lists the functions that a folder may replace.
 """
 
 from __future__ import annotations

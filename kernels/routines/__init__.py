@@ -1,1 +1,1 @@
-"""One folder for each routine whose inputs are not keys and values alone; `docs/adding_a_routine.md` says what it holds."""
+"""One folder for each routine whose inputs are not keys and values alone; `docs/routines.md` says what it holds."""

@@ -1,4 +1,4 @@
-"""The right cache after a write, and how one is judged; `docs/adding_a_routine.md` says what each function does.
+"""The right cache after a write, and how one is judged; `docs/routines.md` says what each function does.
 
 What is written is the true number, rounded once. A kernel computes that in fp32: so an element may be any number between the
 roundings of the true one less and plus `FP32` of it, in a rotated pair of the pair's length. A copy is exact.

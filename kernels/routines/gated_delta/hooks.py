@@ -1,4 +1,4 @@
-"""What takes the place of attention's functions for a gated delta net; `docs/adding_a_routine.md` says what each does."""
+"""What takes the place of attention's functions for a gated delta net; `docs/routines.md` says what each does."""
 
 # B = batch_size, T = tokens of all requests, HV = value heads, S = states that are kept, N = slots of the pool
 
