@@ -14,6 +14,7 @@ from orchestrator import libraries, notes, output, verbose
 from orchestrator.analysis.connection import was_interrupted
 from orchestrator.code_version import own_version
 from orchestrator.commands import BAD_POINTS, INTERRUPTED, OK, execute
+from orchestrator.composing import completion
 from orchestrator.composing.compose import CONFIG_DIR, VERSION, composed, with_sweep_of_row
 from orchestrator.composing.overrides import HELP, Arguments, read
 from orchestrator.errors import UserError
@@ -101,10 +102,14 @@ def _show(arguments: Arguments) -> int:
     """What Hydra shows itself: help, the configuration, or the words that a shell completes. Returns the exit code."""
     import hydra
 
+    if "--shell-completion" in arguments.shows and (words := completion.completed(os.environ.get("COMP_LINE", ""))):
+        print("\n".join(words))
+        return OK
     composed(arguments.words, arguments.config_dir)  # wrong words end here
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises its errors instead of printing them
     folder = [] if arguments.config_dir is None else ["--config-dir", arguments.config_dir]
-    before, sys.argv = sys.argv, [sys.argv[0], *folder, *arguments.shows, *arguments.words]
+    # A shell completes a command by its name, so `python -m` installs that of the other one.
+    before, sys.argv = sys.argv, ["attention-orchestrator", *folder, *arguments.shows, *arguments.words]
     try:
         hydra.main(version_base=VERSION, config_path=f"pkg://{conf.__name__}", config_name="config")(lambda config: None)()
     except SystemExit as end:  # after --help

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -36,16 +39,44 @@ def test_with_v_each_step_is_a_line_with_the_time_and_no_row_knows_of_it(tmp_pat
 
 @pytest.mark.parametrize(
     ("typed", "offered"),
-    [("+sweep=sm", "+sweep=smoke"), ("timing=", "timing=quick timing=thorough"), ("limits.po", "limits.point_seconds=")],
+    [
+        ("+sweep=sm", ["+sweep=smoke"]),
+        ("model=deepseek_v3_2", ["model=deepseek_v3_2"]),
+        ("limits.po", ["limits.point_seconds="]),
+        ("mode=re", ["mode=replay", "mode=report"]),
+        ("mode=report question=o", ["question=one_backend", "question=odd"]),
+        ("mode=document format=", ["format=terminal", "format=markdown", "format=html"]),
+        ("timing.l2=", ["timing.l2=clean", "timing.l2=dirty", "timing.l2=warm"]),
+        ("mode=report full=t", ["full=true"]),
+        ("results.path=h1", ["results.path=h100_main/"]),
+        ("baseline=h100_main/", ["baseline=h100_main/run", "baseline=h100_main/specdec"]),
+        ("mode=report question=nothing", []),
+        ("results.path=/no/such/folder/", []),
+    ],
 )
-def test_a_shell_completes_keys_and_names_of_files(invoke: Invoke, monkeypatch: pytest.MonkeyPatch, typed: str, offered: str):
-    line = f"attention-orchestrator {typed}"
-    monkeypatch.setenv("COMP_LINE", line)
-    monkeypatch.setenv("COMP_POINT", str(len(line)))
+def test_a_shell_completes_keys_files_and_values(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, typed: str, offered: list[str]
+):
+    (tmp_path / "h100_main" / "run").mkdir(parents=True)
+    for name in ("specdec.parquet", "run/rows.parquet", "notes.md"):
+        (tmp_path / "h100_main" / name).touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COMP_LINE", f"attention-orchestrator {typed}")
     done = invoke("--shell-completion", "query=bash")
 
     assert done.returncode == 0, done.stderr
-    assert offered in " ".join(done.stdout.split())
+    assert done.stdout.split() == offered
+
+
+def test_bash_completes_with_what_the_page_says_to_put_into_its_file(tmp_path: Path):
+    (tmp_path / "attention-orchestrator").write_text(f'#!/bin/sh\nexec {sys.executable} -m orchestrator "$@"\n')
+    (tmp_path / "attention-orchestrator").chmod(0o755)
+    (install,) = re.findall(r"^eval .*shell-completion.*$", (ROOT / "docs" / "commands.md").read_text(), re.MULTILINE)
+    asked = "COMP_LINE='attention-orchestrator mode=report question=one' COMP_CWORD=2; hydra_bash_completion; echo ${COMPREPLY[@]}"
+    path = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", f"{install}\n{asked}"], env=path, cwd=ROOT, capture_output=True, text=True, check=True)
+
+    assert done.stdout == "question=one_backend\n", done.stderr
 
 
 def test_the_workflow_for_pull_requests_types_commands_that_there_are():

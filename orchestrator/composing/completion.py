@@ -1,0 +1,57 @@
+"""What a shell completes behind the `=` of a key with few values, or with a dataset. Hydra completes keys, and files of conf/."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import NoneType
+from typing import Literal, get_args, get_origin
+
+from pydantic import BaseModel
+
+from orchestrator.config.modes import MODES
+from orchestrator.config.settings import OF_MODE
+
+DATASETS = ("results.path", "baseline", "candidate", "noise", "into", "cards")  # keys that name one
+
+
+def completed(line: str) -> list[str]:
+    """The words that the last word of a command line may become; none if that is not for this file to say."""
+    *before, word = line.split(" ")
+    key, equals, begun = word.partition("=")
+    if not equals:
+        return []
+    mode = next((one.removeprefix("mode=") for one in before if one.startswith("mode=")), "")
+    values: Iterable[str] = MODES
+    if key != "mode":
+        values = _datasets(begun) if key in DATASETS else _choices(key.split("."), mode)
+    return [f"{key}={value}" for value in values if value.startswith(begun)]
+
+
+def _choices(path: list[str], mode: str) -> list[str]:
+    """The values of a key that has few, in one mode or in all if none was typed."""
+    of_modes = [OF_MODE[mode]] if mode in OF_MODE else OF_MODE.values()
+    return list(dict.fromkeys(value for settings in of_modes for value in _values(settings, path)))
+
+
+def _values(type_: object, path: list[str]) -> Iterator[str]:
+    if path:
+        fields = type_.model_fields if isinstance(type_, type) and issubclass(type_, BaseModel) else {}
+        for field in (field for name, field in fields.items() if path[0] == (field.alias or name)):
+            yield from _values(field.annotation, path[1:])
+    elif get_origin(type_) is Literal:
+        yield from map(str, get_args(type_))
+    elif type_ is bool:
+        yield from ("true", "false")
+    else:  # such as a Literal | None
+        yield from (value for part in get_args(type_) if part is not NoneType for value in _values(part, path))
+
+
+def _datasets(begun: str) -> Iterator[str]:
+    """The datasets of a folder as `results.path` takes them, and its folders, with a slash for what is in them."""
+    folder = begun[: begun.rfind("/") + 1] or ("" if begun else "results/")
+    for one in sorted(Path(folder).glob("[!._]*")) if Path(folder).is_dir() else ():
+        if one.is_dir():
+            yield f"{folder}{one.name}{'' if (one / 'rows.parquet').exists() else '/'}"
+        elif one.suffix == ".parquet":
+            yield f"{folder}{one.stem}"
