@@ -125,7 +125,7 @@ def test_the_python_of_the_docs_runs_as_it_stands(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_model_and_the_sweep_of_the_docs_can_be_planned(tmp_path: Path, invoke: Invoke):
-    for path, text in re.findall(r"```yaml\n# mine/(\S+)\n(.*?)```", (ROOT / "docs" / "commands.md").read_text(), re.DOTALL):
+    for path, text in re.findall(r"```yaml\n# mine/(\S+)\n(.*?)```", (ROOT / "docs" / "sweeps.md").read_text(), re.DOTALL):
         (tmp_path / path).parent.mkdir()
         (tmp_path / path).write_text(text)
     done = invoke("--config-dir", str(tmp_path), "+sweep=my_model", "model=mine", "mode=plan", "device=h200", "format=csv")
