@@ -34,8 +34,8 @@ MAX_FALSE_SAME = 0.05  # share of the points called the same that may not be
 DECIDED = ("slower", "faster", "same", "undecided")  # verdicts on points that have times on both sides
 NORMAL = NormalDist()
 Z95 = NORMAL.inv_cdf(0.975)
-# Of a rough time, beyond its own samples: of 1,682 committed rows that were raced again none was off by more than 2.3 times as much
-# (docs/studies.md).
+# Of a rough time, beyond its own samples: of 1,682 committed rows that were raced again the worst was off by 2.3%
+# (docs/architecture.md).
 ROUGH_SE = 0.01
 
 
