@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
+import tomllib
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +15,7 @@ import pytest
 import yaml
 
 from orchestrator import ROOT
+from orchestrator.code_version import COMMIT_VARIABLE, OWN_FOLDERS
 from orchestrator.config.settings import Settings
 from orchestrator.machines import Machine, known_devices, mixed
 from orchestrator.planning.decide import make_plan
@@ -98,6 +102,59 @@ def test_the_files_of_the_clusters_page_are_of_this_project(settings: Callable[.
     assert "RAY_AUTH_MODE=token" in script
     assert manifest["spec"]["authOptions"] == {"mode": "token"}
     assert f"ray=={manifest['spec']['rayVersion']}\n" in (ROOT / "requirements.txt").read_text()
+
+
+def test_the_image_is_of_files_that_there_are_and_is_the_one_that_kuberay_starts():
+    text = (ROOT / "Dockerfile").read_text()
+    manifest = yaml.safe_load((ROOT / "docs" / "kuberay.yaml").read_text())["spec"]
+    pods = [manifest["headGroupSpec"], *manifest["workerGroupSpecs"]]
+    images = {container["image"] for pod in pods for container in pod["template"]["spec"]["containers"]}
+    copied = [word for line in re.findall(r"^COPY (.*) \S+$", text, re.MULTILINE) for word in line.split()]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = [extra for of in re.findall(r"EXTRAS=([\w,]+)", text) for extra in of.split(",")]
+
+    assert {*OWN_FOLDERS, "conf", "attention_orchestrator", "requirements.txt", "pyproject.toml", *project["license-files"]} <= {
+        *copied
+    }
+    assert all((ROOT / name).exists() for name in copied)
+    assert len(named) > 2 and {*named} <= {*project["optional-dependencies"]}
+    assert images == {f"{re.findall(r'-t (.*) [.]$', text, re.MULTILINE)[0]}:latest"}
+    assert re.findall(r"^WORKDIR (.*)$", text, re.MULTILINE) == [pods[0]["template"]["spec"]["containers"][0]["workingDir"]]
+    assert f"ARG COMMIT=\nENV {COMMIT_VARIABLE}=${{COMMIT}}\n" in text
+
+
+@pytest.mark.parametrize(
+    ("image", "started"),
+    [
+        ("", "ray symmetric-run --address 10.0.0.7:6379"),
+        ("my.sqsh", "--container-image=my.sqsh --container-mount-home --container-mounts={0}:{0} --container-workdir={0} ray symm"),
+        ("my.sif", "apptainer exec --nv --bind {0} my.sif ray symmetric-run"),
+    ],
+)
+def test_the_job_of_slurm_runs_the_checkout_with_the_packages_of_venv_or_of_an_image(tmp_path: Path, image: str, started: str):
+    """On a Slurm of scripts: `srun` notes what it is given, and runs what follows `--` as the first node would."""
+    scripts = {
+        "srun": 'echo "$@" >> asked; while [ $# -gt 0 ] && [ "$1" != -- ]; do shift; done; [ $# = 0 ] || { shift; exec "$@"; }',
+        "scontrol": "echo machine1",
+        "getent": "echo 10.0.0.7 STREAM",
+        "python": 'echo "$@ commit=$ORCHESTRATOR_COMMIT" > ran; exit 7',
+    }
+    for name, body in scripts.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "activate").write_text("touch activated")
+    job = {name: "1" for name in ("SLURM_JOB_ID", "SLURM_NNODES", "SLURM_GPUS_ON_NODE", "SLURM_JOB_NODELIST")}
+    place = {"HOME": str(tmp_path), "SLURM_SUBMIT_DIR": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    given = {**job, **place, "IMAGE": image, COMMIT_VARIABLE: "of-the-image"}
+    done = subprocess.run(["bash", ROOT / "docs" / "slurm.sbatch", "+sweep=smoke", "a b"], env=given, check=False)
+
+    assert done.returncode == 7
+    assert started.format(tmp_path) in (tmp_path / "asked").read_text().splitlines()[-1]
+    assert (
+        tmp_path / "ran"
+    ).read_text() == f"-m orchestrator +sweep=smoke a b cluster=slurm commit={'' if image else 'of-the-image'}\n"
+    assert (tmp_path / "activated").exists() == (not image) and not list((tmp_path / ".ray").iterdir())
 
 
 def test_a_sweep_over_two_clusters_is_one_dataset_that_can_be_compared(tmp_path: Path):
