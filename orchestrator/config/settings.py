@@ -258,7 +258,7 @@ class DocumentSettings(Settings):
     @model_validator(mode="after")
     def _has_document(self) -> Self:
         if self.document is None:
-            raise ValueError("document: mode=document needs one; type document=findings/decode.md or your own (docs/dashboard.md)")
+            raise ValueError("document: mode=document renders one; type document=findings/decode.md, or yours (docs/dashboard.md)")
         return self
 
 
