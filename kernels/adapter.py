@@ -55,20 +55,18 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from kernels.contract.module import Module
 from kernels.contract.releases import Since, Versions, is_from, meets, name_of, requirements
 from kernels.contract.runner import LseBase, PlanStep, Runner, nothing_to_plan, without_padding
-from kernels.problem.features import features_of
-from kernels.problem.fields import ANY_MEMORY
+from kernels.device import Device
+from kernels.problem import Problem
+from kernels.problem.features import Feature, features_of
+from kernels.problem.fields import ANY_MEMORY, KvMemory
 from kernels.problem.padded import launched
 from kernels.problem.routine import FOLDERS
 
 if TYPE_CHECKING:
     from typing import Self  # Python 3.10 has none, under which other environments may run this
 
-    from kernels.device import Device
     from kernels.inputs import Inputs
     from kernels.inputs.copies import InputCopy
-    from kernels.problem import Problem
-    from kernels.problem.features import Feature
-    from kernels.problem.fields import KvMemory
 
 __all__ = [
     "Adapter", "EngineMaximum", "LseBase", "Module", "Need", "PlanStep", "QueryLengths", "Runner", "Since", "nothing_to_plan",

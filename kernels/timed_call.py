@@ -9,19 +9,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from kernels.adapter import Adapter
 from kernels.check.launches import LaunchLog
+from kernels.device import Device
+from kernels.inputs import Inputs
 from kernels.inputs.guards import guards_are_intact
 from kernels.inputs.tensors import other_cache, other_queries
-from kernels.timing.timers import timer_for
+from kernels.timing.config import Timing
+from kernels.timing.timers import Timer, timer_for
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from kernels.adapter import Adapter
-    from kernels.device import Device
-    from kernels.inputs import Inputs
-    from kernels.timing.config import Timing
-    from kernels.timing.timers import Timer
 
 OutAndLse = tuple["Tensor", "Tensor | None"]  # output [T, H, D_vo] in the problem's order, log-sum-exp [T, H]
 Changed = tuple["Tensor | None", "Tensor | None"]  # the same, with None for what never changed

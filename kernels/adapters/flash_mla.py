@@ -11,25 +11,23 @@ register.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
+from kernels.device import Device
+from kernels.inputs import Inputs
 from kernels.libraries.engine_releases import VLLM_READ
 from kernels.libraries.latent_common import MAX_PROCESSORS, latent_needs, queries_by_request
+from kernels.problem import Problem
 from kernels.problem.dtypes import FP8, HALF
+from kernels.problem.features import Feature
 from kernels.problem.padded import has_empty
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
-
-    from kernels.device import Device
-    from kernels.inputs import Inputs
-    from kernels.problem import Problem
-    from kernels.problem.features import Feature
 
 PAGE = 64
 EIGHT_BITS = "fp8_e4m3"

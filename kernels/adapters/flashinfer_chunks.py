@@ -19,21 +19,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from kernels.adapter import Module, Need, QueryLengths, Runner
+from kernels.device import Device
+from kernels.inputs import Inputs
 from kernels.libraries import flashinfer_common as common
 from kernels.libraries.flashinfer_calls import plan
 from kernels.libraries.flashinfer_modules import MERGE_MODULE
 from kernels.libraries.flashinfer_plans import parts_words
 from kernels.libraries.flashinfer_wrappers import prepared
+from kernels.problem import Problem
 from kernels.problem.dtypes import HALF, size_bytes, torch_dtype
-from kernels.problem.features import USUAL
+from kernels.problem.features import USUAL, Feature
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from kernels.device import Device
-    from kernels.inputs import Inputs
-    from kernels.problem import Problem
-    from kernels.problem.features import Feature
 
 VLLM_WORKSPACE = 64 * 1024  # tokens: the most that vLLM sets aside (`determine_chunked_prefill_workspace_size`)
 Part = list[tuple[int, int]]  # from which token to which of each request; empty if both are equal

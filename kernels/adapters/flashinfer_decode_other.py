@@ -14,21 +14,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import EngineMaximum, Need, QueryLengths, Runner
+from kernels.device import Device
+from kernels.inputs import Inputs
 from kernels.inputs.step_lengths import host_lengths
 from kernels.libraries import flashinfer_common as common
 from kernels.libraries.flashinfer_calls import bound
 from kernels.libraries.flashinfer_wrappers import decode_wrapper, needs_tokens_for_drafts, plan_decode, prepared
+from kernels.problem import Problem
 from kernels.problem.dtypes import FP8, HALF
-from kernels.problem.features import USUAL
+from kernels.problem.features import USUAL, Feature
 from kernels.problem.fields import TMA_MEMORY, KvMemory
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from kernels.device import Device
-    from kernels.inputs import Inputs
-    from kernels.problem import Problem
-    from kernels.problem.features import Feature
 
 
 # Among them a soft cap, which the plans refuse.

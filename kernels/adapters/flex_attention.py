@@ -16,18 +16,16 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
+from kernels.device import Device
+from kernels.inputs import Inputs
 from kernels.inputs.rows import rows_of
-from kernels.problem.features import ALL_BUT_BLOCKS
+from kernels.problem import Problem
+from kernels.problem.features import ALL_BUT_BLOCKS, Feature
 from kernels.problem.fields import ANY_MEMORY, KvMemory
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn.attention.flex_attention import BlockMask
-
-    from kernels.device import Device
-    from kernels.inputs import Inputs
-    from kernels.problem import Problem
-    from kernels.problem.features import Feature
 
 
 PASSES: frozenset[Feature] = (ALL_BUT_BLOCKS - {"attention sinks", "scales of keys and values"}) | {"a prefix mask"}

@@ -15,19 +15,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING
 
 from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner, Since
+from kernels.device import Device
+from kernels.inputs import Inputs
 from kernels.inputs.states import State, merged
 from kernels.libraries import flashinfer_common as common
 from kernels.libraries.flashinfer_modules import MERGE_MODULE
+from kernels.problem import Problem
 from kernels.problem.dtypes import size_bytes
 from kernels.problem.features import FEATURES, Feature
-
-if TYPE_CHECKING:
-    from kernels.device import Device
-    from kernels.inputs import Inputs
-    from kernels.problem import Problem
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,19 +20,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
+from kernels.device import Device
+from kernels.inputs import Inputs
 from kernels.inputs.rows import rows_of, token_rows
 from kernels.libraries.latent_common import MAX_PROCESSORS
 from kernels.libraries.triton_common import needs_of_triton, power_of_two
+from kernels.problem import Problem
 from kernels.problem.dtypes import FP8
-from kernels.problem.features import USUAL
+from kernels.problem.features import USUAL, Feature
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from kernels.device import Device
-    from kernels.inputs import Inputs
-    from kernels.problem import Problem
-    from kernels.problem.features import Feature
 
 DEFAULT_SPLITS = 8  # `triton_attention_num_kv_splits`, SGLang's default
 PASSES: frozenset[Feature] = (USUAL - {"a full mask", "query lengths that differ"}) | {"attention sinks", "a soft cap of logits"}

@@ -12,17 +12,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
+from kernels.device import Device
+from kernels.inputs import Inputs
 from kernels.inputs.masks import hidden
-from kernels.problem import ROUTINES
+from kernels.problem import ROUTINES, Problem
 from kernels.problem.dtypes import HALF, size_bytes
+from kernels.problem.features import Feature
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from kernels.device import Device
-    from kernels.inputs import Inputs
-    from kernels.problem import Problem
-    from kernels.problem.features import Feature
 
 PASSES: frozenset[Feature] = frozenset(
     {"a sliding window", "a full mask", "a prefix mask", "a tree of drafts", "an output of another dtype"}

@@ -14,18 +14,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner, nothing_to_plan
+from kernels.device import Device
+from kernels.inputs import Inputs
 from kernels.libraries.flashinfer_common import window_left
 from kernels.libraries.triton_common import needs_of_triton, power_of_two
+from kernels.problem import Problem
 from kernels.problem.dtypes import FP8
-from kernels.problem.features import ALL_BUT_BLOCKS
+from kernels.problem.features import ALL_BUT_BLOCKS, Feature
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from kernels.device import Device
-    from kernels.inputs import Inputs
-    from kernels.problem import Problem
-    from kernels.problem.features import Feature
 
 SEGMENTS = 16  # `NUM_PAR_SOFTMAX_SEGMENTS`
 MIN_PROGRAMS = 128  # `MIN_LAUNCH_GRID_SIZE_2D`: fewer programs without segments, and vLLM takes the segments

@@ -6,16 +6,14 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from kernels.check.answer import Answer
+from kernels.check.oracle import Verdict
 from kernels.check.tolerance import lse_tolerance
-from kernels.problem.arithmetic import NATURAL
+from kernels.problem import Problem
+from kernels.problem.arithmetic import NATURAL, Arithmetic
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from kernels.check.answer import Answer
-    from kernels.check.oracle import Verdict
-    from kernels.problem import Problem
-    from kernels.problem.arithmetic import Arithmetic
 
 
 def judge_with_lse(verdict: Verdict, lse: Tensor | None, answer: Answer, problem: Problem, how: Arithmetic) -> Verdict:

@@ -18,18 +18,17 @@ from typing import TYPE_CHECKING
 from kernels.check.answer import Answer
 from kernels.check.root_mean_square import MeanErrors, largest
 from kernels.check.tolerance import tolerance
+from kernels.inputs import Inputs
 from kernels.inputs.masks import hidden, seen_to
 from kernels.inputs.shifted_logits import shifts
 from kernels.inputs.tensors import bits, capped
+from kernels.problem import Problem
+from kernels.problem.arithmetic import Arithmetic
 from kernels.problem.dtypes import UNIT_ROUNDOFF, torch_dtype
 from kernels.problem.routine import by_routine, routine_of
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from kernels.inputs import Inputs
-    from kernels.problem import Problem
-    from kernels.problem.arithmetic import Arithmetic
 
 NAME = "fp32_streaming_softmax"
 CHUNK_BYTES = 256 * 2**20  # fp32 keys of one chunk; values come to about as much again

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kernels.check.tolerance import logit_error
+from kernels.problem import Problem
+from kernels.problem.arithmetic import Arithmetic
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from kernels.problem import Problem
-    from kernels.problem.arithmetic import Arithmetic
 
 # Of the tolerance, for many rows. On an H200 right kernels had up to 0.37, in 16 bits (XQA over FP8 caches) and in fp8_e4m3
 # (FlashAttention-3 over prompts), and emulated ones up to 0.41 of 16 rows. A kernel that narrows 16-bit operands is granted the

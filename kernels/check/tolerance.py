@@ -8,19 +8,18 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from kernels.check.answer import Answer
+from kernels.inputs import Inputs
 from kernels.inputs.draft_keys import draft_plants
 from kernels.inputs.sentinel_logit import planted_logit
 from kernels.inputs.shifted_logits import drawn_elements
 from kernels.inputs.tensors import K_SCALE, is_scaled, usual_scale
+from kernels.problem import Problem
+from kernels.problem.arithmetic import Arithmetic
 from kernels.problem.dtypes import FP8, UNIT_ROUNDOFF
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from kernels.check.answer import Answer
-    from kernels.inputs import Inputs
-    from kernels.problem import Problem
-    from kernels.problem.arithmetic import Arithmetic
 
 SIGMAS = 4.0  # of a sum of independent roundings: one of 16,000 rows lies beyond
 # Root mean square of a relative rounding error, in unit roundoffs: u / m * uniform(-1, 1) of significands m in [1, 2) that are

@@ -6,14 +6,14 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from kernels.inputs import Inputs
+from kernels.inputs.step_lengths import HostLengths
 from kernels.problem.arithmetic import Arithmetic
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kernels.inputs import Inputs
     from kernels.inputs.copies import InputCopy
-    from kernels.inputs.step_lengths import HostLengths
 
 LseBase = Literal["e", "2"]  # of the logarithm
 PlanStep = Callable[["HostLengths"], object]

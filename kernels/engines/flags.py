@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
-
-if TYPE_CHECKING:
-    from kernels.device import Device
-    from kernels.inputs import Inputs
-    from kernels.problem import Problem
+from kernels.device import Device
+from kernels.inputs import Inputs
+from kernels.problem import Problem
 
 DEFAULT, OFF = "default", ":no-"
 ENGINES = ("vllm", "sglang")  # by the names of their packages; the steps of SGLang are not written

@@ -16,6 +16,7 @@ from kernels.environment.process import Process
 from kernels.environment.wire import from_bytes
 from kernels.inputs.copies import InputCopy
 from kernels.timed_call import Changed, LaunchComparison, OutAndLse, Outputs
+from kernels.timing.config import Timing
 from kernels.timing.host_time import HostCost, HostTime
 from kernels.timing.nvml import DeviceMonitor, Telemetry
 from kernels.timing.profiled import Work
@@ -23,8 +24,6 @@ from kernels.timing.timers import Block, Timer
 
 if TYPE_CHECKING:
     import torch
-
-    from kernels.timing.config import Timing
 
 _numbers = count(1)
 

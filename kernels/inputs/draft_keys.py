@@ -6,15 +6,14 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from kernels.inputs import Inputs
 from kernels.inputs.sentinel_logit import PLANTED, keys_at, narrowest, queries_at, target_products
 from kernels.inputs.tensors import slots, write
+from kernels.problem import Problem
 from kernels.problem.dtypes import SIZE_BITS
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from kernels.inputs import Inputs
-    from kernels.problem import Problem
 
 ELEMENTS_AT_ONCE = 2**25  # of keys that are planted together: a handful of such tensors in fp32
 MAX_DRAFT_PLANTS = 8  # queries that can see a draft key, and as many that cannot, to which it is planted beside its neighbours

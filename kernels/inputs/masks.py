@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kernels.problem import Problem
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-    from kernels.problem import Problem
 
 WORD_BITS = 32  # XQA reads the mask in 32-bit words; uint16 is only the type in which its binding takes them
 

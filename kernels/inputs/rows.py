@@ -6,13 +6,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kernels.inputs import Inputs
 from kernels.inputs.tensors import offsets, slots, token_major
+from kernels.problem import Problem
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from kernels.inputs import Inputs
-    from kernels.problem import Problem
 
 
 def rows_of(p: Problem, cache: Tensor) -> tuple[Tensor, int]:

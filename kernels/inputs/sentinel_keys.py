@@ -16,17 +16,16 @@ import math
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from kernels.inputs import Inputs
 from kernels.inputs.draft_keys import plant_drafts
 from kernels.inputs.sentinel_logit import PLANTED, before_cap, keys_at, narrowest, planted_logit, queries_at, target_products
 from kernels.inputs.shifted_logits import drawn_elements, shift_logits
 from kernels.inputs.tensors import bits, slots, usual_scale, write
+from kernels.problem import Problem
 from kernels.problem.dtypes import SIZE_BITS
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from kernels.inputs import Inputs
-    from kernels.problem import Problem
 
 # Context keys aimed at one output row, by (values are the keys, some kernel rounds to 8 bits). A row that holds n + 2 keys of equal
 # weight moves by 1 / sqrt(n + 2) when one is missed: by 0.35, over a tolerance of up to 0.19, or by 0.15, over one of 0.012.

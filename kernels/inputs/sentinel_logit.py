@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from kernels.inputs import Inputs
 from kernels.inputs.nvfp4 import dequantize
 from kernels.inputs.shifted_logits import drawn_elements, without_shift
 from kernels.inputs.tensors import bits, token_major, usual_scale
+from kernels.problem import Problem
 from kernels.problem.dtypes import SIZE_BITS
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from kernels.inputs import Inputs
-    from kernels.problem import Problem
 
 # Query tokens of a request, from the last, at whom context keys are aimed; and those around a draft key to which it is planted.
 PLANTED = 64

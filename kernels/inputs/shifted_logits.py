@@ -16,15 +16,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from kernels.inputs import Inputs
 from kernels.inputs.nvfp4 import BLOCK, quantize
 from kernels.inputs.nvfp4 import LARGEST as LARGEST_CODE
 from kernels.inputs.tensors import K_SCALE, bits, is_scaled, rounded, softmax_scale
+from kernels.problem import Problem
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from kernels.inputs import Inputs
-    from kernels.problem import Problem
 
 LARGEST = 448.0  # number of fp8_e4m3
 SHIFT = 16.0  # of most rows: beside 131,072 keys of logits N(-16, 1) one of logit 0 has nearly all of the weight

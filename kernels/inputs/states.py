@@ -15,15 +15,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from kernels.inputs import Inputs
 from kernels.inputs.masks import hidden
 from kernels.inputs.tensors import capped
+from kernels.problem import Problem
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-    from kernels.inputs import Inputs
-    from kernels.problem import Problem
 
 
 class State(NamedTuple):

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from kernels.inputs.tensors import Inputs
 from kernels.problem.padded import PaddedBatch
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-    from kernels.inputs.tensors import Inputs
 
 
 @dataclass(frozen=True)

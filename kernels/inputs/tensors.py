@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 from kernels.inputs.guards import guarded_output
 from kernels.inputs.masks import visibility
 from kernels.inputs.nvfp4 import dequantize, quantize
+from kernels.problem import Problem
 from kernels.problem.dtypes import FP8
 from kernels.problem.padded import NULL_PAGE
 from kernels.problem.routine import by_routine
@@ -23,8 +24,6 @@ from kernels.problem.routine import by_routine
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-    from kernels.problem import Problem
 
 
 # Not 1, so that a backend that forgets the scale of its keys or its values gives a wrong answer. A latent is both.

@@ -12,17 +12,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import Need, PlanStep, Runner, nothing_to_plan
+from kernels.device import Device
+from kernels.inputs import Inputs
+from kernels.inputs.step_lengths import HostLengths
+from kernels.libraries.flash_attn_common import Keys
 from kernels.libraries.flashinfer_common import window_left
+from kernels.problem import Problem
 from kernels.problem.dtypes import FP8, HALF
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from kernels.device import Device
-    from kernels.inputs import Inputs
-    from kernels.inputs.step_lengths import HostLengths
-    from kernels.libraries.flash_attn_common import Keys
-    from kernels.problem import Problem
 
 HEURISTIC = 0  # num_splits: the library chooses
 SPLITS_OF_VLLM = 32  # `flash_attn_max_num_splits_for_cuda_graph`: vLLM's limit for steps in a full CUDA graph

@@ -15,16 +15,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths
+from kernels.inputs import Inputs
 from kernels.inputs.rows import ancestor_rows, rows_of
 from kernels.inputs.tensors import token_major
+from kernels.problem import Problem
 from kernels.problem.fields import TMA_MEMORY, KvMemory
 from kernels.problem.padded import has_empty
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from kernels.inputs import Inputs
-    from kernels.problem import Problem
 
 MERGED_DIMS = (64, 128, 256)  # FlashInfer's merge, `DISPATCH_HEAD_DIM`
 MERGED_ELEMENTS = 8 * 1024  # its block has the heads of one token, 8 elements a thread

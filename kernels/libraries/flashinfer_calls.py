@@ -15,12 +15,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from kernels.inputs import Inputs
 from kernels.problem.dtypes import FP8, HALF, torch_dtype
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from kernels.inputs import Inputs
 
 Call = Callable[..., Any]
 

@@ -13,16 +13,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import Adapter, Module, Need, Since
+from kernels.device import Device
+from kernels.inputs import Inputs
 from kernels.libraries.flashinfer_modules import flashinfer_module
+from kernels.problem import Problem
 from kernels.problem.dtypes import FP8, HALF
 from kernels.problem.padded import has_empty
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from kernels.device import Device
-    from kernels.inputs import Inputs
-    from kernels.problem import Problem
 
 FLASHINFER = ("flashinfer-python",)
 CUDNN = (*FLASHINFER, "nvidia-cudnn-frontend")  # the cuDNN library itself comes with torch

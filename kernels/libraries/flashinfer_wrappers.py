@@ -13,20 +13,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import Adapter, Module, Need, Runner
+from kernels.device import Device
+from kernels.inputs import Inputs
 from kernels.inputs.masks import flat_custom
 from kernels.inputs.step_lengths import HostLengths
 from kernels.libraries import flashinfer_calls as calls
 from kernels.libraries import flashinfer_common as common
 from kernels.libraries.flashinfer_modules import flashinfer_module
+from kernels.problem import Problem
 from kernels.problem.dtypes import HALF, torch_dtype
 from kernels.problem.padded import has_empty
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from kernels.device import Device
-    from kernels.inputs import Inputs
-    from kernels.problem import Problem
 
 ONLY_LENGTHS = frozenset({"s_kv", "seq_lens", "batch_spec", "seed", "page_order"})  # keys that a plan alone reads
 

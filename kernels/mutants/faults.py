@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 from kernels.inputs.sentinel_keys import context_positions
 from kernels.inputs.tensors import bits, token_major
 from kernels.mutants.reference_case import ReferenceCase
+from kernels.problem import Problem
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from kernels.problem import Problem
 
 TILE = 64  # keys that a kernel adds up before it touches its accumulator
 

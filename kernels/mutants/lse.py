@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kernels.adapter import LseBase, Runner
+from kernels.device import Device
+from kernels.inputs import Inputs
 from kernels.inputs.sentinel_keys import context_positions
 from kernels.inputs.tensors import judged
 from kernels.mutants import victims
@@ -17,15 +19,12 @@ from kernels.mutants.faults import victim
 from kernels.mutants.mutant import Mutant
 from kernels.mutants.reference_case import ReferenceCase, case_of
 from kernels.mutants.victims import Applies, Needs
+from kernels.problem import Problem
 from kernels.problem.arithmetic import NATURAL
 from kernels.problem.fields import attending
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from kernels.device import Device
-    from kernels.inputs import Inputs
-    from kernels.problem import Problem
 
 # From the case as it should be, and the base that the runner states, to a log-sum-exp [Q, H] in that base.
 WrongLse = Callable[[ReferenceCase, LseBase], "Tensor"]

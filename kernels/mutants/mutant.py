@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING, Self
 from kernels import registry
 from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner
 from kernels.check import oracle
+from kernels.contract.releases import Versions
+from kernels.device import Device
+from kernels.inputs import Inputs
 from kernels.inputs.sentinel_logit import PLANTED, narrowest
 from kernels.inputs.tensors import bits, judged, rounded
 from kernels.mutants.faults import victim
 from kernels.mutants.reference_case import ReferenceCase, case_of
 from kernels.mutants.victims import Applies
+from kernels.problem import Problem
 from kernels.problem.routine import parts
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kernels.contract.releases import Versions
-    from kernels.device import Device
-    from kernels.inputs import Inputs
     from kernels.inputs.copies import InputCopy
-    from kernels.problem import Problem
 
 Wrong = Callable[[ReferenceCase], "Tensor"]
 

@@ -8,14 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from kernels.inputs import Inputs
 from kernels.inputs.masks import hidden
 from kernels.inputs.sentinel_logit import PLANTED, parts_of
+from kernels.problem import Problem
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from kernels.inputs import Inputs
-    from kernels.problem import Problem
 
 NONE = -1e30  # largest logit of a row that sees no key: its output is 0, as most kernels write it
 

@@ -15,8 +15,12 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner
+from kernels.contract.releases import Versions
+from kernels.device import Device
 from kernels.inputs import Inputs
+from kernels.problem import Problem
 from kernels.problem.dtypes import FP8, UNIT_ROUNDOFF
+from kernels.problem.features import Feature
 from kernels.split.batch import Halves, halves_of
 
 if TYPE_CHECKING:
@@ -24,11 +28,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from kernels.contract.releases import Versions
-    from kernels.device import Device
     from kernels.inputs.copies import OrderedQueries
-    from kernels.problem import Problem
-    from kernels.problem.features import Feature
 
 
 Plan = Callable[["Inputs"], Runner]

@@ -13,13 +13,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from kernels.inputs import Inputs
 from kernels.inputs.tensors import bits
+from kernels.problem import Problem
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from kernels.inputs import Inputs
-    from kernels.problem import Problem
 
 
 def inputs_of_layer(first: Inputs, layer: int) -> Inputs:

@@ -10,8 +10,8 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from kernels.adapter import Runner
 from kernels.timing.caches import reset_persisting_l2
 from kernels.timing.config import MIN_SAMPLES
 from kernels.timing.graphs import timed_event
@@ -21,9 +21,6 @@ from kernels.timing.sm_clock import clock_of_device
 from kernels.timing.stats import interval_of_blocks
 from kernels.timing.stopping import StopReason
 from kernels.timing.timers import Block, Timer
-
-if TYPE_CHECKING:
-    from kernels.adapter import Runner
 
 SHORT_US = 20.0  # a shorter call need not be known better than one of so many microseconds
 LIMITS = 2.0  # a difference of two steps may be so many times as uncertain, relatively, as the median of an isolated call

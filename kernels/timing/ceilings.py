@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import BaseModel, ConfigDict, PositiveFloat
 
+from kernels.adapter import Runner
 from kernels.problem.dtypes import torch_dtype
 from kernels.timing.caches import Caches
 from kernels.timing.graphs import capture, timed_event
@@ -21,8 +22,6 @@ from kernels.timing.timers import Cupti, GraphReplay
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from kernels.adapter import Runner
 
 SAMPLES, WARMUP = 10, 3
 STREAM_BYTES = 4 * 2**30

@@ -12,16 +12,12 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from kernels.adapter import nothing_to_plan
+from kernels.adapter import PlanStep, Runner, nothing_to_plan
+from kernels.inputs import Inputs
 from kernels.inputs.step_lengths import steps_before
 from kernels.timing.profiled import Event, Work, WorkUnknown, profile, work_of
 from kernels.timing.stats import ci95_of_median, quantile
-
-if TYPE_CHECKING:
-    from kernels.adapter import PlanStep, Runner
-    from kernels.inputs import Inputs
 
 WARMUP, PLANS = 8, 64  # plans, each for other lengths: what a library keeps for lengths it has seen does not help it
 MIN_PLANS, MAX_SECONDS = 16, 0.25  # of plans that take long

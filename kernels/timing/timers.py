@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from kernels.adapter import Runner
 from kernels.timing.caches import Caches, reset_persisting_l2
 from kernels.timing.energy import EnergyUnknown, IssuedWork
 from kernels.timing.graphs import capture, timed_event
@@ -19,8 +20,6 @@ from kernels.timing.sm_clock import Clock, clock_of_device
 
 if TYPE_CHECKING:
     import torch
-
-    from kernels.adapter import Runner
 
 TimerName = Literal["graph", "eager", "cupti"]
 

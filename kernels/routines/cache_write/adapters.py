@@ -21,18 +21,18 @@ from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import Adapter, Module, Need, QueryLengths, Runner
 from kernels.contract.runner import Restored
+from kernels.device import Device
 from kernels.libraries.engine_releases import VLLM_READ
 from kernels.libraries.flashinfer_common import MAX_THREADS, READ_ONLY, needs_sm80
 from kernels.libraries.flashinfer_modules import flashinfer_module
+from kernels.problem import Problem
 from kernels.problem.dtypes import FP8, HALF, SIZE_BITS
+from kernels.problem.features import Feature
 from kernels.routines.cache_write.problem import sizes
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kernels.device import Device
-    from kernels.problem import Problem
-    from kernels.problem.features import Feature
     from kernels.routines.cache_write.inputs import WriteInputs
 
 CHECKED = 16  # bytes that the check takes for an element of the cache, of rows and of queries

@@ -24,15 +24,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from kernels.adapter import Adapter, Need, QueryLengths, Runner
+from kernels.contract.runner import Restored
+from kernels.device import Device
+from kernels.problem import Problem
 from kernels.problem.dtypes import HALF
 from kernels.routines.gated_delta.problem import kept_states, num_slots
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kernels.contract.runner import Restored
-    from kernels.device import Device
-    from kernels.problem import Problem
     from kernels.routines.gated_delta.inputs import DeltaInputs
 
 CHUNK = 64

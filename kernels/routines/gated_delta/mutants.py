@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from kernels.adapter import Need, Runner
+from kernels.device import Device
+from kernels.problem import Problem
 from kernels.routines.gated_delta.adapters import CHUNK, Delta
 from kernels.routines.gated_delta.problem import kept_states
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kernels.device import Device
-    from kernels.problem import Problem
     from kernels.routines.gated_delta.inputs import DeltaInputs
     from kernels.routines.gated_delta.reference import Terms
 

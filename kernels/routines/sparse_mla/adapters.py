@@ -22,20 +22,20 @@ from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
 from kernels.adapters.engine_mla import FlashAttn3Mla
 from kernels.adapters.flash_mla import FlashMla, FlashMlaOfVllm
 from kernels.adapters.flashinfer_mla import Mla, fa_dtype_needs
+from kernels.device import Device
+from kernels.inputs import Inputs
 from kernels.inputs.tensors import judged
 from kernels.libraries.flashinfer_common import needs_sm80
 from kernels.libraries.latent_common import MAX_PROCESSORS
+from kernels.problem import Problem
 from kernels.problem.dtypes import HALF
+from kernels.problem.features import Feature
 from kernels.routines.sparse_mla.problem import DS_DIMS, DS_MLA, query_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kernels.device import Device
-    from kernels.inputs import Inputs
     from kernels.inputs.copies import InputCopy
-    from kernels.problem import Problem
-    from kernels.problem.features import Feature
     from kernels.routines.sparse_mla.inputs import SparseInputs
 
 ROUTINE = "sparse_mla"

@@ -11,20 +11,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kernels.check import changed_token, judgement, oracle
+from kernels.check.answer import Answer
 from kernels.check.tolerance import row_tolerances
 from kernels.inputs import checksums as sums
 from kernels.inputs import copied_tokens as copying
 from kernels.inputs import small_inputs as small
 from kernels.inputs import tensors
+from kernels.inputs.copied_tokens import Copied
+from kernels.problem.arithmetic import Arithmetic
 from kernels.routines.sparse_mla import inputs as own
 from kernels.routines.sparse_mla.inputs import RowInputs, SparseInputs, draw, redraw, write_values
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from kernels.check.answer import Answer
-    from kernels.inputs.copied_tokens import Copied
-    from kernels.problem.arithmetic import Arithmetic
 
 __all__ = [
     "answer", "change_tokens", "checksums", "copied_tokens", "draw", "judge_rows", "judge_whole", "judged",

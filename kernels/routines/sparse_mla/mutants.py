@@ -16,12 +16,12 @@ from kernels.mutants.faults import victim
 from kernels.mutants.mutant import Mutant
 from kernels.mutants.reference_case import ReferenceCase
 from kernels.mutants.victims import Applies
+from kernels.problem import Problem
 from kernels.routines.sparse_mla.problem import DS_MLA, ROUTINE, QueryRows
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kernels.problem import Problem
     from kernels.routines.sparse_mla.inputs import RowInputs
 
 Wrong = Callable[[ReferenceCase], "Tensor"]
