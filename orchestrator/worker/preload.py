@@ -15,7 +15,7 @@ from orchestrator import gc_pause
 
 def preload(packages: Iterable[str] = ()) -> None:
     """Imports torch, the adapters and these kernel libraries, and opens no device."""
-    import_all(("torch", *packages))
+    import_all(("torch", f"{__package__}.point_runner", *packages))
     registry.adapters()
 
 

@@ -20,7 +20,6 @@ from orchestrator.pools.ray.nodes import Nodes, describe, identity, pinned_to, w
 from orchestrator.process import end_with_parent
 from orchestrator.scheduling.interfaces import PendingResult, Slot
 from orchestrator.worker.messages import Task, WorkerConfig, WorkResult
-from orchestrator.worker.point_runner import PointRunner
 from orchestrator.worker.preload import LoadedFiles, preload
 
 
@@ -53,6 +52,8 @@ class WorkerActor:
         return found_again(keys)
 
     def ready(self, config: WorkerConfig, device: Device, node_id: str) -> WorkResult:
+        from orchestrator.worker.point_runner import PointRunner  # imports torch, for which neither the driver nor Ray waits
+
         self.runner = PointRunner.create(config, device, node_id)
         return self.runner.ready()
 

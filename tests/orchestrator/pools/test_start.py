@@ -43,8 +43,18 @@ def test_a_command_that_measures_says_at_once_that_it_has_begun(monkeypatch: pyt
     assert (screen.getvalue() != "", piped.getvalue()) == (speaks, "")
 
 
-def test_the_first_line_needs_no_import_that_takes_long():
-    code = "import sys; import orchestrator.__main__; print({'hydra', 'pydantic', 'ray', 'torch', 'numpy'} & set(sys.modules))"
+@pytest.mark.parametrize(
+    ("imported", "slow"),
+    [
+        ("orchestrator.__main__", {"hydra", "pydantic", "ray", "torch", "numpy"}),  # has said its first line
+        (
+            "orchestrator.run, orchestrator.pools.ray.connection",
+            {"torch", "flashinfer"},
+        ),  # the driver, and a worker that can be killed
+    ],
+)
+def test_what_has_to_answer_soon_imports_nothing_that_takes_long(imported: str, slow: set[str]):
+    code = f"import sys, {imported}; print({slow} & set(sys.modules))"
 
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "set()"
 
