@@ -1,4 +1,4 @@
-"""Rough times: of backends that were only measured until they were certainly not the best. Their mark, and words for it.
+"""Rough times: of backends that were stopped once they could not be the fastest. Their mark, and words for it.
 
 A credited row has the samples of another backend, which makes the same call (`measured_as`).
 """
@@ -23,7 +23,7 @@ def mark(*rough: bool | None) -> str:
 
 def legend(*rough: bool | None) -> str:
     """What a title says of the mark, if a table has any."""
-    return f"; ~ of times that are only known within {ROUGH:.0%}" if any(rough) else ""
+    return f"; ~ of times known within {ROUGH:.0%}" if any(rough) else ""
 
 
 def how_known(row: Mapping[str, Any]) -> str:
@@ -31,7 +31,7 @@ def how_known(row: Mapping[str, Any]) -> str:
     words, us, rel, source = [], row["median_us"], row.get("ci95_rel"), row.get("measured_as")
     if row.get("stop_reason") == DECIDED:
         known = f"within {ROUGH:.0%}" if rel is None or math.isnan(rel) else f"{us * (1 - rel):,.1f} to {us * (1 + rel):,.1f} µs"
-        words.append(f"rough: {known}, stopped early since certainly not the best")
+        words.append(f"rough: {known}, stopped early, since it cannot be the fastest")
     if isinstance(source, str):
         words.append(f"measured as {source}, which makes the same call")
     return "; ".join(words)
@@ -44,7 +44,7 @@ def counted(rows: Iterable[Mapping[str, Any]]) -> list[str]:
         found["rough"] += row.get("stop_reason") == DECIDED
         found["credited"] += isinstance(row.get("measured_as"), str)
     sentences = {
-        "rough": f"times are rough: only known within about {ROUGH:.0%}, since the backend was certainly not the best",
+        "rough": f"times are rough (known within about {ROUGH:.0%}): their backend was stopped once it could not be the fastest",
         "credited": "rows have the time of another backend, which makes the same call (measured_as)",
     }
     return [f"{found[kind]} {words}" for kind, words in sentences.items() if found[kind]]

@@ -108,7 +108,7 @@ def _compiling(plan: Plan, cores: Sequence[int]) -> list[tuple[str, str]]:
         return []
     times = ", ".join(f"about {_duration(compile_seconds(modules, count))} on {count} cores" for count in cores)
     unknown = not_measured(modules)
-    usual = f"; {unknown} of {len(modules)} modules are of a kind that no committed run compiled, and count as the median kind"
+    usual = f"; a guess for {unknown} of {len(modules)} modules: no committed run has compiled their kind"
     return [("compilation, once a machine, if none is cached", times + (usual if unknown else ""))]
 
 

@@ -163,7 +163,7 @@ def size_grids(current: pd.DataFrame) -> list[Grid]:
         "rate at least (95%)",
         "faults needed to tell",
     )
-    title = "smallest size from which on the check catches 99% of the faults of that size and larger"
+    title = "smallest size from which the check catches 99% of all faults as large or larger"
     found = []
     for device, rows in drawn_faults(current).groupby("device_name", sort=True):
         groups = rows.groupby(["judged_as", "kind", "kv_dtype"], sort=True)

@@ -41,8 +41,8 @@ WIDE = 2  # standard deviations
 APART = WIDE * THROTTLED_CLOCK  # a ratio of times that are not short
 DIFFERING = ("device_name", "cluster", "libraries", "timer", "l2", "page_size", "page_order")
 RULE = (
-    f"no noise floor of published times is known, so this is no test; times within {APART:.0%} (more below 20 µs) cannot be told "
-    f"apart: twice what the same points differed by in two runs of this project whose clocks were throttled and unknown"
+    f"no noise floor of published times is known, so this is no test; times within {APART:.0%} (more below 20 µs) count as equal: "
+    f"twice the difference of the same points in two runs of this project with throttled, unknown clocks"
 )
 
 
@@ -120,7 +120,7 @@ def _why_no_ratio(others: pd.DataFrame) -> str:
         return ""
     there, here = (" and ".join(sorted(set(others[f"device_name_{side}"]))) for side in "ab")
     return (
-        f". No ratio of {there} and {here}: it would hold how each was timed as well as the GPUs. The next table has the times. "
+        f". No ratio of {there} and {here}: it would mix the GPUs with how each was timed. The next table has the times. "
         f"For a ratio import a table of {here} from the same source and compare the two, or measure {there} with the same sweep"
     )
 

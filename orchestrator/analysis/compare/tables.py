@@ -109,11 +109,9 @@ def notes(found: Comparison) -> list[str]:
         f"{interleaved} of {len(points)} pairs were interleaved; the others get the floor between runs as well, {BETWEEN_RUNS}",
     ]
     if shared := int((~points["counted"]).sum()):
-        pairs = "pair shares" if shared == 1 else "pairs share"
-        sentences.append(
-            f"{shared} {pairs} the samples of another backend, whose call is the same: each has a verdict, and "
-            f"groups {'and the gate ' if found.has_gate else ''}count the samples once"
-        )
+        pairs = "pair is an alias" if shared == 1 else "pairs are aliases"
+        once = "group tests and the gate" if found.has_gate else "group tests"
+        sentences.append(f"{shared} {pairs} of another backend's call: {once} count such samples once")
     sentences += _of_backends(found)
     if (points["timer_a"] == GRAPH_REPLAY).any():
         sentences.append("changes are of times with the launch of the graph, and best against best without it (docs/timing.md)")

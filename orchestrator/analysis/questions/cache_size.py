@@ -65,8 +65,8 @@ def left_out(data: Dataset, place: Sequence[str]) -> dict[tuple[Any, ...], str]:
         of_layers = f"of {layers} layers " if layers > 1 else ""
         words[tuple(record[key] for key in place)].append(
             f"{record['workloads']:,} of {record['whole']:,} measured workloads{weight} do not count: their KV cache {of_layers}is "
-            f"larger than the GPU's {record['memory_bytes'] / 1e9:,.0f} GB, from batch "
-            f"{first['batch_size']}, s_kv {first['s_kv']:,} with {first['bytes'] / 1e9:,.0f} GB on; draft.layers says how many "
-            "layers one GPU has, if GPUs share them. The memory of the model's weights is not counted"
+            f"larger than the GPU's {record['memory_bytes'] / 1e9:,.0f} GB (the smallest: {first['bytes'] / 1e9:,.0f} GB, at batch "
+            f"{first['batch_size']}, s_kv {first['s_kv']:,}); if GPUs share the layers, type draft.layers=N of one GPU. "
+            "Weights of the model are not counted"
         )
     return {values: "; ".join(several) for values, several in words.items()}

@@ -321,7 +321,7 @@ class Part:
         if all(set(choice.record["statuses"]) == {NOT_THERE} for choice in self.choices):
             return Advice(None, "no flag of the engine serves such workloads")
         if default is None or not default.served:
-            name = "what the engine takes by itself is not known" if default is None else f"the default {default.label} has no time"
+            name = "the engine's default is not known" if default is None else f"the default {default.label} has no time"
             why = f" ({default.not_right})" if default is not None else ""
             return Advice(None, self._without(name + why))
         best = min(others, key=lambda choice: (-choice.margin.saving if choice.margin else 1.0, choice.name), default=None)

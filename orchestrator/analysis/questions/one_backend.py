@@ -56,7 +56,7 @@ def _notes(found: Sequence[Part]) -> Grid:
     titles = {note: [title for title, one in notes if one == note] for _, note in notes}
     every = len({part.title for part in found})
     cells = tuple(("each" if len(of) == every > 1 else ", ".join(of), note) for note, of in titles.items())
-    return Grid("what this is an answer to", ("deployment", "note"), cells)
+    return Grid("scope of the answers", ("deployment", "note"), cells)
 
 
 def _of_part(part: Part) -> Iterator[str]:

@@ -22,9 +22,8 @@ ALWAYS = ("routine", "model", "q_dtype", "kv_dtype", "batch_size", "s_kv", "s_qo
 OF_EACH = ("kernel", "measured_as", "device_uuid", *VERSIONS)  # of a measurement; in the table if they vary, else above it
 SAME_RUN = ("dataset", "run_id")
 LEGEND = (
-    "The point that changed most comes first, those of rough times last. `from` and `to` are the 5th and 95th percentile of the "
-    "samples; in a step the 95% interval; ~ of a rough time, which was only measured until its backend was certainly not the best, "
-    "the whole interval."
+    "The largest change comes first, rough times last. `from` and `to` are the 5th and 95th percentile of the samples; in a step "
+    "the 95% interval; of a rough time (~: its backend was stopped once it could not be the fastest) the whole interval."
 )
 
 

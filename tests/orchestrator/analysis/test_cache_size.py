@@ -33,7 +33,7 @@ TIMES = {
     (64, 1): {DEFAULT: 90.0, "fa2_tc": 10.0},
     (64, 4): {DEFAULT: 90.0, "fa2_tc": 10.0},
 }
-TOO_BIG = "their KV cache of 80 layers is larger than the GPU's 141 GB, from batch 64, s_kv 8,192 with 172 GB on"
+TOO_BIG = "their KV cache of 80 layers is larger than the GPU's 141 GB (the smallest: 172 GB, at batch 64, s_kv 8,192)"
 
 
 def data(layers: int | None = None) -> Dataset:

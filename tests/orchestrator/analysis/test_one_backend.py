@@ -446,8 +446,8 @@ def test_a_workload_whose_cache_alone_is_larger_than_the_gpu_does_not_count():
     assert (line["type"], line["workloads"], line["mean"]) == ("fa2_tc", "1", "1.00")  # at batch 64 cudnn is 9 times as fast
     assert notes_of(found) == [
         "1 of 2 measured workloads, with 75% of the weight, do not count: their KV cache of 80 layers is larger than the GPU's "
-        "141 GB, from batch 64, s_kv 8,192 with 172 GB on; draft.layers says how many layers one GPU has, if GPUs share them. "
-        "The memory of the model's weights is not counted"
+        "141 GB (the smallest: 172 GB, at batch 64, s_kv 8,192); if GPUs share the layers, type draft.layers=N of one GPU. "
+        "Weights of the model are not counted"
     ]
 
 

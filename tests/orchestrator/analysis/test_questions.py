@@ -69,7 +69,7 @@ def test_a_lead_over_a_rough_time_is_marked_and_must_exceed_what_that_leaves_ope
 
     assert (far["rough"], far["runner_up_rough"], far["above_noise"]) == (False, True, True)
     assert (near["rough"], near["above_noise"]) == (True, False)
-    assert "(+~30%)" in grid.cells[0][-1] and "~ of times that are only known within 5%" in grid.title
+    assert "(+~30%)" in grid.cells[0][-1] and "~ of times known within 5%" in grid.title
 
 
 def test_times_that_were_taken_in_another_way_do_not_compete():

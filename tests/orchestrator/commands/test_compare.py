@@ -231,7 +231,7 @@ def test_pairs_that_share_samples_are_counted_in_a_sentence(tmp_path: Path):
     later = dataset(tmp_path / "later", [timed("fa2_tc", 10, MORNING), timed("auto", 10, MORNING, **shared)])
     alone = dataset(tmp_path / "alone", [timed("fa2_tc", 10, MORNING)])
 
-    assert "1 pair shares the samples of another backend" in " ".join(tables.notes(compare([base], [later], "nowhere")))
+    assert "1 pair is an alias of another backend's call" in " ".join(tables.notes(compare([base], [later], "nowhere")))
     assert "share the samples" not in " ".join(tables.notes(compare([base], [alone], "nowhere")))
 
 

@@ -8,8 +8,8 @@ import { mark, newest, numberOf, ok, present, split, tally, timeOf, timeRatio, t
 import { ink, inkOn, ramp, RAMP, signOf } from "./theme.js";
 
 const IN_PICTURE = "in a cell: backend, median µs, lead over the next (≈ within noise, ~ rough), relative error";
-export const WHAT_A_CELL_SAYS = "the fastest of all backends whatever the filters leave, the kernel that it ran if the name does not tell it, its median in µs, "
-  + "how far it is ahead of the next (≈ is no more than noise, ~ of a time that is only roughly known), and the relative error of its answer.";
+export const WHAT_A_CELL_SAYS = "the fastest of all backends, whatever the filters, its kernel if the name does not tell it, its median in µs, "
+  + "its lead over the next (≈ within noise, ~ of a rough time), and the relative error of its answer.";
 const NONE = -1; // a cell without a right answer
 const GREY = { visualMap: false, itemStyle: { color: "#bdbdbd" } }; // of a cell without a value, as --none in style.css
 const [ROOM_FOR_TIME, ROOM_FOR_ERROR] = [90, 116]; // pixels of a cell from which the parts of a line stand beside each other

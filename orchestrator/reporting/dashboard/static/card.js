@@ -7,7 +7,7 @@ import { howKnown, isRough, mark, newest, ok, overFastest, timeWords } from "./s
 const PROVENANCE = ["device_name", "host", "cluster", "run_id", "attempt", "driver", "cuda", "torch_version", "libraries", "flashinfer_version",
   "orchestrator_version", "timer", "l2", "icache", "stop_reason", "measured_as", "ci95_rel", "num_samples", "sm_clock_mhz", "temperature_c", "power_w",
   "throttle_reasons", "other_processes", "started_at", "finished_at"];
-const ROUGH_NOTE = "~ rough: stopped early, since it is certainly not the best";
+const ROUGH_NOTE = "~ rough: stopped early, since it cannot be the fastest";
 const BRIEF = 6; // backends under a pointer; a click shows all
 
 // Rows of the problem or workload of a row, its newest of each backend: first those that are ok, from the least time on.

@@ -120,6 +120,6 @@ function scatter(context, pairs, by, base, cand) {
   const point = (row) => data.axes.filter((name) => name !== by && data.values(name).length > 1).map((name) => nameOf(name, data.value(name, row)));
   const numbers = () => pairs.map(({ row, from, ratio }) => [row, data.value("ran", row), point(row).join(" · "), numberOf(data, from),
     numberOf(data, row), mark(data, row, from) + times(ratio)]);
-  return panel(context, { title: `${cand} over ${base}`, question: "Time of the candidate over the baseline; below 1 the candidate is the faster", option, numbers, wide: true, height: 480,
+  return panel(context, { title: `${cand} over ${base}`, question: "Time of the candidate over the baseline; below 1 the candidate is faster", option, numbers, wide: true, height: 480,
     header: ["backend", "workload", `${base} µs`, `${cand} µs`, "ratio"] });
 }

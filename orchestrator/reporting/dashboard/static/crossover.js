@@ -7,7 +7,7 @@ import { mark, numberOf, ok, present, split, timeRatio, varying, leadersOf } fro
 import { sign } from "./theme.js";
 import { defaultAxis } from "./lines.js";
 
-const QUESTION = "The fastest prefill backend's time over the fastest decode backend's: above 1 the decode kernel is the faster.";
+const QUESTION = "The fastest prefill backend's time over the fastest decode backend's: above 1 the decode kernel is faster.";
 const ROUTINES = ["paged_decode", "paged_prefill"];
 
 export function crossoverView(context) {

@@ -18,7 +18,7 @@ export function filterList({ data, state, go }) {
   const names = filterNames(data, filters);
   const chosen = Object.values(filters).reduce((sum, words) => sum + words.length, 0);
   const clear = h("button", { id: "clear", disabled: !chosen, onclick: () => go({ filters: {} }) }, "clear all filters");
-  const words = names.length ? "Nothing chosen means everything. A number is of points." : "No axis of this dataset varies.";
+  const words = names.length ? "No filter shows everything. Numbers count points." : "No axis of this dataset varies.";
   const fold = h("details", { id: "fold", open: matchMedia("(min-width: 761px)").matches },
     h("summary", {}, chosen ? `Filters: ${chosen} chosen` : "Filters"), h("p", { class: "note" }, words), clear,
     ...names.map((name) => filterOf(data, filters, name, go)));

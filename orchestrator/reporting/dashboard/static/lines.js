@@ -131,7 +131,7 @@ function yAxis(lines, { metric, log, top }) {
 // How many points rest on a rough time, in words.
 function roughNote(data, lines) {
   const count = lines.flatMap(({ rows }) => rows).filter((row) => isRough(data, row)).length;
-  return count ? `~ ${count} points are rough: stopped early, since certainly not the best; their bars are the whole interval.` : null;
+  return count ? `~ ${count} points are rough: stopped early, since they cannot be the fastest; their bars are the whole interval.` : null;
 }
 
 // Lines that leave the plot, in words.

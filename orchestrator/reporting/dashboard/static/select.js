@@ -91,7 +91,7 @@ export function shownOf(data, rows) {
   return names.size === 1 ? [...names][0] : data.value("backend", rows[0]);
 }
 
-// Whether a row's time is rough: it was only measured until its backend was certainly not the best.
+// Whether a row's time is rough: its backend was stopped once it could not be the fastest.
 export function isRough(data, row) {
   return data.value("stop_reason", row) === "decided";
 }
@@ -115,7 +115,7 @@ export function numberOf(data, row, name = "ranked_us") {
 // How a row came to its time, if not by measuring it in full: for a tooltip.
 export function howKnown(data, row) {
   const [low, high, source] = ["low_us", "high_us", "measured_as"].map((name) => data.value(name, row));
-  return [isRough(data, row) ? `~ rough: ${low === null ? "" : `${short(low)} to ${short(high)} µs; `}stopped early, since it is certainly not the best` : null,
+  return [isRough(data, row) ? `~ rough: ${low === null ? "" : `${short(low)} to ${short(high)} µs; `}stopped early, since it cannot be the fastest` : null,
     source === null ? null : `measured as ${source}, which makes the same call`].filter((words) => words).join("; ") || null;
 }
 

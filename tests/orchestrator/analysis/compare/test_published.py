@@ -62,7 +62,7 @@ def test_published_times_of_another_gpu_stand_beside_ours_without_a_ratio(tmp_pa
 
     assert [cells[-2:] for cells in summary.cells] == [("none: other GPU", "none: other GPU")]
     assert not any(ratio in str([summary, shapes]) for ratio in ("1.4 ", "1.40", "0.71"))
-    assert "No ratio of NVIDIA H100 and H200: it would hold how each was timed" in summary.title
+    assert "No ratio of NVIDIA H100 and H200: it would mix the GPUs with how each was timed" in summary.title
     assert shapes.cells[0][-3:] == ("fa2_tc 140.0", "100.0", "fa2_tc 100.0")
 
 
