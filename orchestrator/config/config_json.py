@@ -113,7 +113,7 @@ def _note_unread(c: Keys, asked: str) -> None:
     known |= {key for table in ("names", "refused", "read", "other", "whole", "above_zero") for key in KEYS[table]}
     unread = [key for key, value in c.items() if key not in known and value not in (None, 0, 1, "", [], {}) and NEAR.match(key)]
     if unread:
-        note_once(f"{asked}: not read: {', '.join(unread)[:MAX_SAID]}; whether attention differs by them is for you to say")
+        note_once(f"{asked}: not read: {', '.join(unread)[:MAX_SAID]}; check whether they change attention")
 
 
 def _require_numbers(c: Keys, asked: str) -> None:

@@ -53,7 +53,7 @@ class RayPool:
         if not self._devices:
             at = f"cluster.address={cluster.address!r}" if cluster.address else "cluster"
             raise UserError(
-                f"{at}: no machine there gives a GPU or a CPU away; start one: ray start --address=..., see docs/clusters.md"
+                f"{at}: no machine there offers a GPU or a CPU; start one: ray start --address=..., see docs/clusters.md"
             )
         self._last: dict[Slot, RayWorker] = {}
         self._spares.keep([(slot.node_id, self._devices[slot.device_name].kind) for slot in self.slots])
