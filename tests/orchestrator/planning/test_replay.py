@@ -90,6 +90,13 @@ def test_right_outputs_stand_beside_drawn_faults_on_seeds_of_their_own(settings:
     assert {problem.kv_lens for problem in rights[8]}.isdisjoint({problem.kv_lens for problem in rights[7]})
 
 
+def test_a_tolerance_of_each_backend_needs_faults_of_backends(settings: Callable[..., Settings]):
+    keys = ("+sweep=gated_delta", "model=qwen3_next_80b_a3b", "mode=check_power", "check.draws=3")
+    assert points_of(settings(*keys))
+    with pytest.raises(UserError, match="the faults of gated_delta are made of the reference alone"):
+        points_of(settings(*keys, "check.tolerance=each"))
+
+
 def test_a_tolerance_of_each_backend_needs_drawn_faults(settings: Callable[..., Settings]):
     with pytest.raises(UserError, match=r"add check\.draws=20"):
         settings("+sweep=smoke", "mode=check_power", "check.tolerance=each")
