@@ -178,7 +178,7 @@ def _drawn_of(points: Sequence[Point], settings: Settings) -> list[Point]:
     names = [*(f"drawn_{number:03d}" for number in numbers(draws)), *BESIDE]
     known = registry.registered(settings.adapters)  # a routine of a folder has no more than it draws itself
     if alone := sorted({p.problem.routine for p in points if each and (p.problem.routine, f"no_fault@{p.backend}") not in known}):
-        raise UserError(f"check.tolerance=each: the faults of {', '.join(alone)} are made of the reference alone; leave the key out")
+        raise UserError(f"check.tolerance=each: faults of {', '.join(alone)} are made of the reference alone; leave the key out")
     made_there = [made(base, name) for base in bases for name in names]
     faults = [one for one in made_there if not routine_of(one.problem.routine) or (one.problem.routine, one.backend) in known]
     seeds = range(max(2, draws // 10))
