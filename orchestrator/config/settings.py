@@ -203,6 +203,12 @@ class ReplaySettings(Points):
         return self.into or companion(self.results.path, self.mode)
 
 
+class DonateSettings(Points):
+    """mode=donate: `into` gets a copy of the rows to publish."""
+
+    into: Annotated[parts.UserPath, Field(pattern=r"\.parquet$")] | None = None
+
+
 class CompileSettings(Points):
     """mode=compile."""
 
@@ -341,6 +347,7 @@ OF_MODE: dict[str, type[Settings]] = {
     "report": AskSettings,
     "compare": CompareSettings,
     "bisect": BisectSettings,
+    "donate": DonateSettings,
     "dashboard": DashboardSettings,
     "document": DocumentSettings,
     "site": ExportSettings,
