@@ -3,7 +3,7 @@
 A row's error is compared with what rounding may cause (`tolerance.py`). Then `weighing.py` estimates how often each key, block of
 keys and (query, draft key) pair was counted, and how large the whole output is. An estimate shows a fault if it is further from
 the right one than rounding can move it systematically, plus as many standard errors as chance allows (`significance.py`).
-docs/correctness_numbers.md derives the estimates, with an example. Those from several inputs together show a fault that one leaves
+docs/correctness_numbers.md derives the estimates. Those from several inputs together show a fault that one leaves
 in the noise of rounding.
 """
 

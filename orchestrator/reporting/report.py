@@ -95,7 +95,7 @@ def _left_out(data: Dataset, question: str) -> list[Grid]:
     what = getattr(MODULES[question], "EACH", None)
     if what is None or (count := int(data.scalar(f"SELECT count(*) FROM {question}"))) <= MAX_SHOWN:
         return []
-    others = "fewer of them with where={model: NAME, batch_size: [1, 8]}; all of them in a notebook: docs/report.md"
+    others = "fewer of them with where={model: NAME, batch_size: [1, 8]}; all of them in a notebook: docs/commands.md"
     return [Grid("not all is shown", (what, "shown", "the others"), ((f"{count:,}", f"the first {MAX_SHOWN:,}", others),))]
 
 
@@ -147,7 +147,7 @@ def gpu_grids(data: Dataset) -> list[Grid]:
         if uuid in factors
     )
     header = ("GPU", "device", "points that others measured too", "takes over the mean", "in tables of several GPUs")
-    return [Grid(f"GPUs of one kind differ, by {data.cards.source} (docs/report.md)", header, cells)] if cells else []
+    return [Grid(f"GPUs of one kind differ, by {data.cards.source} (docs/compare.md)", header, cells)] if cells else []
 
 
 def status_grid(data: Dataset) -> Grid:
