@@ -11,7 +11,6 @@ from typing import Any
 
 import conf
 from orchestrator import libraries, notes, output, verbose
-from orchestrator.analysis.connection import was_interrupted
 from orchestrator.code_version import own_version
 from orchestrator.commands import BAD_POINTS, INTERRUPTED, OK, execute
 from orchestrator.composing import completion
@@ -92,6 +91,8 @@ def _run_job(config: dict[str, Any], typed: list[str]) -> int:
             raise
         return _fail(f"{error.name} is not installed, and this command measures; {libraries.TO_MEASURE}")
     except Exception as error:
+        from orchestrator.analysis.connection import was_interrupted
+
         if was_interrupted(error):  # in a query of DuckDB
             raise KeyboardInterrupt from None
         raise

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from importlib import import_module
 from typing import Any, cast
 
 from orchestrator.commands import profile
@@ -49,6 +50,8 @@ def execute(invocation: Running) -> int:
         store = access.open_writer(settings.written_path, background=settings.cluster.kind != "inline")
         try:
             with Progress(invocation.console) as progress, reach(progress.stage) as pool:
+                if settings.cluster.kind != "inline":  # workers load their libraries meanwhile
+                    import_module(".report", before_after.__package__)
                 job = Run(settings, invocation.overrides, store, pool, progress)
                 counts = job.go(points)
                 left_out = pool.left_out

@@ -47,10 +47,8 @@ def test_a_command_that_measures_says_at_once_that_it_has_begun(monkeypatch: pyt
     ("imported", "slow"),
     [
         ("orchestrator.__main__", {"hydra", "pydantic", "ray", "torch", "numpy"}),  # has said its first line
-        (
-            "orchestrator.run, orchestrator.pools.ray.connection",
-            {"torch", "flashinfer"},
-        ),  # the driver, and a worker that can be killed
+        ("orchestrator.cli", {"orchestrator.analysis", "orchestrator.storage", "ray", "torch", "numpy"}),  # answers --help
+        ("orchestrator.run, orchestrator.pools.ray.connection", {"torch", "flashinfer"}),  # the driver, and a worker to be killed
     ],
 )
 def test_what_has_to_answer_soon_imports_nothing_that_takes_long(imported: str, slow: set[str]):
