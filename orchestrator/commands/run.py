@@ -53,8 +53,7 @@ def execute(invocation: Running) -> int:
                 if settings.cluster.kind != "inline":  # workers load their libraries meanwhile
                     import_module(".report", before_after.__package__)
                 job = Run(settings, invocation.overrides, store, pool, progress)
-                counts = job.go(points)
-                left_out = pool.left_out
+                counts, left_out = job.go(points), pool.left_out
         except (KeyboardInterrupt, NoWorkers, CannotStore) as error:
             return _stopped(invocation, error, store, same_command)
         finally:
@@ -64,9 +63,8 @@ def execute(invocation: Running) -> int:
         invocation.say(text)
     if isinstance(settings, ReplaySettings):
         return _show_replay(invocation, settings, before)
-    code = exit_code(counts, settings.mode, settings.check.draws)
     broken = _broken_clauses(settings)
-    code = code or (BAD_POINTS if broken else OK)
+    code = exit_code(counts, settings.mode, settings.check.draws) or (BAD_POINTS if broken else OK)
     effort = f"{job.written} rows in {time.monotonic() - begun:.1f} s"
     _summarize(invocation, settings, job.common["run_id"], effort, any_failed=code != OK)
     for clause in broken:
