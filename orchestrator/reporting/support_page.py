@@ -30,7 +30,7 @@ DTYPE_PAIRS = tuple(product(Q_DTYPES, (*Q_DTYPES, "nvfp4")))  # of queries, and 
 DRAFT_LENGTHS = {str(s_qo): s_qo for s_qo in (1, 4, 32)}
 PROMPT_LENGTHS = {"chunk": 512, "whole": 8192}
 CONTEXT = 8192
-Answers: TypeAlias = tuple[tuple[str, str], ...]  # what is served, in two columns
+Answers: TypeAlias = tuple[tuple[str, ...], ...]  # what is served, in columns
 
 
 def page(plugins: tuple[str, ...] = ()) -> str:
@@ -40,7 +40,7 @@ def page(plugins: tuple[str, ...] = ()) -> str:
     """
     devices = {arch: known_devices()[name] for arch, name in ARCHITECTURES.items()}
     found = registry.adapters(plugins)
-    parts = [USUAL["page"].format(s_qo=", ".join(DRAFT_LENGTHS), context=CONTEXT)]
+    parts = [USUAL["page"].format(s_qo=", ".join(DRAFT_LENGTHS), context=CONTEXT, features=", ".join(FEATURES))]
     for routine in USUAL["shapes"]:
         adapters = [adapter for (of, _), adapter in found.items() if of == routine]
         grids = [dtype_grid(adapters, devices), feature_grid(routine, adapters, devices)]
@@ -102,15 +102,15 @@ def _lengths_of(adapter: Adapter) -> dict[str, int]:
 
 
 def feature_grid(routine: str, adapters: list[Adapter], devices: dict[str, Device]) -> Grid:
-    """A row for all backends of one library that serve the same features; architectures stand in brackets if not all do."""
+    """A row for all backends of one library that serve the same: the features that they do not, or on some architectures only."""
     features = {name: keys for name, keys in FEATURES.items() if name not in USUAL["no_such_features"].get(routine, ())}
     served = {}
     for adapter in adapters:
         able = {name: _architectures(adapter, devices, keys) for name, keys in features.items()}
-        words = ", ".join(f"{name}{found}" for name, found in able.items() if found is not None)
-        served[adapter.name] = ((_libraries(adapter), f"{adapter.query_lengths}: {words or 'nothing else'}"),)
+        words = ", ".join(f"{name}{found or ''}" for name, found in able.items() if found != "")
+        served[adapter.name] = ((_libraries(adapter), adapter.query_lengths, words or "–"),)
     rows = tuple((names, *alike[0]) for names, alike in _alike(served))
-    return Grid("query lengths and features", ("backend", "library", "serves"), rows)
+    return Grid("query lengths, and what is not served", ("backend", "library", "query lengths", "not served"), rows)
 
 
 def _libraries(adapter: Adapter) -> str:
@@ -124,7 +124,7 @@ def _architectures(adapter: Adapter, devices: dict[str, Device], keys: dict[str,
     able = [arch for arch, device in devices.items() if _supports_any_length(adapter, device, keys)]
     if not able:
         return None
-    return "" if plain and set(able) >= set(plain) else f" ({' '.join(able)})"
+    return "" if plain and set(able) >= set(plain) else f" (only {' '.join(able)})"
 
 
 def _supports_any_length(adapter: Adapter, device: Device, keys: dict[str, Any]) -> bool:
