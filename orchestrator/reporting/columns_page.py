@@ -94,7 +94,7 @@ def _grids() -> dict[str, Grid]:
 
 
 def _line(column: Column) -> tuple[str, ...]:
-    has_value = "ok rows only" if column.only_if_ok else "may be null" if column.nullable else "always"
+    has_value = "if ok" if column.only_if_ok else "maybe" if column.nullable else "always"
     return (column.name, column.type, column.unit, has_value, column.meaning)
 
 
