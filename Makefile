@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 
-.PHONY: run test test-browser test-slurm test-s3 browser docs versions format install
+.PHONY: run test test-browser test-slurm test-s3 browser docs site versions format install
 
 run: install  ## the main job; more keys: make run ARGS="cluster=ray cluster.address=HOST:6379"
 	$(BIN)/python -m orchestrator +sweep=specdec_long_ctx $(ARGS)
@@ -58,6 +58,9 @@ $(VENV)/.browser: $(VENV)/.dev requirements-browser.txt
 
 docs: install  ## every generated page: findings, datasets, docs/support.md, docs/columns.md
 	$(BIN)/python -m tools.docs
+
+site: install  ## public/: the committed datasets and the documents as static pages
+	$(BIN)/python -m orchestrator mode=site results.path=results document=docs export=public
 
 versions: install  ## docs/versions.md: which releases of FlashInfer take which call; three minutes
 	$(BIN)/python tools/releases.py write

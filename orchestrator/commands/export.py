@@ -9,7 +9,7 @@ from typing import Any
 
 from orchestrator.commands.invocation import OK, Invocation, command_line
 from orchestrator.config import exports
-from orchestrator.config.settings import PARQUET, TRACES, ExportSettings, ImportSettings
+from orchestrator.config.settings import PARQUET, TRACES, ExportSettings, ImportSettings, SiteSettings
 from orchestrator.errors import CannotStore, DatasetGone, UserError
 from orchestrator.storage.columns import Row
 from orchestrator.untrusted.door import reading
@@ -77,7 +77,9 @@ def _site(invocation: Invocation[ExportSettings], folder: str) -> tuple[LeftOut,
     from orchestrator.storage import checksum
 
     with checksum.noted_together(), Progress(invocation.console, "site") as progress:
-        built = build(invocation.settings.results.path, invocation.settings.where, folder, progress.stage)
+        settings = invocation.settings
+        document = settings.document if isinstance(settings, SiteSettings) else None
+        built = build(settings.results.path, settings.where, folder, progress.stage, document)
     left_out = f"; {built.without_rows} datasets have no such rows" if built.without_rows else ""
     invocation.say(
         f"{folder}: {built.datasets} datasets, {built.comparisons} comparisons, {built.histories} pages of history, "

@@ -284,7 +284,7 @@ class DashboardSettings(Chosen):
 
 
 class ExportSettings(ForDeployment):
-    """mode=export, and mode=site."""
+    """mode=export."""
 
     export: exports.Export
     draft: Draft = Draft()
@@ -315,6 +315,12 @@ class ExportSettings(ForDeployment):
             raise ValueError(f"export: {way}")
         found = exports.parse(str(given["export"]), str(given.get("mode")))
         return {**given, "export": found._replace(path=None if found.path is None else expanded(found.path))}
+
+
+class SiteSettings(ExportSettings):
+    """mode=site: the Markdown files below the folder `document` are pages of it."""
+
+    document: parts.UserPath | None = None
 
 
 class ImportSettings(Settings):
@@ -350,7 +356,7 @@ OF_MODE: dict[str, type[Settings]] = {
     "donate": DonateSettings,
     "dashboard": DashboardSettings,
     "document": DocumentSettings,
-    "site": ExportSettings,
+    "site": SiteSettings,
     "import": ImportSettings,
     "export": ExportSettings,
     "support": Settings,

@@ -43,6 +43,7 @@ from orchestrator.untrusted.text import for_markdown
 MAX_ROWS = 200  # of a table, and of the values of {{ }}
 NAME = re.compile(r"[A-Za-z_]\w*")
 IDENTIFIER = re.compile(r"'(?:[^']|'')*'|--[^\n]*|(?:([A-Za-z_]\w*)\s*\.\s*)?([A-Za-z_]\w*)")
+HEADING = re.compile(r"<h([2-6])>(.*?)</h\1>")
 FENCE = re.compile(r"(`{3,}) *(\w*)([^`]*)")
 INLINE = re.compile(r"\{\{(.+?)\}\}", re.DOTALL)
 SPEC = re.compile(r"\s\|\s*([^|'\"]+?)\s*$")
@@ -159,10 +160,16 @@ def html(text: str, title: str) -> str:
 
 
 def html_body(text: str) -> str:
-    """What is between the tags of a page's body. Text cannot define where the links of other text lead."""
+    """What is between the tags of a page's body. Text cannot define where the links of other text lead; headings are targets."""
     from markdown_it import MarkdownIt
 
-    return str(MarkdownIt("commonmark", {"html": False}).enable("table").disable("reference").render(text))
+    body = str(MarkdownIt("commonmark", {"html": False}).enable("table").disable("reference").render(text))
+    return HEADING.sub(lambda found: f'<h{found[1]} id="{_anchor(found[2])}">{found[2]}</h{found[1]}>', body)
+
+
+def _anchor(title: str) -> str:
+    """What hosts of Git repositories call a section."""
+    return re.sub(r"<[^>]*>|&\w+;|[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
 def _chosen(document: Document, results: str | None) -> dict[str, Source]:

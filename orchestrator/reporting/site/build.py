@@ -20,7 +20,7 @@ from orchestrator.errors import NoRows, UserError
 from orchestrator.reporting.dashboard import data as page_data
 from orchestrator.reporting.dashboard import linked, packing
 from orchestrator.reporting.document import html_body
-from orchestrator.reporting.site import datasets, history, pairs
+from orchestrator.reporting.site import datasets, documents, history, pairs
 from orchestrator.reporting.site.datasets import Facts, Listed, Make, Names, link, table
 from orchestrator.reporting.site.target import Target
 from orchestrator.untrusted.text import for_line, for_markdown, for_markdown_cell
@@ -71,11 +71,15 @@ class Site(NamedTuple):
         self.target.write(address, page, key, facts)
 
 
-def build(path: str, where: Where, folder: str, say: Callable[[str], None] = lambda words: None) -> SiteContent:
+def build(
+    path: str, where: Where, folder: str, say: Callable[[str], None] = lambda words: None, document: str | None = None
+) -> SiteContent:
     """Writes the site of the datasets under `path`, a folder or a pattern, to `folder`; `say` gets what is being done.
 
-    Raises UserError if there are no rows, if the folder is not a site's or cannot be written, and as `open_dataset` does.
+    The Markdown files below the folder `document` are pages too. Raises UserError if there are no rows, or no such files, if the
+    folder is not a site's or cannot be written, and as `open_dataset` does.
     """
+    texts = documents.texts(document)
     places = [place for place in datasets.find(path) if Path(folder).resolve() not in Path(place).resolve().parents]
     if not any(map(datasets.exists, places)):
         raise NoRows(f"results.path={path!r}: no dataset there; type results.path=DIR, or a pattern such as 'results/*'")
@@ -83,17 +87,19 @@ def build(path: str, where: Where, folder: str, say: Callable[[str], None] = lam
     target = Target(folder)
     target.claim(folder)
     try:
-        return _built(target, path, places, where, say)
+        return _built(target, path, places, where, say, texts=texts)
     except UserError:
         target.abandon()
         raise
 
 
-def _built(target: Target, path: str, places: Sequence[str], where: Where, say: Callable[[str], None]) -> SiteContent:
+def _built(
+    target: Target, path: str, places: Sequence[str], where: Where, say: Callable[[str], None], *, texts: Mapping[str, str]
+) -> SiteContent:
     code, names = _code(), Names("dataset")
     slugs = {place: names.new(name_of(Path(place))) for place in places}
     keys = {place: datasets.digest(place, where, code) if datasets.exists(place) else "" for place in places}
-    whole = datasets.joined([*keys.values()])
+    whole = datasets.joined([*keys.values(), *(f"{name} {text}" for name, text in texts.items())])
     if (known := target.all_kept(INDEX, whole)) is not None:
         return SiteContent(**known, bytes=target.size)
     site = _with_assets(target)
@@ -102,7 +108,7 @@ def _built(target: Target, path: str, places: Sequence[str], where: Where, say: 
         listed.append(one)
         say(f"{number} of {len(places)} datasets: {one.name}")
         if target.is_new:  # there is something to open from the first dataset on
-            site.write(INDEX, TITLE, _index(listed, [], 0, []), "", {})
+            site.write(INDEX, TITLE, _index(listed, [], 0, [], []), "", {})
     if not listed:
         raise NoRows(f"results.path={path!r}: no dataset there has {'rows with these values of where' if where else 'rows'}")
     say("histories and comparisons")
@@ -110,7 +116,7 @@ def _built(target: Target, path: str, places: Sequence[str], where: Where, say: 
     histories = list(history.pages(measured, listed, site.page))
     found = pairs.find(measured)
     compared = list(pairs.pages(found, listed, where, site.page))
-    index = _index(listed, compared, len(found) - len(compared), histories)
+    index = _index(listed, compared, len(found) - len(compared), histories, documents.pages(texts, code, site.page))
     count = {"datasets": len(listed), "without_rows": len(places) - len(listed), "histories": len(histories)}
     count["comparisons"] = sum(bool(one.address) for one in compared)
     site.write(INDEX, TITLE, index, whole, count)
@@ -172,7 +178,11 @@ def _datasets(site: Site, slugs: Mapping[str, str], keys: Mapping[str, str], whe
 
 
 def _index(
-    listed: Sequence[Listed], compared: Sequence[pairs.ComparisonPage], left_out: int, histories: Sequence[history.HistoryPage]
+    listed: Sequence[Listed],
+    compared: Sequence[pairs.ComparisonPage],
+    left_out: int,
+    histories: Sequence[history.HistoryPage],
+    written: Sequence[Sequence[str]],
 ) -> str:
     gpus = sorted({gpu for one in listed for gpu in one.facts["GPU"]})
     rows, newest = sum(one.rows for one in listed), max(map(_last, listed), default="")
@@ -202,6 +212,7 @@ def _index(
                 else ()
             ),
             *(("## History", "Points that several runs measured.", table(OF_HISTORY, cells_of_histories)) if histories else ()),
+            *(("## Documents", table(("document", "how it begins"), written)) if written else ()),
         ]
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import posixpath
 import re
 import shutil
 from pathlib import Path
@@ -300,6 +301,45 @@ def test_a_site_says_what_it_does_and_has_an_index_from_the_first_dataset_on(res
     assert said == ["1 of 4 datasets: Morning", "2 of 4 datasets: morning"]
     assert "datasets/morning.html" in (tmp_path / "site" / "index.html").read_text()
     assert build(str(results), {}, str(tmp_path / "site")).datasets == 4
+
+
+def test_the_documents_of_a_folder_are_pages_and_their_links_lead_on(results: Path, tmp_path: Path):
+    built = build(str(results / "night"), {}, str(tmp_path / "site"), document=str(ROOT / "docs"))
+    pages = files(tmp_path / "site")
+    found = {address: page for address, page in pages.items() if address.startswith("documents/")}
+    links = [(address, *link) for address, page in found.items() for link in re.findall(r'href="([^"#]*)(?:#([^"]*))?"', page)]
+    here = [
+        (address, posixpath.normpath(f"documents/{to}") if to else address, part) for address, to, part in links if ":" not in to
+    ]
+
+    assert built.datasets == 1 and len(found) == len(list((ROOT / "docs").rglob("*.md"))) > 40
+    assert all(f'<a href="{address}">' in pages["index.html"] for address in found)
+    assert "documents/findings-fp8.html" in {to for _, to, _ in here} and len([part for *_, part in here if part]) > 40
+    assert [link for link in here if link[1] not in pages and not link[1].endswith((".css", "site.json"))] == []
+    assert [link for link in here if link[2] and f'id="{link[2]}"' not in pages[link[1]]] == []
+
+
+def test_a_document_keeps_links_to_the_web_and_the_text_of_all_others(results: Path, tmp_path: Path):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "a.md").write_text(
+        "# A <b>\n\nSee [`x[1]`](b.md#c), ![a plot](p.png), [w](https://x.org/y), [f](../f.md), [g](#h)"
+    )
+    (tmp_path / "docs" / "b.md").write_text("# B\n\nWhat?\n\n## C: `a`, b\n")
+    folder = tmp_path / "site"
+    built = [build(str(results / "night"), {}, str(folder), document=str(tmp_path / "docs")) for _ in range(2)]
+    pages = files(folder)
+    a = pages["documents/a.html"]
+
+    assert built[0] == built[1] and "A &lt;b&gt;</h1>" in a
+    assert (
+        '<p>See <a href="b.html#c"><code>x[1]</code></a>, a plot, <a href="https://x.org/y">w</a>, f, <a href="#h">g</a></p>' in a
+    )
+    assert '<h2 id="c-a-b">' in pages["documents/b.html"]
+    assert "<td>What?</td>" in pages["index.html"]
+    build(str(results / "night"), {}, str(folder))
+    assert not [address for address in files(folder) if address.startswith("documents/")]
+    with pytest.raises(UserError, match=r"document='\S+none': mode=site takes a folder with Markdown files, such as document=docs"):
+        build(str(results / "night"), {}, str(folder), document=str(tmp_path / "none"))
 
 
 def test_where_chooses_rows_and_datasets(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
