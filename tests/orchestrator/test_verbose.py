@@ -1,4 +1,4 @@
-"""What a command says of itself with -v, what a shell completes, and the workflows."""
+"""What a command says of itself with -v, what a shell completes, and the workflow for pull requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import yaml
 
 from orchestrator import ROOT
 from orchestrator.composing.compose import composed
-from orchestrator.config.settings import SiteSettings, load
+from orchestrator.config.settings import load
 from tests.helpers.command_line import Invoke, run
 
 ONE = ("+sweep=smoke", "sweep.backend=[torch_sdpa]", "sweep.batch_size=[1]", "sweep.s_qo=[1]", "sweep.s_kv=[64]", "cluster=inline")
@@ -90,17 +90,3 @@ def test_the_workflow_for_pull_requests_types_commands_that_there_are():
     assert measured[0].sweep == measured[1].sweep
     assert composed(shlex.split(commands[2]))["mode"] == "compare"
     assert "head.repo.full_name == github.repository" in job["if"]
-
-
-def test_the_site_is_built_by_one_command_wherever_it_is_published():
-    workflow = yaml.safe_load((ROOT / "docs" / "pages.yaml").read_text())
-    *_, built = (step["run"] for step in workflow["jobs"]["publish"]["steps"] if "run" in step)
-    (made,) = re.findall(r"^site: .*\n\t\S+ -m orchestrator (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    settings = load(composed(shlex.split(made)))
-
-    assert built == f"attention-orchestrator {made}"
-    assert isinstance(settings, SiteSettings) and (settings.document, settings.export.path) == ("docs", "public")
-    assert [step["with"] for step in workflow["jobs"]["publish"]["steps"] if "pages-artifact" in step.get("uses", "")] == [
-        {"path": "public"}
-    ]
-    assert "/public/\n" in (ROOT / ".gitignore").read_text()

@@ -15,7 +15,7 @@ import yaml
 
 from orchestrator import ROOT
 from orchestrator.config.exports import Export
-from orchestrator.config.settings import ExportSettings, load
+from orchestrator.config.settings import SiteSettings, load
 from orchestrator.errors import NoRows, UserError
 from orchestrator.reporting.dashboard import linked
 from orchestrator.reporting.site import build as site_build
@@ -159,15 +159,16 @@ def test_versions_are_compared_in_their_order_also_those_of_environments():
     assert pairs._ordered(["x main", "x 1.0"], {"x main": 2, "x 1.0": 1}) == ["x 1.0", "x main"]
 
 
-def test_the_workflow_of_the_docs_is_yaml_and_its_command_is_read():
-    (text,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "dashboard.md").read_text(), re.DOTALL)
-    steps = [step.get("run", step.get("uses")) for step in yaml.safe_load(text)["jobs"]["publish"]["steps"]]
-    (typed,) = (step for step in steps if step.startswith("attention-orchestrator "))
+def test_the_workflow_of_the_docs_types_what_make_site_does():
+    workflow = yaml.safe_load((ROOT / "docs" / "pages.yaml").read_text())
+    steps = [step.get("run", step.get("uses")) for step in workflow["jobs"]["publish"]["steps"]]
+    (made,) = re.findall(r"^site: .*\n\t\S+ -m orchestrator (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    settings = load(composed(*made.split()))
 
-    settings = load(composed(*typed.split()[1:]))
-    assert isinstance(settings, ExportSettings)
-    assert (settings.mode, settings.export, settings.results.path) == ("site", Export("site", "public"), "results")
-    assert steps.index(typed) < steps.index("actions/upload-pages-artifact@v3")
+    assert isinstance(settings, SiteSettings)
+    assert (settings.export, settings.results.path, settings.document) == (Export("site", "public"), "results", "docs")
+    assert steps.index(f"attention-orchestrator {made}") < steps.index("actions/upload-pages-artifact@v3")
+    assert "/public/\n" in (ROOT / ".gitignore").read_text()
 
 
 def test_files_without_a_checksum_are_told_together(capsys: pytest.CaptureFixture[str]):
