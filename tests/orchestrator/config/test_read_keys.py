@@ -5,15 +5,19 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from rich.console import Console
 
+from orchestrator import ROOT
 from orchestrator.analysis.dataset import again, open_dataset
 from orchestrator.cli import BROKEN_PIPE, main
 from orchestrator.commands.invocation import Invocation
@@ -266,8 +270,13 @@ def test_values_that_no_row_has_are_answered_with_those_there_are(invoke: Invoke
     )
 
 
-def test_the_version_is_ours(invoke: Invoke):
-    assert invoke("--version").stdout.startswith("attention-orchestrator 0.1.0")
+def test_the_version_is_ours_and_every_file_names_the_same_one(invoke: Invoke):
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    (version, day), *_ = re.findall(r"^## \[([\d.]+)\] - ([\d-]+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+    assert f'\nversion = "{version}"\n' in (ROOT / "pyproject.toml").read_text()
+    assert (cited["version"], str(cited["date-released"])) == (version, day)
+    assert invoke("--version").stdout.startswith(f"attention-orchestrator {metadata.version('attention-orchestrator')}")
 
 
 @pytest.mark.parametrize("typed", [["--help"], ["mode=report", STUDY]])
