@@ -81,11 +81,15 @@ def _judged(found: Tensor, right: Tensor, moved: Tensor, inputs: WriteInputs) ->
 
 
 def change_tokens(inputs: WriteInputs, before: WriteAnswer, how: Arithmetic, coin: random.Random) -> list[ChangedTokens]:
-    """Two changes: a token of each request turns its signs; and pages and angles are others."""
+    """Three changes: a token of one request turns its signs, then one of each other request; and pages and angles are others.
+
+    A kernel that looks at some tokens before it writes from memory sees a change of all requests together.
+    """
     starts = zip(inputs.problem.q_starts, inputs.problem.q_lens, strict=False)
-    changes: tuple[list[int], ...] = [start + coin.randrange(count) for start, count in starts], []
+    tokens = [start + coin.randrange(count) for start, count in starts]
+    coin.shuffle(tokens)
     found = []
-    for copied in changes:
+    for copied in (*filter(None, (tokens[:1], tokens[1:])), []):
         with copied_tokens(inputs, copied):
             found.append(ChangedTokens(copied, before.out.new_zeros(0), answer(inputs), len(copied)))
     return found

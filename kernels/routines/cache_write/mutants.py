@@ -89,8 +89,8 @@ class WriteMutant(TorchWrite):
         return random.Random(zlib.crc32(f"{self.number} {problem.model_dump_json(exclude_defaults=True)}".encode()))
 
     def drawn(self, problem: Problem) -> str:
-        """The kind of its fault, the same for the same problem."""
-        return self.coin(problem).choice(sorted(DRAWN_FAULTS))
+        """The kind of its fault, the same for the same problem. What remembers the only token of all is right."""
+        return self.coin(problem).choice(sorted(DRAWN_FAULTS if problem.num_q_tokens > 1 else DRAWN_FAULTS.keys() - {"kept"}))
 
     def prepare(self, inputs: WriteInputs, device: Device) -> Runner:  # type: ignore[override]
         own, name = self, "right output of oracle" if self.name == "no_fault" else "mutant of oracle"
