@@ -189,3 +189,34 @@ def test_the_commands_at_the_top_are_targets():
 
     assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in ("run", "test"))
     assert README.index("make run") < README.index("make test")
+
+
+def test_pages_are_few_and_short_and_open_with_their_reader_s_question():
+    """Findings are rendered, and open with a title that asks."""
+    pages = {path.name: path.read_text() for path in (ROOT / "docs").glob("*.md")}
+    beginnings = {name: text.partition("\n\n")[2].partition("\n\n")[0] for name, text in pages.items()}
+    folders = ("docs", "findings", "results", "orchestrator")
+    markdown = [*ROOT.glob("*.md"), *(path for folder in folders for path in (ROOT / folder).rglob("*.md"))]
+
+    assert len(pages) <= 24
+    assert {name for name, text in beginnings.items() if "?" not in text} == set()
+    assert sum(len(path.read_text().split()) for path in markdown) <= 90_000
+
+
+def test_a_line_of_prose_is_a_sentence():
+    """Commands, output that is shown, lines of tables and the list of features are as long as they are."""
+    texts = {page: (ROOT / page).read_text() for page in PAGES if "/findings/" not in page}
+    lines = [(page, line) for page, text in texts.items() for line in text.splitlines()]
+    prose = [(page, line) for page, line in lines if not line.startswith(("|", "    ", "  The features are"))]
+
+    assert len(prose) > 1_000
+    assert [(page, line) for page, line in prose if len(line) > 220 and "python -m" not in line] == []
+
+
+def test_the_glossary_has_words_that_other_pages_use():
+    glossary = (ROOT / "docs" / "glossary.md").read_text()
+    others = " ".join((ROOT / page).read_text() for page in PAGES if page != "docs/glossary.md").casefold()
+    words = [word for line in re.findall(r"^\| ([^|]+) \|", glossary, re.MULTILINE)[2:] for word in line.split(", ")]
+
+    assert len(words) > 40
+    assert [word for word in words if re.sub(r" \(.*", "", word).casefold() not in others] == []
