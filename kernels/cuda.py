@@ -5,12 +5,11 @@ from __future__ import annotations
 import gc
 
 from kernels.device import Device
+from kernels.lazy import torch
 
 
 def synchronize(device: Device) -> None:
     """Waits for the device, if this process has used it. Raises RuntimeError if one of its kernels has failed."""
-    import torch
-
     if device.kind == "cuda" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
 
@@ -26,8 +25,6 @@ def answers(device: Device) -> bool:
 
 def free_unused(device: Device) -> None:
     """Gives back the memory of tensors that nothing refers to any more."""
-    import torch
-
     gc.collect()
     gc.freeze()  # what lives now lives long, so the next collection need not look at all of torch again
     if device.kind == "cuda":
@@ -35,6 +32,4 @@ def free_unused(device: Device) -> None:
 
 
 def allocated_bytes(device: Device) -> int:
-    import torch
-
     return int(torch.cuda.memory_allocated()) if device.kind == "cuda" else 0

@@ -7,7 +7,7 @@ A worker does this with its own backends, and the process of another environment
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from kernels.adapter import Adapter
 from kernels.check.launches import LaunchLog
@@ -15,11 +15,9 @@ from kernels.device import Device
 from kernels.inputs import Inputs
 from kernels.inputs.guards import guards_are_intact
 from kernels.inputs.tensors import other_cache, other_queries
+from kernels.lazy import Tensor
 from kernels.timing.config import Timing
 from kernels.timing.timers import Timer, timer_for
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 OutAndLse = tuple["Tensor", "Tensor | None"]  # output [T, H, D_vo] in the problem's order, log-sum-exp [T, H]
 Changed = tuple["Tensor | None", "Tensor | None"]  # the same, with None for what never changed

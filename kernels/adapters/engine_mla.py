@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner, Since, nothing_to_plan
 from kernels.device import Device
 from kernels.inputs import Inputs
+from kernels.lazy import Tensor, torch
 from kernels.libraries import flash_attn_3_common as common
 from kernels.libraries import latent_common as latent
 from kernels.libraries.engine_releases import VLLM_READ
@@ -26,9 +27,6 @@ from kernels.libraries.triton_common import needs_of_triton, power_of_two
 from kernels.problem import Problem
 from kernels.problem.dtypes import HALF
 from kernels.problem.features import USUAL, Feature
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 ROWS = 128  # of a tile of TokenSpeed MLA: query tokens times heads
 FEWEST_BESIDE = 64  # elements of keys beside the latent (`_FA3_QV_HEAD_DIM` of vLLM)
@@ -137,7 +135,6 @@ class VllmTritonMla(Adapter):
         return self.num_splits or min(power_of_two(max(1, p.longest // 512)), 2 * processors)
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
-        import torch
         from vllm.v1.attention.ops.triton_decode_attention import decode_attention_fwd
 
         p, (out, lse) = inputs.problem, output_with_lse(inputs)
@@ -160,8 +157,6 @@ class VllmTritonMla(Adapter):
 
 def _rows_alone(inputs: Inputs) -> tuple[Tensor, Tensor]:
     """A page table int32 [T, pages] and lengths int32 [T], of each query token as a request, as `forward_mqa` makes them."""
-    import torch
-
     p, pages, lens = inputs.problem, inputs.page_table, inputs.kv_lens
     if p.s_qo == 1:
         return pages, lens
@@ -201,7 +196,6 @@ class TokenspeedMla(Adapter):
         return _workspace_bytes(problem, latent.MAX_PROCESSORS)
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
-        import torch
         from tokenspeed_mla import get_num_sm, tokenspeed_mla_decode
 
         p, out = inputs.problem, inputs.empty_output()

@@ -18,11 +18,12 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernels.adapter import Module, Need, PlanStep, Runner, Since
 from kernels.device import Device
 from kernels.inputs import Inputs
+from kernels.lazy import Tensor, torch
 from kernels.libraries import flash_attn_3_common as common
 from kernels.libraries.flash_attn_common import FlashAttention, Keys, all_keys, context, drafts, merged, need_of_empty, tree_needs
 from kernels.libraries.flashinfer_common import FLASHINFER, RELEASES
@@ -30,9 +31,6 @@ from kernels.libraries.flashinfer_modules import MERGE_MODULE
 from kernels.problem import Problem
 from kernels.problem.dtypes import HALF, torch_dtype
 from kernels.problem.features import ALL_BUT_BLOCKS, Feature
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 FIRST_WITH_SINKS = "3.0.0.post20260408"
 SMALLEST_KEY_TILE = 64  # tokens; up to 224, by head_dim, dtype and mask (`tile_size.h`)
@@ -152,8 +150,6 @@ class FlashAttn3(FlashAttention):
 @cache
 def _operators() -> Any:
     """The library's operators. Its Python functions are not used: they cannot write into an output that is given."""
-    import torch
-
     importlib.import_module("flash_attn_3._C")  # registers them
     return torch.ops.flash_attn_3
 

@@ -14,20 +14,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
 from kernels.device import Device
 from kernels.inputs import Inputs
+from kernels.lazy import Tensor, torch
 from kernels.libraries.engine_releases import VLLM_READ
 from kernels.libraries.latent_common import MAX_PROCESSORS, latent_needs, queries_by_request
 from kernels.problem import Problem
 from kernels.problem.dtypes import FP8, HALF
 from kernels.problem.features import Feature
 from kernels.problem.padded import has_empty
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 PAGE = 64
 EIGHT_BITS = "fp8_e4m3"
@@ -161,16 +159,12 @@ def _of_16_bits(inputs: Inputs, plan: object) -> dict[str, Any]:
 
 def _fp8_operators() -> Any:
     """The two operators. vLLM's functions around them add defaults alone, and cannot be imported without most of vLLM."""
-    import torch
-
     import_module("vllm._flashmla_extension_C")  # registers them
     return torch.ops._flashmla_extension_C
 
 
 def _of_8_bits(inputs: Inputs, operators: Any) -> tuple[object, ...]:
     """The arguments of the dense call for an FP8 latent, with the plan of a step. They have no names in vLLM 0.25.1."""
-    import torch
-
     p = inputs.problem
     plan, num_splits = operators.get_mla_decoding_metadata_dense_fp8(inputs.kv_lens, p.s_qo * p.num_qo_heads, 1)
     q_scale, latent_scale = (torch.tensor([scale], dtype=torch.float32, device=inputs.device) for scale in (1.0, inputs.k_scale))

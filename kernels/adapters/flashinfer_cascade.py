@@ -14,11 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from kernels.adapter import EngineMaximum, Module, Need, QueryLengths, Runner, Since
 from kernels.device import Device
 from kernels.inputs import Inputs
+from kernels.lazy import Tensor, torch
 from kernels.libraries import flashinfer_common as common
 from kernels.libraries.flashinfer_calls import plan
 from kernels.libraries.flashinfer_modules import MERGE_MODULE
@@ -26,9 +27,6 @@ from kernels.libraries.flashinfer_plans import parts_words
 from kernels.libraries.flashinfer_wrappers import decode_wrapper, prepared, scale_window_dtypes
 from kernels.problem import Problem
 from kernels.problem.features import USUAL, Feature
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Kernel = Literal["fa2", "fa3"]
 PREFILL_PASSES: frozenset[Feature] = USUAL | {"a soft cap of logits"}
@@ -102,8 +100,6 @@ class TwoCalls(InTwoCalls):
 
     def _planned(self, over_prefix: Any, over_rest: Any, inputs: Inputs) -> Runner:
         """Plans both wrappers for a batch. The outputs of the calls are new ones."""
-        import torch
-
         both = levels(inputs)
         p, (out, lse) = inputs.problem, common.output_with_lse(inputs)
         of_prefix = torch.empty_like(out), torch.empty_like(lse)
@@ -178,8 +174,6 @@ class Level(NamedTuple):
 
 def levels(inputs: Inputs) -> tuple[Level, Level]:
     """The shared prefix with all queries as one request, and the rest of each request."""
-    import torch
-
     p, device = inputs.problem, inputs.device
     n = p.prefix_pages
     pair = partial(torch.tensor, dtype=torch.int32, device=device)

@@ -16,11 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from kernels.adapter import Module, Need, QueryLengths, Runner
 from kernels.device import Device
 from kernels.inputs import Inputs
+from kernels.lazy import Tensor, torch
 from kernels.libraries import flashinfer_common as common
 from kernels.libraries.flashinfer_calls import plan
 from kernels.libraries.flashinfer_modules import MERGE_MODULE
@@ -29,9 +30,6 @@ from kernels.libraries.flashinfer_wrappers import prepared
 from kernels.problem import Problem
 from kernels.problem.dtypes import HALF, size_bytes, torch_dtype
 from kernels.problem.features import USUAL, Feature
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 VLLM_WORKSPACE = 64 * 1024  # tokens: the most that vLLM sets aside (`determine_chunked_prefill_workspace_size`)
 Part = list[tuple[int, int]]  # from which token to which of each request; empty if both are equal
@@ -86,7 +84,6 @@ class Chunks(common.FlashInferAdapter):
 
     def _planned(self, wrappers: list[Any], scratch: Tensor, inputs: Inputs) -> Runner:
         """Plans a wrapper for each part of a batch. What is lacking is added to `wrappers`; a shorter batch leaves some unused."""
-        import torch
         from flashinfer import BatchPrefillWithRaggedKVCacheWrapper
 
         p, (out, lse) = inputs.problem, common.output_with_lse(inputs)

@@ -11,12 +11,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernels.adapter import EngineMaximum, Need, QueryLengths, Runner
 from kernels.device import Device
 from kernels.inputs import Inputs
 from kernels.inputs.step_lengths import host_lengths
+from kernels.lazy import Tensor
 from kernels.libraries import flashinfer_common as common
 from kernels.libraries.flashinfer_calls import bound
 from kernels.libraries.flashinfer_wrappers import decode_wrapper, needs_tokens_for_drafts, plan_decode, prepared
@@ -24,10 +25,6 @@ from kernels.problem import Problem
 from kernels.problem.dtypes import FP8, HALF
 from kernels.problem.features import USUAL, Feature
 from kernels.problem.fields import TMA_MEMORY, KvMemory
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 # Among them a soft cap, which the plans refuse.
 PASSES: frozenset[Feature] = (USUAL - {"a full mask", "query lengths that differ"}) | {

@@ -32,6 +32,7 @@ from kernels.device import Device
 from kernels.inputs import Inputs
 from kernels.inputs.masks import flat_custom
 from kernels.inputs.rows import rows_of, token_rows
+from kernels.lazy import torch
 from kernels.libraries.flashinfer_common import window_left
 from kernels.libraries.triton_common import needs_of_triton
 from kernels.problem import Problem
@@ -115,8 +116,6 @@ def _context(inputs: Inputs) -> dict[str, Any]:
 
     `kv_indptr` is int32 [B + 1], `kv_indices` int64 [tokens], `window_kv_offsets` int32 [B]: how many tokens the window leaves out.
     """
-    import torch
-
     p = inputs.problem
     (k, step), (v, _) = (rows_of(p, cache) for cache in inputs.kv)  # [rows, K, D], with any stride between rows
     left, stop = window_left(p), inputs.kv_lens - inputs.q_lens
@@ -130,8 +129,6 @@ def _context(inputs: Inputs) -> dict[str, Any]:
 
 def _mask(inputs: Inputs) -> dict[str, Any]:
     """For a tree: bool [sum of q_len * kv_len], a request after another, row by row, and int64 [B + 1], where each begins."""
-    import torch
-
     p = inputs.problem
     if p.tree is None:
         return {"custom_mask": None, "mask_indptr": None, "is_causal": p.mask != "full"}

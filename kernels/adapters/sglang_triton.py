@@ -17,20 +17,17 @@ scale, and multiplies in FP8 (`_fwd_grouped_kernel_stage1`: `q.to(K_Buffer.dtype
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
 from kernels.device import Device
 from kernels.inputs import Inputs
 from kernels.inputs.rows import rows_of, token_rows
+from kernels.lazy import Tensor, torch
 from kernels.libraries.latent_common import MAX_PROCESSORS
 from kernels.libraries.triton_common import needs_of_triton, power_of_two
 from kernels.problem import Problem
 from kernels.problem.dtypes import FP8
 from kernels.problem.features import USUAL, Feature
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 DEFAULT_SPLITS = 8  # `triton_attention_num_kv_splits`, SGLang's default
 PASSES: frozenset[Feature] = (USUAL - {"a full mask", "query lengths that differ"}) | {"attention sinks", "a soft cap of logits"}
@@ -81,7 +78,6 @@ class SglangTriton(Adapter):
         return 4 * parts * (p.value_dim + 1) + 8 * p.num_kv_tokens
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
-        import torch
         from sglang.kernels.jit.utils.arch import is_arch_support_pdl
         from sglang.kernels.ops.attention.decode_attention import decode_attention_fwd
 
@@ -116,7 +112,6 @@ def _one_tile(p: Problem) -> bool:
 
 def _splits(inputs: Inputs, most_splits: int, processors: int) -> Tensor:
     """SGLang's choice for each request, int32 [B]; it makes it once a step."""
-    import torch
     from sglang.kernels.ops.attention.metadata import get_num_kv_splits_triton
 
     p = inputs.problem

@@ -9,18 +9,15 @@ read once, and not once per query head.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
 from kernels.device import Device
 from kernels.inputs import Inputs
 from kernels.inputs.masks import hidden
+from kernels.lazy import Tensor, torch
 from kernels.problem import ROUTINES, Problem
 from kernels.problem.dtypes import HALF, size_bytes
 from kernels.problem.features import Feature
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 PASSES: frozenset[Feature] = frozenset(
     {"a sliding window", "a full mask", "a prefix mask", "a tree of drafts", "an output of another dtype"}
@@ -83,8 +80,6 @@ def _sees_all(p: Problem) -> bool:
 
 def _bias(inputs: Inputs) -> Tensor | None:
     """Additive mask [1, 1, G*Q, S], None where every query sees every key."""
-    import torch
-
     p = inputs.problem
     unseen = None if _sees_all(p) else hidden(p, 0, range(p.s_qo), range(p.s_kv), inputs.device)
     if unseen is None:

@@ -12,12 +12,13 @@ page table.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernels.adapter import EngineMaximum, Module, Need, QueryLengths, Runner, Since, nothing_to_plan
 from kernels.device import Device
 from kernels.inputs import Inputs
 from kernels.inputs.masks import packed_batch
+from kernels.lazy import Tensor
 from kernels.libraries import flashinfer_common as common
 from kernels.libraries.flashinfer_calls import bound
 from kernels.libraries.flashinfer_modules import flashinfer_module
@@ -26,9 +27,6 @@ from kernels.problem.dtypes import HALF
 from kernels.problem.features import USUAL, Feature
 from kernels.problem.fields import TMA_MEMORY, KvMemory
 from kernels.problem.padded import has_empty
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 BOTH_PASS: frozenset[Feature] = (USUAL - {"a full mask"}) | {"attention sinks", "a sliding window", "block scales"}
 XQA_PASSES: frozenset[Feature] = BOTH_PASS | {"a full mask", "a prefix mask", "a tree of drafts"}  # trtllm-gen takes no mask

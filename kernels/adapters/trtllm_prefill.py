@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernels.adapter import EngineMaximum, Module, Need, QueryLengths, Runner
 from kernels.device import Device
 from kernels.inputs import Inputs
+from kernels.lazy import Tensor
 from kernels.libraries import flashinfer_common as common
 from kernels.libraries.flashinfer_calls import bound
 from kernels.libraries.flashinfer_modules import flashinfer_module
@@ -20,9 +21,6 @@ from kernels.problem import Problem
 from kernels.problem.dtypes import FP8, HALF
 from kernels.problem.features import USUAL, Feature
 from kernels.problem.fields import TMA_MEMORY, KvMemory
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # Sizes that FMHAv2 has a kernel for; for others it launches nothing, so the output stays as it was. Hopper's 40 and 104 are left
 # out: no GPU has shown them right.

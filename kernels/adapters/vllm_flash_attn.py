@@ -17,11 +17,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernels.adapter import Adapter, Need, PlanStep, Runner
 from kernels.device import Device
 from kernels.inputs import Inputs
+from kernels.lazy import Tensor
 from kernels.libraries import flash_attn_3_common as common
 from kernels.libraries.engine_releases import VLLM_READ
 from kernels.libraries.flash_attn_common import FlashAttention, all_keys, need_of_empty
@@ -29,9 +30,6 @@ from kernels.problem import Problem
 from kernels.problem.dtypes import HALF
 from kernels.problem.features import ALL_BUT_BLOCKS, Feature
 from kernels.problem.fields import ANY_MEMORY, KvMemory
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 MAX_HEADS_WITH_SINKS = 64
 PAGE_STEP = 16  # of version 2: its page sizes are multiples

@@ -11,19 +11,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner, nothing_to_plan
 from kernels.device import Device
 from kernels.inputs import Inputs
+from kernels.lazy import Tensor, torch
 from kernels.libraries.flashinfer_common import window_left
 from kernels.libraries.triton_common import needs_of_triton, power_of_two
 from kernels.problem import Problem
 from kernels.problem.dtypes import FP8
 from kernels.problem.features import ALL_BUT_BLOCKS, Feature
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 SEGMENTS = 16  # `NUM_PAR_SOFTMAX_SEGMENTS`
 MIN_PROGRAMS = 128  # `MIN_LAUNCH_GRID_SIZE_2D`: fewer programs without segments, and vLLM takes the segments
@@ -93,8 +91,6 @@ def _max_split_requests(p: Problem) -> int:
 
 
 def _tensors(inputs: Inputs) -> dict[str, Any]:
-    import torch
-
     from kernels.inputs.tensors import token_major
 
     p = inputs.problem
@@ -110,16 +106,12 @@ def _tensors(inputs: Inputs) -> dict[str, Any]:
 
 def _bias(inputs: Inputs) -> Tensor:
     """Added to the logits of draft tokens, fp32 [s_qo, s_qo]: minus infinity for what the tree hides."""
-    import torch
-
     visible = inputs.visible
     return torch.zeros(visible.shape, device=inputs.device).masked_fill(~visible, -torch.inf)
 
 
 def _segments(inputs: Inputs) -> dict[str, Any]:
     """Buffers for the partial results of segments. The kernel takes them for one query token a request alone."""
-    import torch
-
     p = inputs.problem
     requests = _max_split_requests(p)
     shape = (requests, p.num_qo_heads, SEGMENTS)

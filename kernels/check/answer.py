@@ -7,10 +7,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from kernels.lazy import Tensor, torch
 
 Made = TypeVar("Made")
 # Elements of an output whose derived tensors are kept: three or four of its size. Those of a larger one are made for each backend:
@@ -54,8 +53,6 @@ class Answer:
 
     def checksum(self) -> Tensor:
         """An int64 []: another one if somebody has written into this answer."""
-        import torch
-
         rows = torch.stack((self.lse, self.peak, self.condition)).view(torch.int32)
         words = torch.cat((self.out.view(torch.int32).sum(-1, dtype=torch.int64)[None], rows))
         return (words.flatten() * self._weights).sum()

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from kernels.inputs.tensors import bits
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
+from kernels.lazy import Tensor, torch
 
 # At most so many outputs, of so many bytes, wait to be compared: all launches of a small problem (`output_check.LAUNCHES`).
 KEPT, KEPT_BYTES = 72, 2**23
@@ -30,8 +25,6 @@ class LaunchLog:
 
     def restart(self, out: Tensor | None = None) -> None:
         """Takes the output of now as the first; `out`, if it lies in other memory now."""
-        import torch
-
         self.out = self.out if out is None else out
         self.count = 1
         self._first, self._most_different = self.out.to(torch.float32, copy=True), self.out.clone()
@@ -64,8 +57,6 @@ class LaunchLog:
 
     def _compare(self, outs: Tensor) -> None:
         """Outputs [n, ...], of which the most different one is kept if it differs more than those before."""
-        import torch
-
         wide, tiny = outs.float(), torch.finfo(torch.float32).tiny
         distances = ((wide - self._first).norm(dim=-1) * self._per_norm).flatten(1).amax(1).nan_to_num(nan=torch.inf)
         distances = distances.clamp_min(tiny * (wide != self._first).flatten(1).any(1))  # the square of a small difference may be 0

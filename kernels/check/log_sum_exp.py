@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from kernels.check.answer import Answer
 from kernels.check.oracle import Verdict
 from kernels.check.tolerance import lse_tolerance
+from kernels.lazy import Tensor, torch
 from kernels.problem import Problem
 from kernels.problem.arithmetic import NATURAL, Arithmetic
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def judge_with_lse(verdict: Verdict, lse: Tensor | None, answer: Answer, problem: Problem, how: Arithmetic) -> Verdict:
@@ -21,8 +18,6 @@ def judge_with_lse(verdict: Verdict, lse: Tensor | None, answer: Answer, problem
 
     A right output with a wrong log-sum-exp does not pass: two such answers would be merged with wrong weights.
     """
-    import torch
-
     if not problem.return_lse:
         return verdict
     if lse is None:

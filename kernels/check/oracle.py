@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from kernels.check.answer import Answer
 from kernels.check.root_mean_square import MeanErrors, largest
@@ -22,13 +21,11 @@ from kernels.inputs import Inputs
 from kernels.inputs.masks import hidden, seen_to
 from kernels.inputs.shifted_logits import shifts
 from kernels.inputs.tensors import bits, capped
+from kernels.lazy import Tensor, torch
 from kernels.problem import Problem
 from kernels.problem.arithmetic import Arithmetic
 from kernels.problem.dtypes import UNIT_ROUNDOFF, torch_dtype
 from kernels.problem.routine import by_routine, routine_of
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 NAME = "fp32_streaming_softmax"
 CHUNK_BYTES = 256 * 2**20  # fp32 keys of one chunk; values come to about as much again
@@ -43,8 +40,6 @@ SCRATCH_BYTES = 3 * CHUNK_BYTES + ROW_BYTES + 2 * SCORE_BYTES  # what `reference
 @contextmanager
 def _products(precision: str) -> Iterator[None]:
     """How exactly PyTorch multiplies fp32 matrices within a block. The setting of the process is restored after it."""
-    import torch
-
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:
@@ -115,8 +110,6 @@ def reference(inputs: Inputs) -> Tensor:
 @by_routine
 def answer(inputs: Inputs) -> Answer:
     """The output of the problem and the size of each row's softmax. Raises torch.OutOfMemoryError if the device is full."""
-    import torch
-
     from kernels.check import fused_reference
 
     p = inputs.problem
@@ -172,8 +165,6 @@ def _attend(inputs: Inputs, q: Tensor, requests: tuple[int, ...], rows: range, b
 
     Scores are [M, G*Q, chunk]: heads that share a KV head form one matrix.
     """
-    import torch
-
     p = inputs.problem
     grid = (len(requests), len(rows), p.stored_kv_heads, p.group_size, -1)
     q = q.float().view(grid).permute(0, 2, 3, 1, 4).flatten(2, 3).flatten(0, 1)  # [M, G*Q, D]
@@ -188,8 +179,6 @@ def _attend(inputs: Inputs, q: Tensor, requests: tuple[int, ...], rows: range, b
 
 def _by_splits(inputs: Inputs, q: Tensor, requests: tuple[int, ...], rows: range) -> tuple[Tensor, ...]:
     """What `_by_chunks` gives, by the kernel of `fused_reference.py`, whose splits are merged here."""
-    import torch
-
     from kernels.check import fused_reference
 
     best, total = _before_any_key(inputs, q, len(rows))
@@ -202,8 +191,6 @@ def _by_splits(inputs: Inputs, q: Tensor, requests: tuple[int, ...], rows: range
 
 def _by_chunks(inputs: Inputs, q: Tensor, requests: tuple[int, ...], rows: range) -> tuple[Tensor, ...]:
     """The largest logit of rows `q` [M, G*Q, D_qk], the sum of their weights, of values by weight, and of w^2 |v|^2, as stored."""
-    import torch
-
     p, q = inputs.problem, q * (inputs.sm_scale * inputs.k_scale)
     best, total = _before_any_key(inputs, q, len(rows))
     acc, squares = q.new_zeros(*q.shape[:2], p.value_dim), torch.zeros_like(total)
@@ -229,8 +216,6 @@ def _weighted(weights: Tensor, v: Tensor, requests: int) -> Tensor:
 
     PARTS of one request, and fewer of several, so that the sums of all parts take no more memory.
     """
-    import torch
-
     parts = max(1, PARTS >> (requests - 1).bit_length()) if v.shape[1] % PARTS == 0 and weights.shape[1] <= FEW_ROWS else 1
     cut = (v.shape[0], -1, parts, v.shape[1] // parts)
     return torch.matmul(weights.view(cut).transpose(1, 2), v.reshape(v.shape[0], *cut[2:], v.shape[2])).sum(1)
@@ -241,8 +226,6 @@ def _before_any_key(inputs: Inputs, q: Tensor, rows: int) -> tuple[Tensor, Tenso
 
     Nothing is the lowest finite number rather than -inf, so that a chunk in which a query sees no key leaves no NaN.
     """
-    import torch
-
     if inputs.sinks is None:
         best = q.new_full((*q.shape[:2], 1), torch.finfo(torch.float32).min)
         return best, torch.zeros_like(best)
@@ -273,8 +256,6 @@ def _keys_at_once(p: Problem, rows: int) -> int:
 
 def sizes(ref: Tensor) -> Tensor:
     """[T, H]: the length of each row of the reference, never 0."""
-    import torch
-
     lengths: Tensor = ref.norm(dim=-1)
     return lengths.clamp_min(torch.finfo(torch.float32).tiny)
 
@@ -296,16 +277,12 @@ def judge(out: Tensor, ref: Tensor, problem: Problem, how: Arithmetic, limits: T
     `how` the kernel computed says how far off it may be. `limits` [T, H] are those of each row (`row_tolerances`); without them all
     have one.
     """
-    import torch
-
     limits = torch.full(ref.shape[:-1], tolerance(problem, how), device=ref.device) if limits is None else limits
     return judge_by(out, ref, problem, how, (limits, sizes(ref)))
 
 
 def judge_by(out: Tensor, ref: Tensor, problem: Problem, how: Arithmetic, by: tuple[Tensor, Tensor]) -> Verdict:
     """What `judge` gives, from the limit and the `sizes` of each row of the reference, [T, H] each."""
-    import torch
-
     limit, (limits, lengths) = tolerance(problem, how), by
     if out.shape != ref.shape or out.dtype != torch_dtype(problem.output_dtype):
         wanted = f"{problem.output_dtype} {tuple(ref.shape)}"

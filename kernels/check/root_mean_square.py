@@ -11,14 +11,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from kernels.check.tolerance import logit_error
+from kernels.lazy import Tensor, torch
 from kernels.problem import Problem
 from kernels.problem.arithmetic import Arithmetic
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # Of the tolerance, for many rows. On an H200 right kernels had up to 0.37, in 16 bits (XQA over FP8 caches) and in fp8_e4m3
 # (FlashAttention-3 over prompts), and emulated ones up to 0.41 of 16 rows. A kernel that narrows 16-bit operands is granted the
@@ -39,8 +36,6 @@ def largest(squares: Tensor, scale: Tensor, problem: Problem, how: Arithmetic) -
 
     `squares` are those of errors, [T, H, D]. `scale` [T, H] is the tolerance of each row as a length.
     """
-    import torch
-
     p, rows = problem, squares.sum(-1) / scale.square().clamp_min(torch.finfo(torch.float32).tiny)  # of rows without keys
     if len(set(p.q_lens)) == 1:
         sums = rows.view(p.batch_size, -1, p.num_qo_heads).sum(1)

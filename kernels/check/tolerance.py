@@ -6,7 +6,6 @@ Derived in docs/correctness_numbers.md.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from kernels.check.answer import Answer
 from kernels.inputs import Inputs
@@ -14,12 +13,10 @@ from kernels.inputs.draft_keys import draft_plants
 from kernels.inputs.sentinel_logit import planted_logit
 from kernels.inputs.shifted_logits import drawn_elements
 from kernels.inputs.tensors import K_SCALE, is_scaled, usual_scale
+from kernels.lazy import Tensor, torch
 from kernels.problem import Problem
 from kernels.problem.arithmetic import Arithmetic
 from kernels.problem.dtypes import FP8, UNIT_ROUNDOFF
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 SIGMAS = 4.0  # of a sum of independent roundings: one of 16,000 rows lies beyond
 # Root mean square of a relative rounding error, in unit roundoffs: u / m * uniform(-1, 1) of significands m in [1, 2) that are
@@ -111,8 +108,6 @@ def _error_of_shift(problem: Problem, answer: Answer, how: Arithmetic) -> Tensor
 
     That is the last rounding of a tensor core, which multiplies these elements last. Others may begin with them.
     """
-    import torch
-
     roundings = 1 if how.accumulator_dtype == "fp16" else problem.key_dim
     return SIGMAS * ROUNDING_RMS * UNIT_ROUNDOFF[how.accumulator_dtype] * math.sqrt(roundings) * torch.as_tensor(answer.shift).abs()
 
@@ -148,8 +143,6 @@ def smallest_weights(inputs: Inputs, answer: Answer, how: Arithmetic) -> Tensor:
     is rounded back to v in most elements: the error is -s (v' - v), as if the light keys were lost, and no noise that is spread.
     A sink has no value, so a row that it holds is no such row.
     """
-    import torch
-
     share = answer.peak - answer.finite_lse  # of the largest logit, its logarithm
     u = UNIT_ROUNDOFF[inputs.problem.output_dtype]
     one_value = -torch.expm1(share) < u

@@ -17,6 +17,7 @@ from kernels import registry
 from kernels.conformance.checks import CheckFinding, failed
 from kernels.conformance.suite import Trial, execute
 from kernels.cuda import answers
+from kernels.lazy import torch
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext, SpawnContext
@@ -107,8 +108,6 @@ def _serve(connection: Connection[Any, Any], plugins: tuple[str, ...]) -> None:
     """Answers each trial with its finding, and whether this process can go on."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends this process
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the table alone goes to the parent's stdout
-    import torch
-
     torch.set_num_threads(1)  # problems are small: more threads cost more than they save
     while True:
         try:

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from kernels.inputs import Inputs
 from kernels.inputs.step_lengths import HostLengths
+from kernels.lazy import Tensor, torch
 from kernels.problem.arithmetic import Arithmetic
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from kernels.inputs.copies import InputCopy
 
 LseBase = Literal["e", "2"]  # of the logarithm
@@ -158,8 +157,6 @@ class Runner:
 
 def _require_plain(name: str, found: Any) -> Tensor:
     """The tensor. Raises TypeError if it is another object, or of a subclass: that may compute when somebody reads it."""
-    import torch
-
     if type(found) is not torch.Tensor:
         raise TypeError(f"{name} is {type(found).__module__}.{type(found).__name__}; it must be a plain torch.Tensor")
     return found

@@ -9,21 +9,19 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernels.contract.runner import Runner
 from kernels.environment.process import Process
 from kernels.environment.wire import from_bytes
 from kernels.inputs.copies import InputCopy
+from kernels.lazy import torch
 from kernels.timed_call import Changed, LaunchComparison, OutAndLse, Outputs
 from kernels.timing.config import Timing
 from kernels.timing.host_time import HostCost, HostTime
 from kernels.timing.nvml import DeviceMonitor, Telemetry
 from kernels.timing.profiled import Work
 from kernels.timing.timers import Block, Timer
-
-if TYPE_CHECKING:
-    import torch
 
 _numbers = count(1)
 
@@ -54,8 +52,6 @@ class RemoteTimer(Timer):
     """The timer of a call in another process, which times there. Clocks and power are read here, meanwhile."""
 
     def __init__(self, call: Call, prepared: dict[str, Any]) -> None:
-        import torch
-
         about = prepared["timer"]
         self.call, self.name, self.cuda_graph = call, about["name"], about["cuda_graph"]
         self.l2, self.icache, self.host_us = about["l2"], about["icache"], about["host_us"]

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from kernels.inputs import Inputs
 from kernels.inputs.sentinel_logit import PLANTED, keys_at, narrowest, queries_at, target_products
 from kernels.inputs.tensors import slots, write
+from kernels.lazy import Tensor, torch
 from kernels.problem import Problem
 from kernels.problem.dtypes import SIZE_BITS
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 ELEMENTS_AT_ONCE = 2**25  # of keys that are planted together: a handful of such tensors in fp32
 MAX_DRAFT_PLANTS = 8  # queries that can see a draft key, and as many that cannot, to which it is planted beside its neighbours
@@ -26,8 +23,6 @@ def plant_drafts(inputs: Inputs) -> None:
     these in turns, so that together they plant every pair of the mask that is looked at. One head of a group takes its turn over
     requests, KV heads and draft tokens; one head alone keeps the key short, and with it the rounding error of its logit.
     """
-    import torch
-
     p, device = inputs.problem, inputs.device
     request = torch.repeat_interleave(torch.arange(p.batch_size, device=device), inputs.q_lens.long())
     own = torch.arange(len(request), device=device) - inputs.qo_indptr[:-1].long()[request]  # the token's number
@@ -41,8 +36,6 @@ def plant_drafts(inputs: Inputs) -> None:
 
 def _plant_some(inputs: Inputs, request: Tensor, own: Tensor) -> None:
     """Plants the keys of the query tokens `own` [n] of requests [n]."""
-    import torch
-
     p, first_row = inputs.problem, inputs.qo_indptr[:-1].long()[request]
     kv_head = torch.arange(p.stored_kv_heads, device=inputs.device)
     turn = (request[:, None] + own[:, None] + kv_head) % p.group_size + kv_head * p.group_size  # [n, K]
@@ -79,8 +72,6 @@ def draft_plants(problem: Problem) -> int:
 
 def _others(inputs: Inputs, request: Tensor, own: Tensor) -> Iterator[Tensor]:
     """[n, K] each: a query near by that sees key `own` [n], or that does not, another one for every request and KV head."""
-    import torch
-
     p = inputs.problem
     length = inputs.q_lens.long()[request][:, None]
     query = first_near(own[:, None], length) + torch.arange(min(PLANTED, p.s_qo), device=inputs.device)  # [n, near]
@@ -112,8 +103,6 @@ def _sees(inputs: Inputs, query: Tensor, key: Tensor) -> Tensor:
 
 def _next_blind(inputs: Inputs, own: Tensor) -> Tensor:
     """The first query after `own` [n] that must not see its key, as in a tree or under a short window; -1 where there is none."""
-    import torch
-
     if inputs.problem.window is not None:
         return own + inputs.problem.window
     if inputs.problem.tree is None:

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
+from kernels.lazy import Tensor, torch
 from kernels.problem.dtypes import torch_dtype
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 GUARD_BYTES = 2**18  # before and behind an output: a tile of 16 query tokens of 64 heads of 128 elements in 16 bits
 GUARD = 0xA5
@@ -17,8 +13,6 @@ GUARD = 0xA5
 
 def guarded_output(shape: tuple[int, ...], dtype: str, device: torch.device) -> Tensor:
     """A tensor full of NaN between two guards, which share its memory."""
-    import torch
-
     kind = torch_dtype(dtype)
     size = math.prod(shape) * kind.itemsize
     memory = torch.full((GUARD_BYTES + size + GUARD_BYTES,), GUARD, dtype=torch.uint8, device=device)
@@ -29,8 +23,6 @@ def guarded_output(shape: tuple[int, ...], dtype: str, device: torch.device) -> 
 
 def guards_are_intact(*outputs: Tensor) -> Tensor:
     """Whether nobody wrote around outputs, as a bool [] on their device. True for those without guards."""
-    import torch
-
     around = []
     for out in outputs:
         start, size = out.storage_offset() * out.element_size(), out.numel() * out.element_size()

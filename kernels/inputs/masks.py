@@ -6,21 +6,14 @@ window also hides the far end, and under a full mask the far end ahead.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from kernels.lazy import Tensor, torch
 from kernels.problem import Problem
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 WORD_BITS = 32  # XQA reads the mask in 32-bit words; uint16 is only the type in which its binding takes them
 
 
 def visibility(problem: Problem, device: torch.device | str) -> Tensor:
     """Bool [s_qo, s_qo]: entry (i, j) is true when draft query i sees draft key j. A shorter draft is the top left of it."""
-    import torch
-
     full = torch.ones(problem.s_qo, problem.s_qo, dtype=torch.bool, device=device)
     if problem.tree is not None:
         return _ancestors(problem.tree, device)
@@ -43,8 +36,6 @@ def seen_to(problem: Problem, request: int, rows: range) -> int:
 
 def hidden(problem: Problem, request: int, rows: range, keys: range, device: torch.device | str) -> Tensor | None:
     """Bool [rows, keys]: what the mask hides from these queries of a request among these keys; None where it hides nothing."""
-    import torch
-
     draft_start = problem.kv_lens[request] - problem.q_lens[request]
     reach = problem.window
     if keys.stop <= draft_start + (rows.start if problem.tree is None else 0) + 1 and reach is None:
@@ -78,8 +69,6 @@ def sees(problem: Problem, own: Tensor, token: Tensor, key: Tensor) -> Tensor:
 
 def _ancestors(tree: tuple[int, ...], device: torch.device | str) -> Tensor:
     """Bool [n, n]: entry (i, j) is true when j is i or lies on the way from the root to i."""
-    import torch
-
     rows: list[list[bool]] = []
     for i, parent in enumerate(tree):
         row = list(rows[parent]) if parent >= 0 else [False] * len(tree)
@@ -94,8 +83,6 @@ def pack(visible: Tensor) -> Tensor:
     Bit k of 32-bit word w of row i says whether query i sees draft key 32 * w + k; the words are little-endian pairs of
     uint16 (FlashInfer 0.7.2, `xqa_batch_decode_with_kv_cache`).
     """
-    import torch
-
     s_qo = visible.shape[0]
     words = -(-s_qo // WORD_BITS)
     bits = torch.zeros(s_qo, words * WORD_BITS, dtype=torch.int64, device=visible.device)
@@ -111,8 +98,6 @@ def packed_batch(problem: Problem, device: torch.device | str) -> Tensor | None:
     uint16 [batch_size, s_qo, W] where all requests have `s_qo` query tokens; else [num_q_tokens, W], the rows of a request
     one after another, each as wide as that of the longest draft.
     """
-    import torch
-
     if problem.s_qo == 1:
         return None
     packed = pack(visibility(problem, device))
@@ -124,8 +109,6 @@ def packed_batch(problem: Problem, device: torch.device | str) -> Tensor | None:
 
 def flat_custom(problem: Problem, device: torch.device | str) -> Tensor:
     """FlashInfer's custom mask: bool [sum of q_len * kv_len], a request after another, row by row; true where a key is seen."""
-    import torch
-
     parts = []
     for request, (q, length) in enumerate(zip(problem.q_lens, problem.kv_lens, strict=True)):
         seen = torch.ones(q, length, dtype=torch.bool, device=device)

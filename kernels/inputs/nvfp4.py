@@ -5,10 +5,7 @@ An element is `e2m1 * block_scale * global_scale`; the global scale is one fp32 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from kernels.lazy import Tensor, torch
 
 BLOCK = 16
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of e2m1 codes 0 to 7; bit 3 is the sign
@@ -17,8 +14,6 @@ LARGEST = MAGNITUDES[-1]
 
 def quantize(values: Tensor) -> tuple[Tensor, Tensor]:
     """fp32 [..., D] to packed uint8 [..., D/2] and fp8_e4m3 scales [..., D/16]; the largest of a block has the largest code."""
-    import torch
-
     blocks = values.view(*values.shape[:-1], -1, BLOCK)
     scales = (blocks.abs().amax(-1) / LARGEST).clamp_min(2**-9).to(torch.float8_e4m3fn)
     scaled = blocks / scales.float().unsqueeze(-1)
@@ -31,8 +26,6 @@ def quantize(values: Tensor) -> tuple[Tensor, Tensor]:
 
 def dequantize(packed: Tensor, scales: Tensor) -> Tensor:
     """fp32 [..., D] from packed uint8 [..., D/2] and fp8_e4m3 scales [..., D/16]."""
-    import torch
-
     codes = torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(-2).long()
     table = torch.tensor([*MAGNITUDES, *(-m for m in MAGNITUDES)], device=packed.device)
     return (table[codes].view(*scales.shape, BLOCK) * scales.float().unsqueeze(-1)).flatten(-2)

@@ -4,14 +4,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from kernels.inputs import Inputs
 from kernels.inputs.tensors import offsets, slots, token_major
+from kernels.lazy import Tensor, torch
 from kernels.problem import Problem
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def rows_of(p: Problem, cache: Tensor) -> tuple[Tensor, int]:
@@ -34,8 +30,6 @@ def token_rows(inputs: Inputs, step: int, first: Tensor, stop: Tensor) -> tuple[
 
     Where each request begins in the list, int32 [B + 1], and the row of each token in the cache, int64 [tokens].
     """
-    import torch
-
     lens = stop - first
     starts = offsets(lens)
     request = torch.repeat_interleave(torch.arange(len(lens), device=inputs.device), lens.long())
@@ -49,8 +43,6 @@ def ancestor_rows(inputs: Inputs, step: int) -> tuple[Tensor, Tensor]:
 
     int32 [T, most that a token sees] and int32 [T]. Row 0 fills up, and no kernel that heeds the number reads it.
     """
-    import torch
-
     p, device = inputs.problem, inputs.device
     request = torch.repeat_interleave(torch.arange(p.batch_size, device=device), inputs.q_lens.long())  # [T]
     token = torch.arange(p.num_q_tokens, device=device) - inputs.qo_indptr[request].long()

@@ -14,18 +14,15 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from kernels.inputs import Inputs
 from kernels.inputs.draft_keys import plant_drafts
 from kernels.inputs.sentinel_logit import PLANTED, before_cap, keys_at, narrowest, planted_logit, queries_at, target_products
 from kernels.inputs.shifted_logits import drawn_elements, shift_logits
 from kernels.inputs.tensors import bits, slots, usual_scale, write
+from kernels.lazy import Tensor, torch
 from kernels.problem import Problem
 from kernels.problem.dtypes import SIZE_BITS
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # Context keys aimed at one output row, by (values are the keys, some kernel rounds to 8 bits). A row that holds n + 2 keys of equal
 # weight moves by 1 / sqrt(n + 2) when one is missed: by 0.35, over a tolerance of up to 0.19, or by 0.15, over one of 0.012.
@@ -89,8 +86,6 @@ def context_plants(problem: Problem, q_len: int, kv_len: int) -> Tensor:
 
     KV heads take neighbouring positions in turns, and so do the rows of a head; together they cover all.
     """
-    import torch
-
     group, (positions, edges) = problem.group_size, _positions(problem, q_len, kv_len)
     position, kv_head, row = in_turns(positions, problem.stored_kv_heads, min(edges, _a_head_bears(problem, q_len)))
     grid = torch.stack((position, kv_head, row % group, row // group % min(q_len, PLANTED)))
@@ -102,8 +97,6 @@ def in_turns(positions: list[int], heads: int, bears: int) -> tuple[Tensor, Tens
 
     Every head has the first position and the last, whosever turn they are: no other key stands for the ends of a context.
     """
-    import torch
-
     least = -(-len(positions) // heads)  # the two ends may be one more than the rows of a head were counted for
     each = torch.arange(max(least, min(len(positions), MAX_PLANTS // heads, bears)))
     kv_head = torch.arange(heads)[:, None]
@@ -124,8 +117,6 @@ def prefix_plants(problem: Problem) -> Tensor:
     The prefix lies in memory once, so each of its keys is aimed at a row of one request, and all requests read it. Requests take
     turns. A row with large logits is left out, as in `plants_of`.
     """
-    import torch
-
     p, requests = problem, torch.arange(problem.batch_size)
     tails = torch.tensor([min(q, PLANTED) for q in p.q_lens])
     bears = plants_a_row(p) * p.group_size * int(tails.sum())
@@ -158,8 +149,6 @@ def plants_of(problem: Problem, q_len: int, kv_len: int, place: tuple[int, int] 
     The row with large logits keeps one plant alone, and a larger one: several would share the row by rounding errors. A soft cap
     makes these small, and there it has two.
     """
-    import torch
-
     plants = context_plants(problem, q_len, kv_len)
     if place is None:
         return plants, torch.ones(plants.shape[1])
@@ -201,8 +190,6 @@ def heavy_behind(problem: Problem, request: int) -> list[tuple[int, int]]:
 
 def _plant_key_of_next_request(inputs: Inputs) -> None:
     """Plants the first key of each request to rows of the request before it."""
-    import torch
-
     p, device = inputs.problem, inputs.device
     found = [(request, *row) for request in range(p.batch_size) for row in heavy_behind(p, request)]
     if not found:
@@ -221,8 +208,6 @@ def move(inputs: Inputs, at: tuple[Tensor, ...], q: Tensor, products: Tensor) ->
 
 
 def _plant_context(inputs: Inputs) -> None:
-    import torch
-
     p, device = inputs.problem, inputs.device
     which = [(p.q_lens[request], p.kv_lens[request], large_row(p, request)) for request in range(p.batch_size)]
     found = {one: plants_of(p, *one) for one in set(which)}  # many requests have the same
@@ -260,8 +245,6 @@ def _enlarge_logits(inputs: Inputs) -> None:
 
     They become less over few keys, whose planted logits are small, if a query would be larger than `LARGEST_QUERY`.
     """
-    import torch
-
     p, found = inputs.problem, list[tuple[int, int, float]]()
     for request in range(p.batch_size):
         if place := large_row(p, request):

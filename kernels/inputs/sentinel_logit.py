@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from kernels.inputs import Inputs
 from kernels.inputs.nvfp4 import dequantize
 from kernels.inputs.shifted_logits import drawn_elements, without_shift
 from kernels.inputs.tensors import bits, token_major, usual_scale
+from kernels.lazy import Tensor, torch
 from kernels.problem import Problem
 from kernels.problem.dtypes import SIZE_BITS
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # Query tokens of a request, from the last, at whom context keys are aimed; and those around a draft key to which it is planted.
 PLANTED = 64
@@ -62,8 +59,6 @@ def sink_logit(problem: Problem, scale: float) -> float:
 
 def keys_at(inputs: Inputs, at: tuple[Tensor, ...]) -> Tensor:
     """Keys as drawn at pages and slots [n], fp32 [n, K, D], or at pages, slots and KV heads [n], [n, D]."""
-    import torch
-
     key = token_major(inputs.problem, inputs.kv[0])
     if inputs.kv_scales is None:
         return bits(key)[at].view(key.dtype).float()
@@ -77,8 +72,6 @@ def queries_at(inputs: Inputs, rows: Tensor, heads: Tensor) -> Tensor:
 
 def target_products(inputs: Inputs) -> Tensor:
     """[B]: q.k of a planted key as stored, which the scales turn into its logit, the shift of its row apart."""
-    import torch
-
     p = inputs.problem
     logits = [before_cap(p, planted_logit(p, length, usual_scale(p) * inputs.k_scale)) for length in p.kv_lens]
     return torch.tensor(logits, device=inputs.device) / (inputs.sm_scale * inputs.k_scale)

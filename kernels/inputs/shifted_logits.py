@@ -14,16 +14,13 @@ last ones, since a tensor core that multiplies in 8 bits cuts off what is small 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from kernels.inputs import Inputs
 from kernels.inputs.nvfp4 import BLOCK, quantize
 from kernels.inputs.nvfp4 import LARGEST as LARGEST_CODE
 from kernels.inputs.tensors import K_SCALE, bits, is_scaled, rounded, softmax_scale
+from kernels.lazy import Tensor, torch
 from kernels.problem import Problem
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 LARGEST = 448.0  # number of fp8_e4m3
 SHIFT = 16.0  # of most rows: beside 131,072 keys of logits N(-16, 1) one of logit 0 has nearly all of the weight
@@ -52,8 +49,6 @@ def drawn_elements(problem: Problem) -> int:
 
 def shift_logits(inputs: Inputs) -> None:
     """Writes the constant into all keys, and its factors into all queries."""
-    import torch
-
     p, n = inputs.problem, constant_elements(inputs.problem)
     if not n:
         return
@@ -73,8 +68,6 @@ def factors(problem: Problem) -> Tensor:
     Query heads and query tokens take 1 and -1 in turns; with sinks heads alone, 0 and -1. Of the rows of each request's last two
     tokens one has 8, and another -8.
     """
-    import torch
-
     p, heads = problem, problem.num_qo_heads
     token, head = torch.arange(p.num_q_tokens)[:, None], torch.arange(heads)
     found = (1.0 - 2.0 * ((token + head) % 2)) if not p.sinks else -(head % 2).float().repeat(p.num_q_tokens, 1)
@@ -88,16 +81,12 @@ def factors(problem: Problem) -> Tensor:
 
 def shifts_of_sinks(inputs: Inputs) -> Tensor:
     """fp32 [H]: a head has one sink for all of its rows, so it is moved with their logits. Every other head stays as it is."""
-    import torch
-
     shift = _shift(inputs.problem) if constant_elements(inputs.problem) else 0.0
     return -(torch.arange(inputs.problem.num_qo_heads, device=inputs.device) % 2) * shift
 
 
 def shifts(inputs: Inputs) -> Tensor:
     """fp32 [T, H]: by how much the logits of each row are moved."""
-    import torch
-
     if not constant_elements(inputs.problem):
         return torch.zeros(inputs.q.shape[:2], device=inputs.device)
     return bits(inputs.q)[..., -1].view(inputs.q.dtype).float() * _shift(inputs.problem)
@@ -105,8 +94,6 @@ def shifts(inputs: Inputs) -> Tensor:
 
 def without_shift(problem: Problem, q: Tensor) -> Tensor:
     """Queries [..., D] in fp32 that give logits without a shift: a new tensor."""
-    import torch
-
     n = constant_elements(problem)
     return torch.nn.functional.pad(q[..., : problem.key_dim - n].float(), (0, n))
 

@@ -13,16 +13,13 @@ exp(-inf - (-inf)), which is NaN, and some kernels write plus infinity for a row
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from kernels.inputs import Inputs
 from kernels.inputs.masks import hidden
 from kernels.inputs.tensors import capped
+from kernels.lazy import Tensor, torch
 from kernels.problem import Problem
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 
 class State(NamedTuple):
@@ -34,8 +31,6 @@ class State(NamedTuple):
 
 def merged(a: State, b: State) -> State:
     """The answer over the keys of both, in fp32. A row without keys in either stays without, with an output of 0."""
-    import torch
-
     top = torch.maximum(a.lse, b.lse)
     top = torch.where(top.isinf(), 0.0, top)
     of_a, of_b = (a.lse - top).exp(), (b.lse - top).exp()
@@ -49,8 +44,6 @@ def merged(a: State, b: State) -> State:
 
 def attend(inputs: Inputs, parts: list[range], dtype: torch.dtype) -> State:
     """The answer of every request over the keys at these positions of its own, under its mask. A range may be empty."""
-    import torch
-
     states = [_of_request(inputs, request, keys) for request, keys in enumerate(parts)]
     return State(torch.cat([state.out for state in states]).to(dtype), torch.cat([state.lse for state in states]))
 
@@ -69,8 +62,6 @@ def attend_together(inputs: Inputs, keys: range, dtype: torch.dtype) -> State:
 
 
 def _of_request(inputs: Inputs, request: int, keys: range) -> State:
-    import torch
-
     p, q = inputs.problem, inputs.q[inputs.queries(request)]
     if not len(keys):
         empty = q.new_zeros(*q.shape[:2], p.value_dim, dtype=torch.float32)
@@ -81,8 +72,6 @@ def _of_request(inputs: Inputs, request: int, keys: range) -> State:
 
 def _softmax(inputs: Inputs, q: Tensor, k: Tensor, v: Tensor, unseen: Tensor | None) -> State:
     """From its definition, in fp32. A query that sees none of the keys gets 0 and minus infinity."""
-    import torch
-
     p, heads = inputs.problem, inputs.problem.stored_kv_heads
     rows = q.float().view(len(q), heads, p.group_size, -1).permute(1, 2, 0, 3).flatten(1, 2)  # [K, G*T, D]
     scores = rows * (inputs.sm_scale * inputs.k_scale) @ k.float().permute(1, 2, 0)

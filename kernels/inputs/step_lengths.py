@@ -10,14 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 from kernels.inputs.tensors import Inputs
+from kernels.lazy import Tensor, torch
 from kernels.problem.padded import PaddedBatch
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -70,8 +66,6 @@ def steps_before(inputs: Inputs, back: int) -> StepLengths:
 
 def of_lengths(inputs: Inputs, kv_lens: tuple[int, ...]) -> StepLengths:
     """A step of these KV lengths, none longer than the inputs' own. Each request keeps its first pages."""
-    import torch
-
     n = inputs.problem.slots_per_page
     pages = [-(-length // n) for length in kv_lens]
     indptr = [0, *accumulate(pages)]

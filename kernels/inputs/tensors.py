@@ -11,20 +11,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from kernels.inputs.guards import guarded_output
 from kernels.inputs.masks import visibility
 from kernels.inputs.nvfp4 import dequantize, quantize
+from kernels.lazy import Tensor, torch
 from kernels.problem import Problem
 from kernels.problem.dtypes import FP8
 from kernels.problem.padded import NULL_PAGE
 from kernels.problem.routine import by_routine
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
 
 # Not 1, so that a backend that forgets the scale of its keys or its values gives a wrong answer. A latent is both.
 K_SCALE, V_SCALE = 0.5, 0.75
@@ -106,8 +102,6 @@ class Inputs:
     @cached_property
     def unused_slots(self) -> tuple[Tensor, Tensor]:
         """Physical page and slot, [n] each, of the slots of last pages that hold no token, and of all slots of the null page."""
-        import torch
-
         slot = torch.arange(self.problem.slots_per_page, device=self.device)
         last_page = self.kv_indices[self.kv_indptr[1:].long() - 1].long()
         used = self.last_page_len[:, None]
@@ -132,8 +126,6 @@ class Inputs:
 
     def query_rows(self, requests: Sequence[int], tokens: range) -> Tensor:
         """Where these query tokens of each request lie in `q` and in an output, int64 [requests, tokens]."""
-        import torch
-
         firsts = torch.tensor([self.problem.q_starts[one] for one in requests]).to(self.device, non_blocking=True)
         return firsts[:, None] + torch.arange(tokens.start, tokens.stop, device=self.device)
 
@@ -176,8 +168,6 @@ class Inputs:
         Where the slots of a head of a page are adjacent, heads of pages are picked in the order that is asked for, as rows of
         64-bit words: a GPU copies these several times as fast as single elements, and what follows reads adjacent memory.
         """
-        import torch
-
         heads, slots, dim = cache.shape[1:]
         words, whole = slots * dim * cache.element_size() // 8, slots * dim
         adjacent = cache.stride()[1:] == (whole, dim, 1) and cache.stride(0) % whole == 0 and dim * cache.element_size() % 8 == 0
@@ -190,8 +180,6 @@ class Inputs:
 
     def _pages_of(self, requests: Sequence[int], start: int, stop: int) -> tuple[Tensor, slice]:
         """The pages that hold these tokens, int64 [requests, pages], and where the tokens lie among their slots."""
-        import torch
-
         n, first = self.problem.slots_per_page, requests[0]
         rows = slice(first, first + 1) if len(requests) == 1 else torch.tensor(requests).to(self.device, non_blocking=True)
         offset = start - start // n * n
@@ -209,8 +197,6 @@ class OwnInputs:
     padded: ClassVar[None] = None
 
     def tensors(self) -> list[Tensor]:
-        import torch
-
         return [one for one in vars(self).values() if isinstance(one, torch.Tensor) and one.numel()]
 
     @property
@@ -230,8 +216,6 @@ def judged(inputs: Inputs) -> Inputs:
 
 def _contiguous(t: Tensor, dtype: torch.dtype) -> Tensor:
     """A copy in the order of its dimensions, in another dtype, in one pass over memory."""
-    import torch
-
     return torch.empty(t.shape, dtype=dtype, device=t.device).copy_(t)
 
 
@@ -267,8 +251,6 @@ def write(inputs: Inputs, which: int, at: tuple[Tensor, ...], values: Tensor) ->
 
 def _once(slot: Tensor) -> Tensor:
     """Places int64 of the slots [n] that name each slot once: of several by a draw that is the same each time."""
-    import torch
-
     turn = (torch.arange(len(slot), device=slot.device) + slot * 40503) % len(slot)
     order = (slot * len(slot) + turn).argsort()
     found = slot[order]
@@ -280,8 +262,6 @@ def rounded(values: Tensor, dtype: torch.dtype) -> Tensor:
 
     Some releases of torch make NaN of it (2.11), and others the largest number (2.13).
     """
-    import torch
-
     if dtype.itemsize == 1:
         largest = torch.finfo(dtype).max
         values = values.clamp(-largest, largest)
@@ -290,23 +270,17 @@ def rounded(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 def generator_of(problem: Problem, device: torch.device | str, number: int | None = None) -> torch.Generator:
     """Of a problem's values, or of other values by their number."""
-    import torch
-
     seed = problem.seed if number is None else zlib.crc32(f"{problem.seed} {number}".encode())
     return torch.Generator(device=device).manual_seed(seed)
 
 
 def offsets(counts: Tensor) -> Tensor:
     """int32 [n + 1]: where each of n parts begins that stand one behind another, and where the last ends."""
-    import torch
-
     return torch.nn.functional.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
 
 
 def bits(tensor: Tensor) -> Tensor:
     """The tensor itself, or its bytes where its dtype has 8 bits: torch indexes no 8-bit floats."""
-    import torch
-
     return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
 
 
@@ -354,8 +328,6 @@ def _flip_signs(inputs: Inputs) -> None:
 
 def as_integers(inputs: Inputs, cache: Tensor) -> tuple[Tensor, int]:
     """A view of a cache as integers, and the bits in them that are signs."""
-    import torch
-
     integer, size = {1: torch.uint8, 2: torch.int16, 4: torch.int32}, cache.element_size()
     sign = 0x88 if inputs.kv_scales is not None else 0x80 if size == 1 else -(1 << 8 * size - 1)  # nvfp4: two in a byte
     return cache.view(integer[size]), sign

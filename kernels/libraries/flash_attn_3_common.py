@@ -9,19 +9,17 @@ compiled libraries in the wheels tokenspeed-fa3 3.0.0.post20260810, vllm 0.25.1 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernels.adapter import Need, PlanStep, Runner, nothing_to_plan
 from kernels.device import Device
 from kernels.inputs import Inputs
 from kernels.inputs.step_lengths import HostLengths
+from kernels.lazy import Tensor, torch
 from kernels.libraries.flash_attn_common import Keys
 from kernels.libraries.flashinfer_common import window_left
 from kernels.problem import Problem
 from kernels.problem.dtypes import FP8, HALF
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 HEURISTIC = 0  # num_splits: the library chooses
 SPLITS_OF_VLLM = 32  # `flash_attn_max_num_splits_for_cuda_graph`: vLLM's limit for steps in a full CUDA graph
@@ -72,8 +70,6 @@ def window(p: Problem) -> tuple[int, int]:
 
 def descales(inputs: Inputs, requests: int) -> tuple[Tensor | None, ...]:
     """Scales of q, k and v, fp32 [requests, K] each; None for each where nothing has 8 bits."""
-    import torch
-
     if not {inputs.problem.q_dtype, inputs.problem.kv_dtype} & FP8:
         return (None, None, None)
     shape = (requests, inputs.problem.num_kv_heads)
@@ -82,8 +78,6 @@ def descales(inputs: Inputs, requests: int) -> tuple[Tensor | None, ...]:
 
 def sinks_in_bf16(inputs: Inputs) -> Tensor | None:
     """[H]. Engines' builds refuse every other dtype."""
-    import torch
-
     return None if inputs.sinks is None else inputs.sinks.to(torch.bfloat16)
 
 

@@ -12,18 +12,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths
 from kernels.inputs import Inputs
 from kernels.inputs.rows import ancestor_rows, rows_of
 from kernels.inputs.tensors import token_major
+from kernels.lazy import Tensor, torch
 from kernels.problem import Problem
 from kernels.problem.fields import TMA_MEMORY, KvMemory
 from kernels.problem.padded import has_empty
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 MERGED_DIMS = (64, 128, 256)  # FlashInfer's merge, `DISPATCH_HEAD_DIM`
 MERGED_ELEMENTS = 8 * 1024  # its block has the heads of one token, 8 elements a thread
@@ -97,8 +95,6 @@ def context(inputs: Inputs) -> Keys:
 
 def drafts(inputs: Inputs) -> Keys:
     """Each draft token's ancestors and itself, as pages of one token."""
-    import torch
-
     p = inputs.problem
     (k, step), (v, _) = (rows_of(p, cache) for cache in inputs.kv)
     rows, seen = ancestor_rows(inputs, step)

@@ -12,14 +12,12 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from kernels.inputs import Inputs
+from kernels.lazy import Tensor
 from kernels.problem.dtypes import FP8, HALF, torch_dtype
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Call = Callable[..., Any]
 

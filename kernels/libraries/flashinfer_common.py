@@ -10,18 +10,16 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernels.adapter import Adapter, Module, Need, Since
 from kernels.device import Device
 from kernels.inputs import Inputs
+from kernels.lazy import Tensor, torch
 from kernels.libraries.flashinfer_modules import flashinfer_module
 from kernels.problem import Problem
 from kernels.problem.dtypes import FP8, HALF
 from kernels.problem.padded import has_empty
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 FLASHINFER = ("flashinfer-python",)
 CUDNN = (*FLASHINFER, "nvidia-cudnn-frontend")  # the cuDNN library itself comes with torch
@@ -53,8 +51,6 @@ def workspace(inputs: Inputs, size: int | None = None) -> Tensor:
 
     XQA keeps semaphores in it that must start as zeros.
     """
-    import torch
-
     return torch.zeros(WORKSPACE_BYTES if size is None else size, dtype=torch.uint8, device=inputs.device)
 
 
@@ -211,8 +207,6 @@ def window_left(problem: Problem) -> int:
 
 def head_scales(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     """Scales of q, k and v, fp32 [heads] each, as fa3's FP8 kernel takes them positionally."""
-    import torch
-
     p = inputs.problem
     values = ((1.0, p.num_qo_heads), (inputs.k_scale, p.num_kv_heads), (inputs.v_scale, p.num_kv_heads))
     q, k, v = (torch.full((heads,), value, dtype=torch.float32, device=inputs.device) for value, heads in values)
@@ -221,8 +215,6 @@ def head_scales(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
 
 def output_with_lse(inputs: Inputs) -> tuple[Tensor, Tensor]:
     """An output and a log-sum-exp, for kernels that write one also if the problem asks for none."""
-    import torch
-
     out, lse = inputs.empty_output(), inputs.empty_lse()
     return out, torch.empty(out.shape[:2], device=out.device) if lse is None else lse
 

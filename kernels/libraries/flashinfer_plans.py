@@ -13,6 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from kernels.lazy import torch
+
 # The struct of each kind of plan. The kernels `fa2` and `fa3` of prefill serve decode on tensor cores too.
 DECODE, MLA = "decode", "mla"
 STRUCTS = {DECODE: "DecodePlanInfo", "fa2": "PrefillPlanInfo", "fa3": "PrefillPlanSM90Info", MLA: "MLAPlanInfo"}
@@ -86,8 +88,6 @@ def _kv_chunk(wrapper: Any, plan: Plan) -> int | None:
 
     None if keys are not split, or if the wrapper has no such memory. Reading it does not wait for the GPU.
     """
-    import torch
-
     staged, at = getattr(wrapper, "_pin_memory_int_workspace_buffer", None), plan.get("kv_chunk_size_ptr_offset")
     if at is None or not plan.get("split_kv") or not isinstance(staged, torch.Tensor) or staged.device.type != "cpu":
         return None

@@ -10,22 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernels.adapter import Adapter, Module, Need, Runner
 from kernels.device import Device
 from kernels.inputs import Inputs
 from kernels.inputs.masks import flat_custom
 from kernels.inputs.step_lengths import HostLengths
+from kernels.lazy import Tensor, torch
 from kernels.libraries import flashinfer_calls as calls
 from kernels.libraries import flashinfer_common as common
 from kernels.libraries.flashinfer_modules import flashinfer_module
 from kernels.problem import Problem
 from kernels.problem.dtypes import HALF, torch_dtype
 from kernels.problem.padded import has_empty
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 ONLY_LENGTHS = frozenset({"s_kv", "seq_lens", "batch_spec", "seed", "page_order"})  # keys that a plan alone reads
 
@@ -164,8 +162,6 @@ def has_variant(problem: Problem, kernel: str) -> bool:
 
 def _mask_buffers(inputs: Inputs) -> dict[str, Any]:
     """Buffers for a CUDA-graph wrapper's packed mask: one bit a pair, each request starts a new byte."""
-    import torch
-
     p = inputs.problem
     size = mask_bits(p) // 8 + p.batch_size
     return {

@@ -4,17 +4,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from kernels.adapter import Need
 from kernels.device import Device
 from kernels.inputs import Inputs
+from kernels.lazy import Tensor
 from kernels.problem import Problem
 from kernels.problem.dtypes import HALF
 from kernels.problem.features import USUAL, Feature
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 DEEPSEEK = (512, 64)
 # The features of a problem that FlashAttention-3 with `qv` is told of, in vLLM's build and SGLang's.

@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernels.contract.runner import CallKey, Runner
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from kernels.lazy import Tensor, torch
 
 SMALL_BYTES = 2**16  # of an argument that is compared by its content, such as scales; larger ones must be the same memory
 ASKED_FOR = frozenset({"_backend", "_requested_backend"})  # of a wrapper: the name that was typed, which is what may differ
@@ -57,8 +55,6 @@ def _setting(value: object) -> object:
 
     An object that nothing is known of must be the same one.
     """
-    import torch
-
     if isinstance(value, torch.Tensor):
         return ("own memory", str(value.dtype))
     if is_dataclass(value) and not isinstance(value, type):
@@ -68,15 +64,11 @@ def _setting(value: object) -> object:
 
 
 def _is_plain(value: object) -> bool:
-    import torch
-
     return value is None or isinstance(value, bool | int | float | str | torch.dtype | torch.device)
 
 
 def _part(value: object, outputs: set[int]) -> Hashable:
     """A value as it enters a key."""
-    import torch
-
     if _is_plain(value):
         return (type(value).__name__, str(value))
     if isinstance(value, Mapping):

@@ -9,9 +9,10 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernels.inputs.tensors import usual_scale
+from kernels.lazy import Tensor
 from kernels.mutants import faults, victims
 from kernels.mutants.faults import victim
 from kernels.mutants.mutant import LeavesOutput, Mutant, ReturnsPreparedAnswer, WithoutKeys, Wrong
@@ -19,9 +20,6 @@ from kernels.mutants.reference_case import ReferenceCase
 from kernels.mutants.victims import Applies
 from kernels.problem.fields import attending
 from kernels.problem.validation import KEYLESS_ROUTINES
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 LONG = 131072  # tokens, over which sums in bf16 go astray
 Entry = tuple[str, str, Wrong, Applies]  # name, what is wrong, how, where it is wrong at all

@@ -11,7 +11,7 @@ import math
 import random
 import zlib
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from kernels.adapter import Adapter, Need, Runner
 from kernels.check.root_mean_square import limit_of
@@ -20,15 +20,13 @@ from kernels.device import Device
 from kernels.inputs import Inputs
 from kernels.inputs.sentinel_logit import PLANTED
 from kernels.inputs.tensors import judged, rounded
+from kernels.lazy import Tensor, torch
 from kernels.mutants import catalogue, victims
 from kernels.mutants.faults import victim
 from kernels.mutants.mutant import Mutant, of_folders, rows_in
 from kernels.mutants.reference_case import ReferenceCase
 from kernels.problem import Problem
 from kernels.problem.fields import attending
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Kind = Literal["lost", "doubled", "halved", "shifted", "stale", "pair", "swapped", "scaled"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -157,8 +155,6 @@ class HeadOff(Mutant):
     """All rows of a query head are off by more than their root mean square may be, each in a direction of its own."""
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
-        import torch
-
         right, request, _ = self.prepare_right(inputs, device)
         p, how = inputs.problem.judged, self._runner(right.launch, right, inputs.problem).arithmetic
         size = FURTHER * tolerance(p, how) * limit_of(p.q_lens[request], p, how)
@@ -263,8 +259,6 @@ def _in_all_heads(case: ReferenceCase, fault: Fault) -> Tensor:
 
 def _with_others(case: ReferenceCase, fault: Fault) -> ReferenceCase:
     """The case with the keys and values that a kernel with this fault reads."""
-    import torch
-
     keys = slice(fault.start, fault.start + fault.size)
     k, v = case.k.clone(), case.v.clone()
     if fault.kind == "swapped":

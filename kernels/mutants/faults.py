@@ -7,15 +7,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from kernels.inputs.sentinel_keys import context_positions
 from kernels.inputs.tensors import bits, token_major
+from kernels.lazy import Tensor, torch
 from kernels.mutants.reference_case import ReferenceCase
 from kernels.problem import Problem
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 TILE = 64  # keys that a kernel adds up before it touches its accumulator
 
@@ -43,8 +40,6 @@ def tokens_of_one_head(case: ReferenceCase, count: int) -> Tensor:
 
 def to_the_end(case: ReferenceCase) -> ReferenceCase:
     """Of the last page its unused slots are read too."""
-    import torch
-
     page = case.inputs.page_table[case.request, (case.length - 1) // case.problem.slots_per_page].long()
     k, v = (bits(token_major(case.problem, cache))[page].view(cache.dtype).float() for cache in case.inputs.kv)  # [N, K, D]
     used = (case.length - 1) % case.problem.slots_per_page + 1
@@ -171,8 +166,6 @@ def _softmax(case: ReferenceCase, scores: Tensor, subtracted: Tensor, zero_keys:
 
 def bf16_sums(case: ReferenceCase) -> Tensor:
     """Sum and output are kept in bf16 and rounded after each tile of keys."""
-    import torch
-
     scores = case.scores()
     weights = (scores - scores.amax(-1, keepdim=True)).exp_().flatten(1, 2)  # [K, G*Q, L]
     v = case.v.transpose(0, 1)

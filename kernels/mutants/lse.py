@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from kernels.adapter import LseBase, Runner
 from kernels.device import Device
 from kernels.inputs import Inputs
 from kernels.inputs.sentinel_keys import context_positions
 from kernels.inputs.tensors import judged
+from kernels.lazy import Tensor
 from kernels.mutants import victims
 from kernels.mutants.faults import victim
 from kernels.mutants.mutant import Mutant
@@ -22,9 +22,6 @@ from kernels.mutants.victims import Applies, Needs
 from kernels.problem import Problem
 from kernels.problem.arithmetic import NATURAL
 from kernels.problem.fields import attending
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # From the case as it should be, and the base that the runner states, to a log-sum-exp [Q, H] in that base.
 WrongLse = Callable[[ReferenceCase, LseBase], "Tensor"]

@@ -19,6 +19,7 @@ from kernels.device import Device
 from kernels.inputs import Inputs
 from kernels.inputs.sentinel_logit import PLANTED, narrowest
 from kernels.inputs.tensors import bits, judged, rounded
+from kernels.lazy import Tensor
 from kernels.mutants.faults import victim
 from kernels.mutants.reference_case import ReferenceCase, case_of
 from kernels.mutants.victims import Applies
@@ -26,8 +27,6 @@ from kernels.problem import Problem
 from kernels.problem.routine import parts
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from kernels.inputs.copies import InputCopy
 
 Wrong = Callable[[ReferenceCase], "Tensor"]

@@ -6,15 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from kernels.inputs import Inputs
 from kernels.inputs.masks import hidden
 from kernels.inputs.sentinel_logit import PLANTED, parts_of
+from kernels.lazy import Tensor, torch
 from kernels.problem import Problem
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 NONE = -1e30  # largest logit of a row that sees no key: its output is 0, as most kernels write it
 
@@ -52,8 +49,6 @@ class ReferenceCase:
     @property
     def own(self) -> Tensor:
         """[Q, 1]: position of each query's own key."""
-        import torch
-
         tokens = self.tokens
         return self.draft_start + torch.arange(tokens.start, tokens.stop, device=self.q.device)[:, None]
 
@@ -73,8 +68,6 @@ class ReferenceCase:
     @property
     def key(self) -> Tensor:
         """[L]: positions."""
-        import torch
-
         return torch.arange(self.length, device=self.q.device)
 
     def sees(self, seen: Tensor) -> ReferenceCase:
@@ -127,8 +120,6 @@ def case_of(inputs: Inputs, request: int) -> ReferenceCase:
 
 def _of_tokens(inputs: Inputs, request: int, tokens: range) -> tuple[Tensor, Tensor]:
     """Queries [Q, H, D] of these tokens, and which keys they see, bool [Q, L]."""
-    import torch
-
     length = inputs.problem.kv_lens[request]
     unseen = hidden(inputs.problem, request, tokens, range(length), inputs.device)
     seen = torch.ones(len(tokens), length, dtype=torch.bool, device=inputs.device) if unseen is None else ~unseen

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
-if TYPE_CHECKING:
-    import torch
+from kernels.lazy import torch
 
 DtypeName = Literal["fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "nvfp4", "fp8_ds_mla"]
 
@@ -36,8 +35,6 @@ _TORCH = {
 
 def torch_dtype(name: str) -> torch.dtype:
     """The torch dtype for a name in a sweep. Raises KeyError for a name that is not in `DTYPES`."""
-    import torch
-
     dtype: torch.dtype = getattr(torch, _TORCH[name])
     return dtype
 

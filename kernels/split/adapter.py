@@ -18,6 +18,7 @@ from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, 
 from kernels.contract.releases import Versions
 from kernels.device import Device
 from kernels.inputs import Inputs
+from kernels.lazy import Tensor, torch
 from kernels.problem import Problem
 from kernels.problem.dtypes import FP8, UNIT_ROUNDOFF
 from kernels.problem.features import Feature
@@ -25,8 +26,6 @@ from kernels.split.batch import Halves, halves_of
 
 if TYPE_CHECKING:
     from typing import Self  # Python 3.10 has none, under which other environments may run this
-
-    from torch import Tensor
 
     from kernels.inputs.copies import OrderedQueries
 
@@ -73,8 +72,6 @@ def part_of(inputs: Inputs, problem: Problem, requests: Sequence[int], batch: Or
 
     Keys, values and their scales are those of the batch, at the same addresses. Lengths and pages are the requests' own.
     """
-    import torch
-
     at, rows = torch.tensor(requests, device=inputs.device), slice(first_row, first_row + problem.num_q_tokens)
     whole = inputs.problem
     pages_of = [-(-length // whole.slots_per_page) for length in whole.kv_lens]
@@ -91,8 +88,6 @@ def part_of(inputs: Inputs, problem: Problem, requests: Sequence[int], batch: Or
 
 
 def _indptr(counts: Iterable[int], inputs: Inputs) -> Tensor:
-    import torch
-
     return torch.tensor([0, *accumulate(counts)], dtype=torch.int32, device=inputs.device)
 
 

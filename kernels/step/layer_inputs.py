@@ -11,20 +11,15 @@ as in an engine.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from kernels.inputs import Inputs
 from kernels.inputs.tensors import bits
+from kernels.lazy import Tensor, torch
 from kernels.problem import Problem
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def inputs_of_layer(first: Inputs, layer: int) -> Inputs:
     """The inputs of a layer, from those of layer 0, in memory of their own. Raises torch.OutOfMemoryError if there is none."""
-    import torch
-
     p = first.problem
     if p.latent:
         cache = torch.empty_like(first.kv[0])

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kernels.adapter import Runner
+from kernels.lazy import torch
 from kernels.timing.caches import reset_persisting_l2
 from kernels.timing.config import MIN_SAMPLES
 from kernels.timing.graphs import timed_event
@@ -127,8 +128,6 @@ class StepTimer(Timer):
         self.name = "cuda_graph_events" if self.cuda_graph else "perf_counter"
 
     def replay(self, wait: bool = True) -> None:
-        import torch
-
         self.step()
         if self.cuda_graph:
             torch.cuda.synchronize()
@@ -149,8 +148,6 @@ class StepTimer(Timer):
 
     def _of_events(self, count: int, monitor: DeviceMonitor) -> PairedBlock:
         """The first step is no sample: it ends the rest, and the CPU issues all others while the GPU is at work on it."""
-        import torch
-
         triples = [(timed_event(), timed_event(), timed_event()) for _ in range(count)]
         reset_persisting_l2()
         self.step()

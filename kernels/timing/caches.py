@@ -12,12 +12,10 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from kernels.lazy import torch
 from kernels.timing.graphs import capture
-
-if TYPE_CHECKING:
-    import torch
 
 L2State = Literal["clean", "dirty", "warm"]
 ICacheState = Literal["warm", "cold"]
@@ -41,8 +39,6 @@ class Caches:
 
         The other code runs first: the flush then pushes its instructions out of the L2 too.
         """
-        import torch
-
         device = torch.cuda.current_device()
         if self.icache == "cold":
             other_code(device)[0].replay()
@@ -63,8 +59,6 @@ class Flush:
     largest: torch.Tensor
 
     def read(self) -> None:
-        import torch
-
         torch.amax(self.buffer.view(torch.int64), 0, out=self.largest)
 
     def write(self) -> None:
@@ -77,8 +71,6 @@ def flush_of(device: int, factor: float) -> Flush:
 
     The buffer is written once, here, so that every page of it is there. Reads that follow put its dirty lines back.
     """
-    import torch
-
     size, place = int(l2_bytes(device) * factor) // torch.int64.itemsize * torch.int64.itemsize, f"cuda:{device}"
     flush = Flush(torch.zeros(size, dtype=torch.uint8, device=place), torch.zeros((), dtype=torch.int64, device=place))
     for _ in range(SETTLING_READS):
@@ -87,8 +79,6 @@ def flush_of(device: int, factor: float) -> Flush:
 
 
 def l2_bytes(device: int = 0) -> int:
-    import torch
-
     return int(torch.cuda.get_device_properties(device).L2_cache_size)
 
 
@@ -110,8 +100,6 @@ def other_code(device: int, code_bytes: int = CODE_BYTES) -> tuple[torch.cuda.CU
 
     Raises RuntimeError if Triton, which compiles it, is missing or fails.
     """
-    import torch
-
     torch.cuda.synchronize()  # an error of earlier work must not look like one of this
     try:
         from kernels.timing.triton_kernels import stretch

@@ -9,19 +9,17 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, PositiveFloat
 
 from kernels.adapter import Runner
+from kernels.lazy import Tensor, torch
 from kernels.problem.dtypes import torch_dtype
 from kernels.timing.caches import Caches
 from kernels.timing.graphs import capture, timed_event
 from kernels.timing.nvml import DeviceMonitor
 from kernels.timing.timers import Cupti, GraphReplay
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 SAMPLES, WARMUP = 10, 3
 STREAM_BYTES = 4 * 2**30
@@ -55,8 +53,6 @@ class Ceilings(BaseModel):
 
 def measure() -> Ceilings:
     """Measures the current CUDA device in a few seconds. Takes 9 GB of its memory, less if less is free."""
-    import torch
-
     free, _ = torch.cuda.mem_get_info()
     size = min(STREAM_BYTES, free // 4) // 2**20 * 2**20
     (read_by, read), (copy_by, copy) = _memory_rates(size)
@@ -82,8 +78,6 @@ def measure() -> Ceilings:
 
 def _memory_rates(size: int) -> tuple[tuple[str, float], tuple[str, float]]:
     """Name and rate of the best reader, and of the best copy, of `size` bytes."""
-    import torch
-
     data = torch.empty(size // 4, dtype=torch.float32, device="cuda").normal_()
     target = torch.empty_like(data)
     whole, rows = data.view(torch.int64), data.view(-1, 2**15)
@@ -101,8 +95,6 @@ def _best(calls: dict[str, tuple[Callable[[], object], int]]) -> tuple[str, floa
 
 
 def _median_us(call: Callable[[], object]) -> float:
-    import torch
-
     for _ in range(WARMUP):
         call()
     pairs = [(timed_event(), timed_event()) for _ in range(SAMPLES)]
@@ -116,8 +108,6 @@ def _median_us(call: Callable[[], object]) -> float:
 
 def _triton_readers(data: Tensor) -> dict[str, Callable[[], object]]:
     """A plain streaming loop; empty if Triton or its compiler is missing."""
-    import torch
-
     words, sums = data.view(torch.int32), torch.empty(2**22, dtype=torch.int32, device=data.device)
     readers: dict[str, Callable[[], object]] = {}
     try:
@@ -180,7 +170,6 @@ def call_launch() -> tuple[float | None, float | None]:
 
     (None, None) if CUPTI does not answer, or without a share that is a launch.
     """
-    import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     shares = []

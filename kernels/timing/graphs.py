@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
+from kernels.lazy import torch
 
 # With less free memory the allocator first gives back what it keeps, and the memory of ended graphs. No call that was measured here
 # allocates as much in a capture (`workspace_bytes`).
@@ -24,8 +22,6 @@ def capture(call: Callable[[], object], shares_with: torch.cuda.CUDAGraph | None
 
     A graph that is given another one shares its memory. The two must not be replayed at the same time.
     """
-    import torch
-
     torch.cuda.synchronize()
     free, _ = torch.cuda.mem_get_info()
     if free < LITTLE_BYTES:
@@ -45,14 +41,10 @@ def capture(call: Callable[[], object], shares_with: torch.cuda.CUDAGraph | None
 
 def timed_event() -> torch.cuda.Event:
     """An event whose distance to another one can be asked for."""
-    import torch
-
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 @cache
 def _capture_stream(device: int) -> torch.cuda.Stream:
     """The stream of all captures on a device. Graphs that share memory must be captured on the same one."""
-    import torch
-
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from kernels.adapter import PlanStep, Runner, nothing_to_plan
 from kernels.inputs import Inputs
 from kernels.inputs.step_lengths import steps_before
+from kernels.lazy import torch
 from kernels.timing.profiled import Event, Work, WorkUnknown, profile, work_of
 from kernels.timing.stats import ci95_of_median, quantile
 
@@ -145,7 +146,5 @@ def _middle(works: Sequence[Work]) -> Work:
 
 
 def _wait(inputs: Inputs) -> None:
-    import torch
-
     if inputs.device.type == "cuda":
         torch.cuda.synchronize()

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kernels.lazy import torch
+
 PART = "attention_orchestrator_part"
 SKEW_S = 0.001  # idle before each part: more than the profile's clocks of host and device differ by
 # The host waits in these. cudaMemcpy without "Async" does too. A copy between page-locked memory and the device does not, and
@@ -84,7 +86,6 @@ def _counted(events: Sequence[Event]) -> Work:
 
 def profile(parts: Sequence[Callable[[], object]]) -> list[Event]:
     """Runs parts one after another under torch's profiler. Needs a CUDA device."""
-    import torch
     from torch.profiler import ProfilerActivity, record_function
     from torch.profiler import profile as torch_profile
 
@@ -100,8 +101,6 @@ def profile(parts: Sequence[Callable[[], object]]) -> list[Event]:
 
 def events_of(profiler: Any) -> list[Event]:
     """What an ended profile of torch has seen."""
-    import torch
-
     results = profiler.profiler.kineto_results
     assert results is not None
     on_device = torch._C._autograd.DeviceType.CUDA

@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import cache
 from itertools import pairwise
 
+from kernels.lazy import torch
 from kernels.timing.graphs import capture
 
 MAX_STAMPS = 1024  # of one block: one before its first sample and one after each
@@ -31,8 +32,6 @@ class StampedClock(Clock):
     """A captured launch of a kernel that writes (nanoseconds, cycles, multiprocessor). Raises what Triton raises."""
 
     def __init__(self) -> None:
-        import torch
-
         from kernels.timing.triton_kernels import stamp
 
         self._notes = torch.zeros(MAX_STAMPS, 3, dtype=torch.int64, device="cuda")

@@ -8,18 +8,16 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from kernels.adapter import Runner
+from kernels.lazy import torch
 from kernels.timing.caches import Caches, reset_persisting_l2
 from kernels.timing.energy import EnergyUnknown, IssuedWork
 from kernels.timing.graphs import capture, timed_event
 from kernels.timing.nvml import DeviceMonitor, Telemetry
 from kernels.timing.profiled import events_of
 from kernels.timing.sm_clock import Clock, clock_of_device
-
-if TYPE_CHECKING:
-    import torch
 
 TimerName = Literal["graph", "eager", "cupti"]
 
@@ -108,8 +106,6 @@ class DeviceEvents(Timer):
     name = "cuda_events"
 
     def __init__(self, runner: Runner, warmup: int, caches: Caches, *, brief: bool = False) -> None:
-        import torch
-
         super().__init__(runner)
         self.caches, self.l2, self.icache = caches, caches.l2, caches.icache
         caches.restore()  # raises here, before anything is timed, if it cannot
@@ -135,8 +131,6 @@ class DeviceEvents(Timer):
         return statistics.median(issue() for _ in range(calls))
 
     def replay(self, wait: bool = True) -> None:
-        import torch
-
         if wait or not self.cuda_graph:
             self._before()
         else:
@@ -149,8 +143,6 @@ class DeviceEvents(Timer):
         self.runner()
 
     def block(self, count: int, monitor: DeviceMonitor) -> Block:
-        import torch
-
         pairs = [(timed_event(), timed_event()) for _ in range(count)]
         clock = self._lead_in()
         for start, end in pairs:
@@ -188,8 +180,6 @@ class DeviceEvents(Timer):
         The sample would include the launch otherwise. An eager call takes the CPU longer than a flush takes the GPU, so it needs
         a spin too.
         """
-        import torch
-
         self.runner.ready()
         self.caches.restore()
         if self.l2 == "warm" or not self.cuda_graph:
@@ -219,7 +209,6 @@ class Cupti(GraphReplay):
     name = "cupti_graph_kernels"
 
     def block(self, count: int, monitor: DeviceMonitor) -> Block:
-        import torch
         from torch.profiler import ProfilerActivity, profile, record_function
 
         with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU], acc_events=True) as profiler:

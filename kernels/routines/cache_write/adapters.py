@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from kernels.adapter import Adapter, Module, Need, QueryLengths, Runner
 from kernels.contract.runner import Restored
 from kernels.device import Device
+from kernels.lazy import Tensor, torch
 from kernels.libraries.engine_releases import VLLM_READ
 from kernels.libraries.flashinfer_common import MAX_THREADS, READ_ONLY, needs_sm80
 from kernels.libraries.flashinfer_modules import flashinfer_module
@@ -31,8 +32,6 @@ from kernels.problem.features import Feature
 from kernels.routines.cache_write.problem import sizes
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from kernels.routines.cache_write.inputs import WriteInputs
 
 CHECKED = 16  # bytes that the check takes for an element of the cache, of rows and of queries
@@ -207,8 +206,6 @@ class VllmWrite(Write):
         )
 
     def call(self, inputs: WriteInputs, cache: Tensor, queries: Tensor) -> Callable[[], object]:
-        import torch
-
         from kernels.inputs.tensors import bits
 
         p, kind, rows = inputs.problem, "fp8" if inputs.quantises else "auto", inputs.split(inputs.new)

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernels.adapter import Need, Runner
 from kernels.device import Device
+from kernels.lazy import Tensor
 from kernels.problem import Problem
 from kernels.routines.cache_write.adapters import TorchWrite
 from kernels.routines.cache_write.problem import sizes
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from kernels.routines.cache_write.inputs import WriteInputs
 
 DRAWS = 100

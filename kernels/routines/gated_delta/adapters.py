@@ -26,13 +26,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from kernels.adapter import Adapter, Need, QueryLengths, Runner
 from kernels.contract.runner import Restored
 from kernels.device import Device
+from kernels.lazy import Tensor, torch
 from kernels.problem import Problem
 from kernels.problem.dtypes import HALF
 from kernels.routines.gated_delta.problem import kept_states, num_slots
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from kernels.routines.gated_delta.inputs import DeltaInputs
 
 CHUNK = 64
@@ -145,7 +144,6 @@ class GdnChunk(FlashInferDelta):
     use_cp: Literal["auto", False] = "auto"
 
     def prepare(self, inputs: DeltaInputs, device: Device) -> Runner:  # type: ignore[override]
-        import torch
         from flashinfer.gdn_prefill import chunk_gated_delta_rule
 
         from kernels.routines.gated_delta.inputs import Gates

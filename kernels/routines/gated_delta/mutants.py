@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Literal
 
 from kernels.adapter import Need, Runner
 from kernels.device import Device
+from kernels.lazy import Tensor, torch
 from kernels.problem import Problem
 from kernels.routines.gated_delta.adapters import CHUNK, Delta
 from kernels.routines.gated_delta.problem import kept_states
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from kernels.routines.gated_delta.inputs import DeltaInputs
     from kernels.routines.gated_delta.reference import Terms
 
@@ -144,8 +143,6 @@ class DeltaMutant(Delta):
 
 def _decay_after(case: Case) -> None:
     """alpha (S + beta (v - S k) k^T): a step without decay, and the decay of what came out."""
-    import torch
-
     from kernels.routines.gated_delta.reference import step
 
     terms, state, outs, states = case.terms, case.terms.state, [], []
@@ -173,8 +170,6 @@ def _norms_of_long(case: Case) -> None:
 
 def _decays_overflow(case: Case) -> None:
     """exp(d_i - d_j) as exp(d_i) exp(-d_j), of decays added up within a chunk."""
-    import torch
-
     sums = [part.cumsum(1) for part in torch.split(case.terms.alpha.log(), CHUNK, 1)]
     case.again(alpha=case.terms.alpha + 0 * (-torch.cat(sums, 1)).exp())
 
@@ -194,8 +189,6 @@ def _twice(beta: Tensor) -> Tensor:
 
 def _off(case: Case, head: int) -> None:
     """Each row of a head's states is off by a bit more than the root mean square of rows may be."""
-    import torch
-
     from kernels.problem.arithmetic import Arithmetic
     from kernels.routines.gated_delta.reference import mean_tolerance
 
@@ -207,8 +200,6 @@ def _off(case: Case, head: int) -> None:
 
 def _keys_in_turn(case: Case) -> None:
     """Value head h reads keys and queries h mod H and not h // group."""
-    import torch
-
     p = case.inputs.problem
     order = torch.arange(p.num_kv_heads, device=case.inputs.device) % p.num_qo_heads * (p.num_kv_heads // p.num_qo_heads)
     case.again(q=case.terms.q[:, :, order], k=case.terms.k[:, :, order])

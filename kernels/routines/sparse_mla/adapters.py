@@ -25,6 +25,7 @@ from kernels.adapters.flashinfer_mla import Mla, fa_dtype_needs
 from kernels.device import Device
 from kernels.inputs import Inputs
 from kernels.inputs.tensors import judged
+from kernels.lazy import Tensor
 from kernels.libraries.flashinfer_common import needs_sm80
 from kernels.libraries.latent_common import MAX_PROCESSORS
 from kernels.problem import Problem
@@ -33,8 +34,6 @@ from kernels.problem.features import Feature
 from kernels.routines.sparse_mla.problem import DS_DIMS, DS_MLA, query_rows
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from kernels.inputs.copies import InputCopy
     from kernels.routines.sparse_mla.inputs import SparseInputs
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from kernels.inputs.tensors import bits, slots
+from kernels.lazy import Tensor, torch
 from kernels.mutants.faults import victim
 from kernels.mutants.mutant import Mutant
 from kernels.mutants.reference_case import ReferenceCase
@@ -20,8 +21,6 @@ from kernels.problem import Problem
 from kernels.routines.sparse_mla.problem import DS_MLA, ROUTINE, QueryRows
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from kernels.routines.sparse_mla.inputs import RowInputs
 
 Wrong = Callable[[ReferenceCase], "Tensor"]
@@ -92,8 +91,6 @@ def _reading(wrong: Wrong, also: bool = False) -> Wrong:
     """A kernel that reads the tokens of these slots instead, or also, each as often as it is named."""
 
     def answer(case: ReferenceCase) -> Tensor:
-        import torch
-
         cache, at = case.inputs.kv[0], torch.cat((_slots(case)[: case.length * also], wrong(case)))
         k = bits(cache)[at.clamp(0, len(cache) - 1)].view(cache.dtype).flatten(1, 2).float() * case.inputs.k_scale
         return replace(case, k=k, v=k[..., : case.v.shape[-1]], seen=case.seen.new_ones(len(case.q), len(k))).answer()
