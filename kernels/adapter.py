@@ -56,6 +56,7 @@ from kernels.contract.module import Module
 from kernels.contract.releases import Since, Versions, is_from, meets, name_of, requirements
 from kernels.contract.runner import LseBase, PlanStep, Runner, nothing_to_plan, without_padding
 from kernels.device import Device
+from kernels.inputs import Inputs
 from kernels.problem import Problem
 from kernels.problem.features import Feature, features_of
 from kernels.problem.fields import ANY_MEMORY, KvMemory
@@ -65,11 +66,11 @@ from kernels.problem.routine import FOLDERS
 if TYPE_CHECKING:
     from typing import Self  # Python 3.10 has none, under which other environments may run this
 
-    from kernels.inputs import Inputs
     from kernels.inputs.copies import InputCopy
 
-__all__ = [
-    "Adapter", "EngineMaximum", "LseBase", "Module", "Need", "PlanStep", "QueryLengths", "Runner", "Since", "nothing_to_plan",
+__all__ = [  # all that the contract names, so that most backends need this import alone
+    "Adapter", "Device", "EngineMaximum", "Inputs", "LseBase", "Module", "Need", "PlanStep", "Problem", "QueryLengths", "Runner",
+    "Since", "nothing_to_plan",
 ]  # fmt: skip
 QueryLengths = Literal["single", "uniform", "varlen"]
 # What becomes of `problem.max_seq_len`. passed: it reaches the call, as a number or as the width of the page table.

@@ -15,16 +15,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner, Since, nothing_to_plan
-from kernels.device import Device
-from kernels.inputs import Inputs
+from kernels.adapter import Adapter, Device, EngineMaximum, Inputs, Need, Problem, QueryLengths, Runner, Since, nothing_to_plan
 from kernels.lazy import Tensor, torch
 from kernels.libraries import flash_attn_3_common as common
 from kernels.libraries import latent_common as latent
 from kernels.libraries.engine_releases import VLLM_READ
 from kernels.libraries.flashinfer_common import output_with_lse
 from kernels.libraries.triton_common import needs_of_triton, power_of_two
-from kernels.problem import Problem
 from kernels.problem.dtypes import HALF
 from kernels.problem.features import USUAL, Feature
 

@@ -20,15 +20,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from kernels.adapter import Module, Need, PlanStep, Runner, Since
-from kernels.device import Device
-from kernels.inputs import Inputs
+from kernels.adapter import Device, Inputs, Module, Need, PlanStep, Problem, Runner, Since
 from kernels.lazy import Tensor, torch
 from kernels.libraries import flash_attn_3_common as common
 from kernels.libraries.flash_attn_common import FlashAttention, Keys, all_keys, context, drafts, merged, need_of_empty, tree_needs
 from kernels.libraries.flashinfer_common import FLASHINFER, RELEASES
 from kernels.libraries.flashinfer_modules import MERGE_MODULE
-from kernels.problem import Problem
 from kernels.problem.dtypes import HALF, torch_dtype
 from kernels.problem.features import ALL_BUT_BLOCKS, Feature
 

@@ -12,12 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from kernels.adapter import Need, Runner, nothing_to_plan
-from kernels.device import Device
-from kernels.inputs import Inputs
+from kernels.adapter import Device, Inputs, Need, Problem, Runner, nothing_to_plan
 from kernels.libraries.flash_attn_3_common import descales
 from kernels.libraries.flash_attn_common import FlashAttention, all_keys
-from kernels.problem import Problem
 from kernels.problem.dtypes import FP8, HALF
 from kernels.problem.features import ALL_BUT_BLOCKS, Feature
 

@@ -16,16 +16,13 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
-from kernels.adapter import EngineMaximum, Module, Need, QueryLengths, Runner, Since
-from kernels.device import Device
-from kernels.inputs import Inputs
+from kernels.adapter import Device, EngineMaximum, Inputs, Module, Need, Problem, QueryLengths, Runner, Since
 from kernels.lazy import Tensor, torch
 from kernels.libraries import flashinfer_common as common
 from kernels.libraries.flashinfer_calls import plan
 from kernels.libraries.flashinfer_modules import MERGE_MODULE
 from kernels.libraries.flashinfer_plans import parts_words
 from kernels.libraries.flashinfer_wrappers import decode_wrapper, prepared, scale_window_dtypes
-from kernels.problem import Problem
 from kernels.problem.features import USUAL, Feature
 
 Kernel = Literal["fa2", "fa3"]

@@ -18,16 +18,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from kernels.adapter import Module, Need, QueryLengths, Runner
-from kernels.device import Device
-from kernels.inputs import Inputs
+from kernels.adapter import Device, Inputs, Module, Need, Problem, QueryLengths, Runner
 from kernels.lazy import Tensor, torch
 from kernels.libraries import flashinfer_common as common
 from kernels.libraries.flashinfer_calls import plan
 from kernels.libraries.flashinfer_modules import MERGE_MODULE
 from kernels.libraries.flashinfer_plans import parts_words
 from kernels.libraries.flashinfer_wrappers import prepared
-from kernels.problem import Problem
 from kernels.problem.dtypes import HALF, size_bytes, torch_dtype
 from kernels.problem.features import USUAL, Feature
 

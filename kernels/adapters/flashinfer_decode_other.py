@@ -13,15 +13,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from kernels.adapter import EngineMaximum, Need, QueryLengths, Runner
-from kernels.device import Device
-from kernels.inputs import Inputs
+from kernels.adapter import Device, EngineMaximum, Inputs, Need, Problem, QueryLengths, Runner
 from kernels.inputs.step_lengths import host_lengths
 from kernels.lazy import Tensor
 from kernels.libraries import flashinfer_common as common
 from kernels.libraries.flashinfer_calls import bound
 from kernels.libraries.flashinfer_wrappers import decode_wrapper, needs_tokens_for_drafts, plan_decode, prepared
-from kernels.problem import Problem
 from kernels.problem.dtypes import FP8, HALF
 from kernels.problem.features import USUAL, Feature
 from kernels.problem.fields import TMA_MEMORY, KvMemory

@@ -12,13 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from kernels.adapter import EngineMaximum, Module, Need, QueryLengths, Runner
-from kernels.device import Device
-from kernels.inputs import Inputs
+from kernels.adapter import Device, EngineMaximum, Inputs, Module, Need, Problem, QueryLengths, Runner
 from kernels.lazy import Tensor
 from kernels.libraries import flashinfer_common as common
 from kernels.libraries.flashinfer_modules import flashinfer_module
-from kernels.problem import Problem
 from kernels.problem.features import USUAL, Feature
 
 PREFILL_TILE, DECODE_TILE, MAX_TILES = 128, 16, 65536  # rows of tiles (query tokens times query heads of a KV head); and tiles

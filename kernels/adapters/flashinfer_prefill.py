@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from kernels.adapter import EngineMaximum, Module, Need, PlanStep, QueryLengths, Runner, Since
-from kernels.device import Device
-from kernels.inputs import Inputs
+from kernels.adapter import Device, EngineMaximum, Inputs, Module, Need, PlanStep, QueryLengths, Runner, Since
 from kernels.inputs.step_lengths import host_lengths
 from kernels.libraries import flashinfer_common as common
 from kernels.libraries import flashinfer_wrappers as wrappers

@@ -15,11 +15,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
-from kernels.device import Device
-from kernels.inputs import Inputs
+from kernels.adapter import Adapter, Device, EngineMaximum, Inputs, Need, Problem, QueryLengths, Runner
 from kernels.inputs.rows import rows_of
-from kernels.problem import Problem
 from kernels.problem.features import ALL_BUT_BLOCKS, Feature
 from kernels.problem.fields import ANY_MEMORY, KvMemory
 

@@ -16,13 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 
-from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner, Since
-from kernels.device import Device
-from kernels.inputs import Inputs
+from kernels.adapter import Adapter, Device, EngineMaximum, Inputs, Module, Need, Problem, QueryLengths, Runner, Since
 from kernels.inputs.states import State, merged
 from kernels.libraries import flashinfer_common as common
 from kernels.libraries.flashinfer_modules import MERGE_MODULE
-from kernels.problem import Problem
 from kernels.problem.dtypes import size_bytes
 from kernels.problem.features import FEATURES, Feature
 

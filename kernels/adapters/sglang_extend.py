@@ -26,16 +26,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
+from kernels.adapter import Adapter, Device, EngineMaximum, Inputs, Need, Problem, QueryLengths, Runner
 from kernels.contract.releases import is_from
-from kernels.device import Device
-from kernels.inputs import Inputs
 from kernels.inputs.masks import flat_custom
 from kernels.inputs.rows import rows_of, token_rows
 from kernels.lazy import torch
 from kernels.libraries.flashinfer_common import window_left
 from kernels.libraries.triton_common import needs_of_triton
-from kernels.problem import Problem
 from kernels.problem.dtypes import FP8, size_bytes
 from kernels.problem.features import ALL_BUT_BLOCKS, Feature
 

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
-from kernels.device import Device
-from kernels.inputs import Inputs
+from kernels.adapter import Adapter, Device, EngineMaximum, Inputs, Need, QueryLengths, Runner
 from kernels.inputs.masks import hidden
 from kernels.lazy import Tensor, torch
 from kernels.problem import ROUTINES, Problem

@@ -13,13 +13,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import reduce
 
-from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
-from kernels.device import Device
-from kernels.inputs import Inputs
+from kernels.adapter import Adapter, Device, EngineMaximum, Inputs, Need, Problem, QueryLengths, Runner
 from kernels.inputs.states import State, attend, attend_together, merged
 from kernels.lazy import torch
 from kernels.libraries.flashinfer_common import fp8_output_scale
-from kernels.problem import Problem
 from kernels.problem.dtypes import FP8, torch_dtype
 from kernels.problem.features import FEATURES, Feature
 

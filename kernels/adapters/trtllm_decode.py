@@ -14,15 +14,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kernels.adapter import EngineMaximum, Module, Need, QueryLengths, Runner, Since, nothing_to_plan
-from kernels.device import Device
-from kernels.inputs import Inputs
+from kernels.adapter import Device, EngineMaximum, Inputs, Module, Need, Problem, QueryLengths, Runner, Since, nothing_to_plan
 from kernels.inputs.masks import packed_batch
 from kernels.lazy import Tensor
 from kernels.libraries import flashinfer_common as common
 from kernels.libraries.flashinfer_calls import bound
 from kernels.libraries.flashinfer_modules import flashinfer_module
-from kernels.problem import Problem
 from kernels.problem.dtypes import HALF
 from kernels.problem.features import USUAL, Feature
 from kernels.problem.fields import TMA_MEMORY, KvMemory

@@ -10,14 +10,11 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
-from kernels.adapter import EngineMaximum, Module, Need, QueryLengths, Runner
-from kernels.device import Device
-from kernels.inputs import Inputs
+from kernels.adapter import Device, EngineMaximum, Inputs, Module, Need, Problem, QueryLengths, Runner
 from kernels.lazy import Tensor
 from kernels.libraries import flashinfer_common as common
 from kernels.libraries.flashinfer_calls import bound
 from kernels.libraries.flashinfer_modules import flashinfer_module
-from kernels.problem import Problem
 from kernels.problem.dtypes import FP8, HALF
 from kernels.problem.features import USUAL, Feature
 from kernels.problem.fields import TMA_MEMORY, KvMemory

@@ -19,14 +19,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from kernels.adapter import Adapter, Need, PlanStep, Runner
-from kernels.device import Device
-from kernels.inputs import Inputs
+from kernels.adapter import Adapter, Device, Inputs, Need, PlanStep, Problem, Runner
 from kernels.lazy import Tensor
 from kernels.libraries import flash_attn_3_common as common
 from kernels.libraries.engine_releases import VLLM_READ
 from kernels.libraries.flash_attn_common import FlashAttention, all_keys, need_of_empty
-from kernels.problem import Problem
 from kernels.problem.dtypes import HALF
 from kernels.problem.features import ALL_BUT_BLOCKS, Feature
 from kernels.problem.fields import ANY_MEMORY, KvMemory

@@ -13,13 +13,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner, nothing_to_plan
-from kernels.device import Device
-from kernels.inputs import Inputs
+from kernels.adapter import Adapter, Device, EngineMaximum, Inputs, Need, Problem, QueryLengths, Runner, nothing_to_plan
 from kernels.lazy import Tensor, torch
 from kernels.libraries.flashinfer_common import window_left
 from kernels.libraries.triton_common import needs_of_triton, power_of_two
-from kernels.problem import Problem
 from kernels.problem.dtypes import FP8
 from kernels.problem.features import ALL_BUT_BLOCKS, Feature
 

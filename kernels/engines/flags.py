@@ -8,10 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
-from kernels.device import Device
-from kernels.inputs import Inputs
-from kernels.problem import Problem
+from kernels.adapter import Adapter, Device, EngineMaximum, Inputs, Need, Problem, QueryLengths, Runner
 
 DEFAULT, OFF = "default", ":no-"
 ENGINES = ("vllm", "sglang")  # by the names of their packages; the steps of SGLang are not written

@@ -11,14 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kernels.adapter import Need, PlanStep, Runner, nothing_to_plan
-from kernels.device import Device
-from kernels.inputs import Inputs
+from kernels.adapter import Device, Inputs, Need, PlanStep, Problem, Runner, nothing_to_plan
 from kernels.inputs.step_lengths import HostLengths
 from kernels.lazy import Tensor, torch
 from kernels.libraries.flash_attn_common import Keys
 from kernels.libraries.flashinfer_common import window_left
-from kernels.problem import Problem
 from kernels.problem.dtypes import FP8, HALF
 
 HEURISTIC = 0  # num_splits: the library chooses

@@ -14,12 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths
-from kernels.inputs import Inputs
+from kernels.adapter import Adapter, EngineMaximum, Inputs, Need, Problem, QueryLengths
 from kernels.inputs.rows import ancestor_rows, rows_of
 from kernels.inputs.tensors import token_major
 from kernels.lazy import Tensor, torch
-from kernels.problem import Problem
 from kernels.problem.fields import TMA_MEMORY, KvMemory
 from kernels.problem.padded import has_empty
 

@@ -12,12 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from kernels.adapter import Adapter, Module, Need, Since
-from kernels.device import Device
-from kernels.inputs import Inputs
+from kernels.adapter import Adapter, Device, Inputs, Module, Need, Problem, Since
 from kernels.lazy import Tensor, torch
 from kernels.libraries.flashinfer_modules import flashinfer_module
-from kernels.problem import Problem
 from kernels.problem.dtypes import FP8, HALF
 from kernels.problem.padded import has_empty
 

@@ -12,16 +12,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from kernels.adapter import Adapter, Module, Need, Runner
-from kernels.device import Device
-from kernels.inputs import Inputs
+from kernels.adapter import Adapter, Device, Inputs, Module, Need, Problem, Runner
 from kernels.inputs.masks import flat_custom
 from kernels.inputs.step_lengths import HostLengths
 from kernels.lazy import Tensor, torch
 from kernels.libraries import flashinfer_calls as calls
 from kernels.libraries import flashinfer_common as common
 from kernels.libraries.flashinfer_modules import flashinfer_module
-from kernels.problem import Problem
 from kernels.problem.dtypes import HALF, torch_dtype
 from kernels.problem.padded import has_empty
 

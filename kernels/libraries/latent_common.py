@@ -4,11 +4,8 @@
 
 from __future__ import annotations
 
-from kernels.adapter import Need
-from kernels.device import Device
-from kernels.inputs import Inputs
+from kernels.adapter import Device, Inputs, Need, Problem
 from kernels.lazy import Tensor
-from kernels.problem import Problem
 from kernels.problem.dtypes import HALF
 from kernels.problem.features import USUAL, Feature
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from kernels.adapter import Need
-from kernels.device import Device
-from kernels.problem import Problem
+from kernels.adapter import Device, Need, Problem
 from kernels.problem.dtypes import FP8, HALF
 
 

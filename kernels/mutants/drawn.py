@@ -13,11 +13,9 @@ import zlib
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-from kernels.adapter import Adapter, Need, Runner
+from kernels.adapter import Adapter, Device, Inputs, Need, Problem, Runner
 from kernels.check.root_mean_square import limit_of
 from kernels.check.tolerance import tolerance
-from kernels.device import Device
-from kernels.inputs import Inputs
 from kernels.inputs.sentinel_logit import PLANTED
 from kernels.inputs.tensors import judged, rounded
 from kernels.lazy import Tensor, torch
@@ -25,7 +23,6 @@ from kernels.mutants import catalogue, victims
 from kernels.mutants.faults import victim
 from kernels.mutants.mutant import Mutant, of_folders, rows_in
 from kernels.mutants.reference_case import ReferenceCase
-from kernels.problem import Problem
 from kernels.problem.fields import attending
 
 Kind = Literal["lost", "doubled", "halved", "shifted", "stale", "pair", "swapped", "scaled"]

@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from kernels.adapter import LseBase, Runner
-from kernels.device import Device
-from kernels.inputs import Inputs
+from kernels.adapter import Device, Inputs, LseBase, Problem, Runner
 from kernels.inputs.sentinel_keys import context_positions
 from kernels.inputs.tensors import judged
 from kernels.lazy import Tensor
@@ -19,7 +17,6 @@ from kernels.mutants.faults import victim
 from kernels.mutants.mutant import Mutant
 from kernels.mutants.reference_case import ReferenceCase, case_of
 from kernels.mutants.victims import Applies, Needs
-from kernels.problem import Problem
 from kernels.problem.arithmetic import NATURAL
 from kernels.problem.fields import attending
 

@@ -12,18 +12,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 from kernels import registry
-from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner
+from kernels.adapter import Adapter, Device, EngineMaximum, Inputs, Module, Need, Problem, QueryLengths, Runner
 from kernels.check import oracle
 from kernels.contract.releases import Versions
-from kernels.device import Device
-from kernels.inputs import Inputs
 from kernels.inputs.sentinel_logit import PLANTED, narrowest
 from kernels.inputs.tensors import bits, judged, rounded
 from kernels.lazy import Tensor
 from kernels.mutants.faults import victim
 from kernels.mutants.reference_case import ReferenceCase, case_of
 from kernels.mutants.victims import Applies
-from kernels.problem import Problem
 from kernels.problem.routine import parts
 
 if TYPE_CHECKING:

@@ -14,12 +14,9 @@ from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner
+from kernels.adapter import Adapter, Device, EngineMaximum, Inputs, Module, Need, Problem, QueryLengths, Runner
 from kernels.contract.releases import Versions
-from kernels.device import Device
-from kernels.inputs import Inputs
 from kernels.lazy import Tensor, torch
-from kernels.problem import Problem
 from kernels.problem.dtypes import FP8, UNIT_ROUNDOFF
 from kernels.problem.features import Feature
 from kernels.split.batch import Halves, halves_of

@@ -19,14 +19,12 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from kernels.adapter import Adapter, Module, Need, QueryLengths, Runner
+from kernels.adapter import Adapter, Device, Module, Need, Problem, QueryLengths, Runner
 from kernels.contract.runner import Restored
-from kernels.device import Device
 from kernels.lazy import Tensor, torch
 from kernels.libraries.engine_releases import VLLM_READ
 from kernels.libraries.flashinfer_common import MAX_THREADS, READ_ONLY, needs_sm80
 from kernels.libraries.flashinfer_modules import flashinfer_module
-from kernels.problem import Problem
 from kernels.problem.dtypes import FP8, HALF, SIZE_BITS
 from kernels.problem.features import Feature
 from kernels.routines.cache_write.problem import sizes

@@ -11,10 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kernels.adapter import Need, Runner
-from kernels.device import Device
+from kernels.adapter import Device, Need, Problem, Runner
 from kernels.lazy import Tensor
-from kernels.problem import Problem
 from kernels.routines.cache_write.adapters import TorchWrite
 from kernels.routines.cache_write.problem import sizes
 

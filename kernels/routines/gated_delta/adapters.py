@@ -23,11 +23,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from kernels.adapter import Adapter, Need, QueryLengths, Runner
+from kernels.adapter import Adapter, Device, Need, Problem, QueryLengths, Runner
 from kernels.contract.runner import Restored
-from kernels.device import Device
 from kernels.lazy import Tensor, torch
-from kernels.problem import Problem
 from kernels.problem.dtypes import HALF
 from kernels.routines.gated_delta.problem import kept_states, num_slots
 

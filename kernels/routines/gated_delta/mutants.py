@@ -13,10 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from kernels.adapter import Need, Runner
-from kernels.device import Device
+from kernels.adapter import Device, Need, Problem, Runner
 from kernels.lazy import Tensor, torch
-from kernels.problem import Problem
 from kernels.routines.gated_delta.adapters import CHUNK, Delta
 from kernels.routines.gated_delta.problem import kept_states
 

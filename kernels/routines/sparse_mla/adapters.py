@@ -18,17 +18,14 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
-from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
+from kernels.adapter import Adapter, Device, EngineMaximum, Inputs, Need, Problem, QueryLengths, Runner
 from kernels.adapters.engine_mla import FlashAttn3Mla
 from kernels.adapters.flash_mla import FlashMla, FlashMlaOfVllm
 from kernels.adapters.flashinfer_mla import Mla, fa_dtype_needs
-from kernels.device import Device
-from kernels.inputs import Inputs
 from kernels.inputs.tensors import judged
 from kernels.lazy import Tensor
 from kernels.libraries.flashinfer_common import needs_sm80
 from kernels.libraries.latent_common import MAX_PROCESSORS
-from kernels.problem import Problem
 from kernels.problem.dtypes import HALF
 from kernels.problem.features import Feature
 from kernels.routines.sparse_mla.problem import DS_DIMS, DS_MLA, query_rows
