@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 
 Z95 = 1.96  # two-sided 95% quantile of the normal distribution
-MIN_EFFECT = 2.0  # few blocks tell little of how they differ; with less, intervals of A/A pairs hold 90% (benchmarks/intervals.py)
+MIN_EFFECT = 2.0  # few blocks tell little of how they differ; with less, intervals of A/A pairs hold 90% (docs/timing.md)
 LARGE = 1000  # samples from which on the normal distribution approximates the binomial well
 
 # Two modes: each side of the best cut has a tenth of the samples, their means differ by a hundredth of the median, and Ashman's D

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from orchestrator import cli
+from orchestrator.storage.row import Row
+from orchestrator.worker import point_runner
+from orchestrator.worker.task_row import Seconds
 
 # Operations for which a GPU's host waits until all before them is done.
 WAITS = {"_local_scalar_dense", "equal", "nonzero", "masked_select", "repeat_interleave"}
@@ -46,17 +55,29 @@ def _listed(args: Any) -> list[Any]:
 
 
 def main(overrides: list[str]) -> None:
-    sys.path.insert(0, "benchmarks")
-    import check_cost
+    """Runs points, and counts in the blocks whose seconds the row has as `check_s`."""
+    operations, waits, points = Operations(), Counter[str](), Counter[str]()
+    seconds_into, prepare = point_runner.seconds_into, point_runner.PointRunner.prepare
 
-    operations = Operations()
-    phases = check_cost.Phases(lambda: operations.waits)
-    check_cost.wrap(phases)
-    with operations, Transfers(operations):
-        check_cost.run(overrides)
-    counted = [(size, waits) for size, phase, waits in phases.calls if not phase.startswith(check_cost.OUTSIDE)]
-    of_size = {size: sum(waits for of, waits in counted if of == size) / phases.sizes.count(size) for size in set(phases.sizes)}
-    sys.stdout.write(f"{of_size}\n")
+    @contextmanager
+    def counted(row: Row, column: Seconds) -> Iterator[None]:
+        before = operations.waits
+        with seconds_into(row, column):
+            yield
+        waits[_size(row)] += (operations.waits - before) * (column == "check_s")
+
+    def noted(self: Any, task: Any) -> Any:
+        points[_size(vars(task.point.problem))] += 1
+        return prepare(self, task)
+
+    point_runner.seconds_into, point_runner.PointRunner.prepare = counted, noted
+    with tempfile.TemporaryDirectory() as folder, operations, Transfers(operations):
+        cli.main([*overrides, "cluster=inline", "rerun=all", f"results.path={folder}/rows"])
+    sys.stdout.write(f"{ {size: waits[size] / count for size, count in points.items()} }\n")
+
+
+def _size(of: Any) -> str:
+    return f"{of['batch_size']} x {of['s_kv']}"
 
 
 if __name__ == "__main__":

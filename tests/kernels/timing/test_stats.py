@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import intervals
 from kernels.timing.stats import (
     ci95_of_blocks,
     ci95_of_median,
@@ -93,15 +92,6 @@ def test_samples_of_blocks_count_for_less_and_blocks_of_one_for_all():
     assert ci95_of_blocks(in_blocks) > ci95_of_median(ordered)
     assert ci95_of_blocks(apart) == pytest.approx(ci95_of_median(ordered), rel=0.2)
     assert ci95_of_blocks([[1.0] * 5]) == math.inf and ci95_of_blocks([[1.0] * 3, [1.0] * 3]) == 0
-
-
-@pytest.mark.parametrize("name", ["h200_studies/study_noise", "h100_studies/study_noise"])
-def test_a_twentieth_of_committed_aa_pairs_at_most_lies_outside_both_intervals(name: str):
-    found = intervals.outside(name)
-
-    assert len(found) > 100
-    assert found["blocks"].mean() <= 0.05 and found["independent"].mean() > 0.1
-    assert found[found["us"] < 50]["blocks"].sum() <= 2
 
 
 def test_too_few_samples_know_nothing():
