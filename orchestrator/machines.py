@@ -13,7 +13,7 @@ import yaml
 
 import conf
 from kernels.compile.module_cache import cuda_of_torch
-from kernels.compile.nvcc import find_nvcc
+from kernels.contract.toolchain import find_nvcc
 from kernels.device import Device
 from orchestrator import libraries
 from orchestrator.errors import UserError

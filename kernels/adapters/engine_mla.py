@@ -17,11 +17,9 @@ from typing import Any
 
 from kernels.adapter import Adapter, Device, EngineMaximum, Inputs, Need, Problem, QueryLengths, Runner, Since, nothing_to_plan
 from kernels.lazy import Tensor, torch
+from kernels.libraries import engine_common as engines
 from kernels.libraries import flash_attn_3_common as common
-from kernels.libraries import latent_common as latent
-from kernels.libraries.engine_releases import VLLM_READ
 from kernels.libraries.flashinfer_common import output_with_lse
-from kernels.libraries.triton_common import needs_of_triton, power_of_two
 from kernels.problem.dtypes import HALF
 from kernels.problem.features import USUAL, Feature
 
@@ -47,12 +45,12 @@ class FlashAttn3Mla(Adapter):
     takes_empty: bool = True  # vLLM captures full graphs with it, whose padded requests have no token
     takes_no_keys: bool = True  # `store_zero` of its `epilogue_fwd.hpp`
     distributions: tuple[str, ...] = ("vllm",)
-    rules_hold_for: tuple[str, ...] = VLLM_READ
+    rules_hold_for: tuple[str, ...] = engines.VLLM_READ
     imports: str = "vllm"
-    passes: frozenset[Feature] | None = latent.TOLD_TO_FLASH_ATTN_3
+    passes: frozenset[Feature] | None = engines.TOLD_TO_FLASH_ATTN_3
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
-        return latent.needs_of_flash_attn_3(problem, device)
+        return engines.needs_of_flash_attn_3(problem, device)
 
     def workspace_bytes(self, problem: Problem) -> int:
         return common.partial_bytes(problem)
@@ -105,7 +103,7 @@ class VllmTritonMla(Adapter):
     takes_num_splits: bool = True  # one, if vLLM shall give a row the same bits in every batch
     takes_empty: bool = True
     distributions: tuple[str, ...] = ("vllm",)
-    rules_hold_for: tuple[str, ...] = VLLM_READ
+    rules_hold_for: tuple[str, ...] = engines.VLLM_READ
     imports: str = "vllm"
     passes: frozenset[Feature] | None = USUAL - {"query lengths that differ"}
 
@@ -117,7 +115,7 @@ class VllmTritonMla(Adapter):
         p = problem
         fits = (p.head_dim_ckv or 0) > 8 and not 0 < (p.head_dim_kpe or 0) <= 8
         return (
-            *needs_of_triton(p, device),
+            *engines.needs_of_triton(p, device),
             Need("a causal or full mask", p.tree is None),
             Need("a latent of more than 8 + 8 elements, or 8 + 0 (Triton multiplies 16 or more)", fits),
             Need("2 heads or more (of one, products are added up in 16 bits)", p.num_qo_heads > 1),
@@ -125,11 +123,11 @@ class VllmTritonMla(Adapter):
 
     def workspace_bytes(self, problem: Problem) -> int:
         p = problem
-        return 4 * p.num_q_tokens * p.num_qo_heads * (self._splits(p, latent.MAX_PROCESSORS) * (p.value_dim + 1) + 1)
+        return 4 * p.num_q_tokens * p.num_qo_heads * (self._splits(p, engines.MAX_PROCESSORS) * (p.value_dim + 1) + 1)
 
     def _splits(self, p: Problem, processors: int) -> int:
         """vLLM's choice (`_compute_num_kv_splits`): a power of two of parts of 512 keys or more, up to two a processor."""
-        return self.num_splits or min(power_of_two(max(1, p.longest // 512)), 2 * processors)
+        return self.num_splits or min(engines.power_of_two(max(1, p.longest // 512)), 2 * processors)
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         from vllm.v1.attention.ops.triton_decode_attention import decode_attention_fwd
@@ -186,11 +184,11 @@ class TokenspeedMla(Adapter):
             Need("output of the query's dtype, or bf16 with FP8 queries", p.output_dtype == ("bf16" if eight_bits else p.q_dtype)),
             Need("a page_size from 2 to 128 that divides 128", p.page_size > 1 and ROWS % p.page_size == 0),
             Need("up to 128 heads", p.num_qo_heads <= ROWS),
-            *latent.latent_needs(p),
+            *engines.latent_needs(p),
         )
 
     def workspace_bytes(self, problem: Problem) -> int:
-        return _workspace_bytes(problem, latent.MAX_PROCESSORS)
+        return _workspace_bytes(problem, engines.MAX_PROCESSORS)
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         from tokenspeed_mla import get_num_sm, tokenspeed_mla_decode
@@ -198,7 +196,7 @@ class TokenspeedMla(Adapter):
         p, out = inputs.problem, inputs.empty_output()
         size = _workspace_bytes(p, get_num_sm(inputs.device))
         given: dict[str, Any] = {
-            "query": latent.queries_by_request(inputs), "kv_cache": inputs.latent,
+            "query": engines.queries_by_request(inputs), "kv_cache": inputs.latent,
             "workspace_buffer": torch.zeros(size, dtype=torch.int8, device=inputs.device), "kv_lora_rank": p.head_dim_ckv,
             "qk_rope_head_dim": p.head_dim_kpe, "block_tables": inputs.page_table, "seq_lens": inputs.kv_lens,
             "max_seq_len": p.longest, "softmax_scale": inputs.sm_scale * inputs.k_scale, "output_scale": inputs.v_scale,

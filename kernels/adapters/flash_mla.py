@@ -18,8 +18,7 @@ from typing import Any
 
 from kernels.adapter import Adapter, Device, EngineMaximum, Inputs, Need, Problem, QueryLengths, Runner
 from kernels.lazy import Tensor, torch
-from kernels.libraries.engine_releases import VLLM_READ
-from kernels.libraries.latent_common import MAX_PROCESSORS, latent_needs, queries_by_request
+from kernels.libraries.engine_common import MAX_PROCESSORS, VLLM_READ, latent_needs, queries_by_request
 from kernels.problem.dtypes import FP8, HALF
 from kernels.problem.features import Feature
 from kernels.problem.padded import has_empty

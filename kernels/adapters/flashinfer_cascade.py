@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -53,12 +52,7 @@ class InTwoCalls(common.FlashInferAdapter):
             common.needs_no_tree(problem),
             Need("head_dim 64, 128 or 256", problem.head_dim_qk in (64, 128, 256)),
             Need("output of the query's dtype", problem.output_dtype == problem.q_dtype),
-            *self.kernel_needs(problem, device),
         )
-
-    @abstractmethod
-    def kernel_needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
-        """What its kernels need beside what all need."""
 
     def workspace_bytes(self, problem: Problem) -> int:
         return 2 * common.split_workspace_bytes(problem) + 2 * problem.qo_bytes
@@ -71,14 +65,14 @@ class TwoCalls(InTwoCalls):
     prefix_kernel: Kernel
     rest: Literal["fa2_tc", "fa3"]  # the decode wrapper on tensor cores, or the prefill wrapper
 
-    def kernel_needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         uses_fa3 = "fa3" in (self.prefix_kernel, self.rest)
         new = [need for need in common.fa3_needs(problem, device) if need.sentence in FA3_ALONE] if uses_fa3 else []
         drafts = (
             Need("the same number of query tokens for every request (decode wrapper)", problem.min_s_qo is None),
             Need("causal drafts (decode wrapper)", problem.s_qo == 1 or problem.mask == "causal"),
         )
-        return (*new, *(drafts if self.rest == "fa2_tc" else ()))
+        return (*super().needs(problem, device), *new, *(drafts if self.rest == "fa2_tc" else ()))
 
     def since(self, problem: Problem, device: Device) -> tuple[Since, ...]:
         by_decode = self.rest == "fa2_tc" and problem.s_qo > 1
@@ -126,9 +120,10 @@ class MultiLevel(InTwoCalls):
 
     name: str = "multi_level"
 
-    def kernel_needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         fits = common.merge_threads(problem) <= common.MAX_THREADS
-        return (Need("up to 128 heads of 64, 64 of 128 or 32 of 256, whose merge is one block", fits),)
+        one_block = Need("up to 128 heads of 64, 64 of 128 or 32 of 256, whose merge is one block", fits)
+        return (*super().needs(problem, device), one_block)
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
         kernel = "fa3" if common.resolves_to_fa3(problem, device, self.is_from) else "fa2"

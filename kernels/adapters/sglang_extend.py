@@ -31,8 +31,8 @@ from kernels.contract.releases import is_from
 from kernels.inputs.masks import flat_custom
 from kernels.inputs.rows import rows_of, token_rows
 from kernels.lazy import torch
+from kernels.libraries.engine_common import needs_of_triton
 from kernels.libraries.flashinfer_common import window_left
-from kernels.libraries.triton_common import needs_of_triton
 from kernels.problem.dtypes import FP8, size_bytes
 from kernels.problem.features import ALL_BUT_BLOCKS, Feature
 

@@ -22,9 +22,8 @@ from typing import Any
 from kernels.adapter import Adapter, Device, EngineMaximum, Inputs, Need, Problem, QueryLengths, Runner, nothing_to_plan
 from kernels.lazy import Tensor
 from kernels.libraries import flash_attn_3_common as common
-from kernels.libraries.engine_releases import SGLANG_KERNEL_READ
+from kernels.libraries.engine_common import SGLANG_KERNEL_READ, TOLD_TO_FLASH_ATTN_3, needs_of_flash_attn_3
 from kernels.libraries.flash_attn_common import all_keys
-from kernels.libraries.latent_common import TOLD_TO_FLASH_ATTN_3, needs_of_flash_attn_3
 from kernels.problem.features import ALL_BUT_BLOCKS, Feature
 from kernels.problem.fields import TMA_MEMORY, KvMemory
 

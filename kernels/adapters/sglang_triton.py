@@ -21,8 +21,7 @@ from dataclasses import dataclass
 from kernels.adapter import Adapter, Device, EngineMaximum, Inputs, Need, Problem, QueryLengths, Runner
 from kernels.inputs.rows import rows_of, token_rows
 from kernels.lazy import Tensor, torch
-from kernels.libraries.latent_common import MAX_PROCESSORS
-from kernels.libraries.triton_common import needs_of_triton, power_of_two
+from kernels.libraries.engine_common import MAX_PROCESSORS, needs_of_triton, power_of_two
 from kernels.problem.dtypes import FP8
 from kernels.problem.features import USUAL, Feature
 

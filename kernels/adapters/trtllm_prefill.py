@@ -6,7 +6,6 @@ Rules read from flashinfer-python 0.7.2.post1: `prefill.py` (trtllm_fmha_v2_pref
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,14 +38,6 @@ class FmhaV2(common.FlashInferAdapter):
     max_seq_len: EngineMaximum = "passed"
     rules_hold_for: tuple[str, ...] = ("flashinfer-python>=0.6.18,<0.8",)  # its function is the same since
 
-    @abstractmethod
-    def layout(self, problem: Problem) -> str:
-        """FlashInfer's name for the layout of queries, keys and values."""
-
-    @abstractmethod
-    def qkv(self, inputs: Inputs) -> tuple[Tensor, ...]:
-        """The tensors in that layout."""
-
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p, fp8 = problem, problem.q_dtype == "fp8_e4m3"
         one_dtype = p.q_dtype in HALF | {"fp8_e4m3"} and p.kv_dtype == p.q_dtype
@@ -66,7 +57,7 @@ class FmhaV2(common.FlashInferAdapter):
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
         output = problem.output_dtype if problem.q_dtype in FP8 else problem.q_dtype  # it loads no other, whatever `out` is
-        args = (self.layout(problem), problem.q_dtype, output)
+        args = (_layout(problem), problem.q_dtype, output)
         return (flashinfer_module("attention.modules:gen_fmha_v2_module", args),)
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
@@ -75,7 +66,7 @@ class FmhaV2(common.FlashInferAdapter):
         p, out = inputs.problem, inputs.empty_output()
         scale = common.fp8_output_scale(p)
         call: dict[str, Any] = {
-            "qkv": self.qkv(inputs), "input_layout": self.layout(p), **_shared(inputs), "bmm2_scale": inputs.v_scale / scale,
+            "qkv": _qkv(inputs), "input_layout": _layout(p), **_shared(inputs), "bmm2_scale": inputs.v_scale / scale,
             "block_tables": inputs.page_table if p.paged else None, "out": out,
             "mask_mode": "sliding_window" if p.window is not None else "causal" if p.mask == "causal" else "padding",
         }  # fmt: skip
@@ -85,30 +76,18 @@ class FmhaV2(common.FlashInferAdapter):
         return Runner(launch, out, "trtllm-fmha-v2", p.q_dtype, accumulator_dtype=sums, caller_scale=scale)
 
 
-@dataclass(frozen=True, kw_only=True)
-class PagedFmhaV2(FmhaV2):
-    routine: str = "paged_prefill"
-    reads_memory: frozenset[KvMemory] = frozenset({"paired"})  # csrc/fmha_v2_run.cu: strides follow from shapes
-
-    def layout(self, problem: Problem) -> str:
-        return f"Q_PAGED_KV_{problem.kv_layout}"
-
-    def qkv(self, inputs: Inputs) -> tuple[Tensor, ...]:
-        """Keys and values as a view of the one allocation they share, [P, 2, ...]."""
-        k, v = inputs.kv
-        strides = (k.stride(0), v.storage_offset() - k.storage_offset(), *k.stride()[1:])
-        return inputs.q, k.as_strided((k.shape[0], 2, *k.shape[1:]), strides, k.storage_offset())
+def _layout(problem: Problem) -> str:
+    """FlashInfer's name for the layout of queries, keys and values."""
+    return f"Q_PAGED_KV_{problem.kv_layout}" if problem.paged else "SEPARATE_Q_K_V"
 
 
-@dataclass(frozen=True, kw_only=True)
-class RaggedFmhaV2(FmhaV2):
-    routine: str = "ragged_prefill"
-
-    def layout(self, problem: Problem) -> str:
-        return "SEPARATE_Q_K_V"
-
-    def qkv(self, inputs: Inputs) -> tuple[Tensor, ...]:
-        return inputs.q, *(cache.squeeze(1) for cache in inputs.kv)
+def _qkv(inputs: Inputs) -> tuple[Tensor, ...]:
+    """The tensors in that layout: paged keys and values as a view of the one allocation they share, [P, 2, ...]."""
+    k, v = inputs.kv
+    if not inputs.problem.paged:
+        return inputs.q, k.squeeze(1), v.squeeze(1)
+    strides = (k.stride(0), v.storage_offset() - k.storage_offset(), *k.stride()[1:])
+    return inputs.q, k.as_strided((k.shape[0], 2, *k.shape[1:]), strides, k.storage_offset())
 
 
 def _shared(inputs: Inputs) -> dict[str, Any]:
@@ -165,4 +144,8 @@ class TrtllmContext(common.FlashInferAdapter):
         return Runner(bound(trtllm_batch_context_with_kv_cache, **call), out, "trtllm-gen", p.q_dtype)
 
 
-ADAPTERS = (PagedFmhaV2(), RaggedFmhaV2(), TrtllmContext())
+ADAPTERS = (
+    FmhaV2(routine="paged_prefill", reads_memory=frozenset({"paired"})),  # csrc/fmha_v2_run.cu: strides follow from shapes
+    FmhaV2(routine="ragged_prefill"),
+    TrtllmContext(),
+)

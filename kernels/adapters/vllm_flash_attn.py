@@ -22,7 +22,7 @@ from typing import Any
 from kernels.adapter import Adapter, Device, Inputs, Need, PlanStep, Problem, Runner
 from kernels.lazy import Tensor
 from kernels.libraries import flash_attn_3_common as common
-from kernels.libraries.engine_releases import VLLM_READ
+from kernels.libraries.engine_common import VLLM_READ
 from kernels.libraries.flash_attn_common import FlashAttention, all_keys, need_of_empty
 from kernels.problem.dtypes import HALF
 from kernels.problem.features import ALL_BUT_BLOCKS, Feature

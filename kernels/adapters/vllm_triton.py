@@ -15,8 +15,8 @@ from typing import Any
 
 from kernels.adapter import Adapter, Device, EngineMaximum, Inputs, Need, Problem, QueryLengths, Runner, nothing_to_plan
 from kernels.lazy import Tensor, torch
+from kernels.libraries.engine_common import needs_of_triton, power_of_two
 from kernels.libraries.flashinfer_common import window_left
-from kernels.libraries.triton_common import needs_of_triton, power_of_two
 from kernels.problem.dtypes import FP8
 from kernels.problem.features import ALL_BUT_BLOCKS, Feature
 

@@ -18,8 +18,7 @@ from pathlib import Path
 from kernels.adapter import Module
 from kernels.compile import module_cache, records
 from kernels.compile.module_cache import Library, cache_folder, kept
-from kernels.compile.nvcc import TOOLKIT, find_nvcc
-from kernels.contract.toolchain import Toolchain
+from kernels.contract.toolchain import TOOLKIT, Toolchain, find_nvcc
 
 ERROR_LINES = 3
 COMPILER_ERROR = re.compile(r"\berror\b ?(C\d+)?:|\bfatal\b", re.IGNORECASE)  # not the -Werror of a command line

@@ -18,9 +18,8 @@ from typing import Any
 
 from kernels.compile import module_cache
 from kernels.compile.module_cache import Library, folder_of
-from kernels.compile.nvcc import find_nvcc
 from kernels.contract.module import Module
-from kernels.contract.toolchain import Toolchain
+from kernels.contract.toolchain import Toolchain, find_nvcc
 
 RECORDS = ".records"
 

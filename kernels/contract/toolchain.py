@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -67,3 +69,11 @@ class Toolchain:
 
 
 PLAIN = Toolchain()
+TOOLKIT = Path("/usr/local/cuda")
+
+
+def find_nvcc() -> Path | None:
+    """The CUDA compiler that a build would use, or None."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or str(TOOLKIT)
+    found = shutil.which("nvcc", path=os.pathsep.join((str(Path(home) / "bin"), os.environ.get("PATH", ""))))
+    return Path(found) if found else None

@@ -17,6 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from kernels import registry
 from kernels.adapter import Module
 from kernels.compile import module_cache, records
@@ -54,8 +56,6 @@ class EnvironmentServer:
 
     def open(self, device: dict[str, Any], plugins: list[str], imports: list[str]) -> Header:
         """Loads torch, the adapters and the kernel libraries. An import that fails fails again in `prepare`, and is a row then."""
-        import torch
-
         self.opened = OpenDevice(Device.model_validate(device), tuple(plugins), imports, ForwardingMonitor(self.wire))
         return {"torch": str(torch.__version__), "pid": os.getpid()}
 
@@ -100,8 +100,6 @@ class OpenDevice:
     """A device with its libraries loaded, and the problem whose inputs it has, if any."""
 
     def __init__(self, device: Device, plugins: tuple[str, ...], imports: list[str], monitor: ForwardingMonitor) -> None:
-        import torch
-
         self.device, self.plugins, self.monitor = device, plugins, monitor
         self.drawn: DrawnProblem | None = None
         torch.set_grad_enabled(False)
@@ -129,8 +127,6 @@ class OpenDevice:
 
 def serve(reads: int, writes: int) -> None:
     """Answers requests until the worker closes the connection."""
-    import torch  # noqa: F401 - now, while the worker starts other processes
-
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints goes to the log
     wire = Wire(reads, writes)
     server = EnvironmentServer(wire)

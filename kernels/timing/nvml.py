@@ -45,6 +45,7 @@ class NvmlMonitor(DeviceMonitor):
     def __init__(self, uuid: str) -> None:
         import pynvml
 
+        self._nvml: Any = pynvml
         pynvml.nvmlInit()
         self._handle: Any = pynvml.nvmlDeviceGetHandleByUUID(uuid)
         self._others_at_start = set(self._processes())
@@ -55,23 +56,17 @@ class NvmlMonitor(DeviceMonitor):
 
     @property
     def driver(self) -> str:
-        import pynvml
-
-        return str(pynvml.nvmlSystemGetDriverVersion())
+        return str(self._nvml.nvmlSystemGetDriverVersion())
 
     def _ask(self, name: str, *args: Any) -> Any:
         """What `nvmlDeviceGet<name>` says. Raises pynvml.NVMLError."""
-        import pynvml
-
-        return getattr(pynvml, f"nvmlDeviceGet{name}")(self._handle, *args)
+        return getattr(self._nvml, f"nvmlDeviceGet{name}")(self._handle, *args)
 
     def _answer(self, name: str, otherwise: Any, *args: Any) -> Any:
         """The same, or `otherwise` if the driver does not say it."""
-        import pynvml
-
         try:
             return self._ask(name, *args)
-        except pynvml.NVMLError:
+        except self._nvml.NVMLError:
             return otherwise
 
     def modes(self) -> str:
@@ -81,8 +76,7 @@ class NvmlMonitor(DeviceMonitor):
         return " ".join(f"{name}={('off', 'on', '?')[is_on]}" for name, is_on in found.items())
 
     def read(self) -> list[Telemetry]:
-        import pynvml as nvml
-
+        nvml = self._nvml
         try:
             sm = self._ask("ClockInfo", nvml.NVML_CLOCK_SM)
             causes = self._causes()
@@ -94,11 +88,9 @@ class NvmlMonitor(DeviceMonitor):
             return []
 
     def throttled_by(self) -> frozenset[str]:
-        import pynvml
-
         try:
             return self._causes()
-        except pynvml.NVMLError:
+        except self._nvml.NVMLError:
             return frozenset()
 
     def energy_mj(self) -> int | None:

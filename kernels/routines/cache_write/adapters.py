@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from kernels.adapter import Adapter, Device, Module, Need, Problem, QueryLengths, Runner
 from kernels.contract.runner import Restored
 from kernels.lazy import Tensor, torch
-from kernels.libraries.engine_releases import VLLM_READ
+from kernels.libraries.engine_common import VLLM_READ
 from kernels.libraries.flashinfer_common import MAX_THREADS, READ_ONLY, needs_sm80
 from kernels.libraries.flashinfer_modules import flashinfer_module
 from kernels.problem.dtypes import FP8, HALF, SIZE_BITS

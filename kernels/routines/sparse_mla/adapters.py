@@ -24,8 +24,8 @@ from kernels.adapters.flash_mla import FlashMla, FlashMlaOfVllm
 from kernels.adapters.flashinfer_mla import Mla, fa_dtype_needs
 from kernels.inputs.tensors import judged
 from kernels.lazy import Tensor
+from kernels.libraries.engine_common import MAX_PROCESSORS
 from kernels.libraries.flashinfer_common import needs_sm80
-from kernels.libraries.latent_common import MAX_PROCESSORS
 from kernels.problem.dtypes import HALF
 from kernels.problem.features import Feature
 from kernels.routines.sparse_mla.problem import DS_DIMS, DS_MLA, query_rows

@@ -6,9 +6,10 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from kernels.check import changed_token, judgement, oracle
 from kernels.check.answer import Answer
@@ -21,9 +22,6 @@ from kernels.inputs.copied_tokens import Copied
 from kernels.problem.arithmetic import Arithmetic
 from kernels.routines.sparse_mla import inputs as own
 from kernels.routines.sparse_mla.inputs import RowInputs, SparseInputs, draw, redraw, write_values
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 __all__ = [
     "answer", "change_tokens", "checksums", "copied_tokens", "draw", "judge_rows", "judge_whole", "judged",

@@ -14,7 +14,7 @@ import torch
 from kernels import registry
 from kernels.adapter import Adapter, Need, QueryLengths, Runner
 from kernels.adapters.flashinfer_mla import Mla, fa2_needs
-from kernels.adapters.trtllm_prefill import PagedFmhaV2
+from kernels.adapters.trtllm_prefill import ADAPTERS, FmhaV2
 from kernels.conformance import checks
 from kernels.device import Device
 from kernels.inputs import Inputs
@@ -167,21 +167,21 @@ def test_the_problems_have_the_features_they_are_for():
     assert features_of(problem_of("paged_decode")) == ()
 
 
-class DropsSinks(PagedFmhaV2):
+class DropsSinks(FmhaV2):
     """As the adapter was: it never heard of sinks, and its declaration says it did."""
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         return super().prepare(replace(inputs, sinks=None), device)
 
 
-class HalvesScales(PagedFmhaV2):
+class HalvesScales(FmhaV2):
     """Hands the scale of keys over, and forgets that of values."""
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         return super().prepare(replace(inputs, v_scale=1.0), device)
 
 
-class DropsPadding(PagedFmhaV2):
+class DropsPadding(FmhaV2):
     """Runs the batch without its padded requests, which would be timed as if they cost nothing."""
 
     def prepared(self, inputs: Inputs, device: Device) -> Runner:
@@ -189,15 +189,16 @@ class DropsPadding(PagedFmhaV2):
 
 
 def test_a_declaration_alone_does_not_satisfy_the_check():
-    right, h200 = PagedFmhaV2(), DEVICES["h200"]
+    right, h200 = ADAPTERS[0], DEVICES["h200"]
+    paged = {"routine": right.routine, "reads_memory": right.reads_memory}
     assert right.passes is not None
 
-    assert misdeclared(DropsSinks(), h200) == ["attention sinks"]
-    assert misdeclared(DropsPadding(), h200) == ["padded requests"]
+    assert misdeclared(DropsSinks(**paged), h200) == ["attention sinks"]
+    assert misdeclared(DropsPadding(**paged), h200) == ["padded requests"]
     assert misdeclared(replace(right, passes=right.passes | {"a tree of drafts"}), h200) == ["a tree of drafts"]
     assert misdeclared(replace(right, passes=right.passes - {"a full mask"}), h200) == ["a full mask"]
     with pytest.raises(AssertionError, match="only a part of scales of keys and values reaches the library"):
-        misdeclared(HalvesScales(), h200)
+        misdeclared(HalvesScales(**paged), h200)
 
 
 def test_a_backend_of_an_unknown_library_is_asked_for_its_entry_point():

@@ -1,4 +1,4 @@
-"""What the engines' kernels for DeepSeek's latent attention need alike: the latent and the queries."""
+"""What the engines' own kernels need alike: the releases that were read, kernels in Triton, and those for DeepSeek's latent."""
 
 # B = batch_size, Q = s_qo, H = num_qo_heads, D = D_ckv + D_kpe
 
@@ -6,13 +6,34 @@ from __future__ import annotations
 
 from kernels.adapter import Device, Inputs, Need, Problem
 from kernels.lazy import Tensor
-from kernels.problem.dtypes import HALF
+from kernels.problem.dtypes import FP8, HALF
 from kernels.problem.features import USUAL, Feature
 
+# Releases of the packages whose attention calls are as the adapters make them.
+VLLM_READ = ("vllm>=0.25.1,<0.34",)  # FlashAttention and FlashMLA: read in 0.25.1, 0.32.0 and 0.33.0
+# FlashAttention-3: read in 0.4.2.post2, which is for torch 2.11, and in 0.4.10.
+SGLANG_KERNEL_READ = ("sglang-kernel>=0.4.2.post2,<=0.4.10",)
 DEEPSEEK = (512, 64)
 # The features of a problem that FlashAttention-3 with `qv` is told of, in vLLM's build and SGLang's.
 TOLD_TO_FLASH_ATTN_3: frozenset[Feature] = USUAL - {"scales of keys and values"}
 MAX_PROCESSORS = 160  # no GPU of the SM90 or SM100 family has more
+
+
+def power_of_two(n: int) -> int:
+    """The least one that is n or more: the size of a tile."""
+    return 1 << (n - 1).bit_length()
+
+
+def needs_of_triton(problem: Problem, device: Device) -> tuple[Need, ...]:
+    """16-bit queries and output over a cache of the same dtype, or over an FP8 one on devices that convert FP8."""
+    p = problem
+    return (
+        Need("a CUDA device of SM80 or later", device.kind == "cuda" and device.major >= 8),
+        Need("fp16 or bf16 queries", p.q_dtype in HALF),
+        Need("output of the query's dtype", p.output_dtype == p.q_dtype),
+        Need("keys and values of the query's dtype or in FP8", p.kv_dtype == p.q_dtype or p.kv_dtype in FP8),
+        Need("with an FP8 cache, SM89 or later", p.kv_dtype == p.q_dtype or (device.compute_capability or (0, 0)) >= (8, 9)),
+    )
 
 
 def queries_by_request(inputs: Inputs) -> Tensor:
