@@ -78,18 +78,8 @@ def servers(frames: dict[Path, pd.DataFrame]) -> str:
         drafts = ", ".join(f"{count:.0f}" for count in sorted(one["drafts"].unique()))
         of, batch = sorted(one["dataset"].unique()), f"{one['batch_size'].min():.0f} to {one['batch_size'].max():.0f}"
         where = ", ".join(f"`{name}`" for name in of) if len(of) < 4 else f"{len(of)} datasets"
-        cells = (
-            model,
-            f"{tp:.0f}",
-            gpu,
-            listed(one["kv_dtype"]),
-            drafts,
-            batch,
-            listed(one["build"]) or "–",
-            f"{len(one):,}",
-            where,
-        )
-        lines.append(f"|{'|'.join(cells)}|")
+        of_server = (model, f"{tp:.0f}", gpu, listed(one["kv_dtype"]), drafts, batch)
+        lines.append(f"|{'|'.join((*of_server, listed(one['build']) or '–', f'{len(one):,}', where))}|")
     head = "|model|TP|GPU|cache|drafted tokens|requests|engines' own builds|points|in|\n|-|-|-|-|-|-|-|-|-|"
     return "\n".join(
         ("## Servers measured\n", "One GPU of a server has these heads; points of decode and drafts.\n", head, *lines, "")

@@ -121,14 +121,6 @@ def module_spec(where: Any, function: str, args: Sequence[Any]) -> Any:
     return generator(*args[:room])
 
 
-def build(spec: Any) -> None:
-    """Builds a module. The caller holds the library's lock: until 0.6.15 `build` takes it again, unless it is told not to."""
-    if "verbose" in (takes(spec.build) or ()):
-        spec.build(verbose=False, need_lock=False)
-    else:
-        spec.build()
-
-
 def plan_mla(wrapper: Any, inputs: Inputs, by_page: tuple[Tensor, ...], dense: Mapping[str, Any] | None = None) -> None:
     """Plans the wrapper of MLA.
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from kernels.adapter import Module
 from kernels.contract.toolchain import Toolchain
-from kernels.libraries.flashinfer_calls import build, module_spec
+from kernels.libraries.flashinfer_calls import module_spec, takes
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,11 @@ class FlashInferToolchain(Toolchain):
         return FileLock(spec.lock_path, thread_local=False)
 
     def build(self, spec: Any) -> None:
-        build(spec)
+        """Until 0.6.15 the library's own `build` takes the lock again, unless it is told not to."""
+        if "verbose" in (takes(spec.build) or ()):
+            spec.build(verbose=False, need_lock=False)
+        else:
+            spec.build()
 
     def is_compiled_here(self, spec: Any) -> bool:
         library = getattr(spec, "jit_library_path", None)  # modules that nvcc makes have one

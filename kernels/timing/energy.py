@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
+from kernels.timing.nvml import DeviceMonitor
+
 SETTLE_S = 0.2  # the first part of a block does not count: clock and power change at its start
 BLOCK_S = 1.0  # the rest of it
 MAX_BLOCK_S = 2.0  # the rest of it if the counter moves rarely
@@ -30,11 +32,6 @@ MAX_REL = 0.1  # an interval wider than this says nothing about a kernel
 
 class EnergyUnknown(Exception):
     """The counter cannot tell the energy; the message says why."""
-
-
-class EnergyCounter(Protocol):
-    def energy_mj(self) -> int | None:
-        """Millijoules since some moment; None if the device does not count them."""
 
 
 class IssuedWork(Protocol):
@@ -92,7 +89,7 @@ def energy_of(cycle: Rate, flush: Rate | None) -> Energy:
 def measure(
     issue: Issue,
     cycle_s: float,
-    counter: EnergyCounter,
+    counter: DeviceMonitor,
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Rate:
@@ -125,7 +122,7 @@ def measure(
     return rate_of(steps, (chunk_ends[-1] - chunk_ends[0]) / ((len(chunk_ends) - 1) * per_chunk))
 
 
-def _read(counter: EnergyCounter) -> int:
+def _read(counter: DeviceMonitor) -> int:
     found = counter.energy_mj()
     if found is None:
         raise EnergyUnknown("NVML counts no energy on this device")
