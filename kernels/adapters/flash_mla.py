@@ -41,9 +41,8 @@ class FlashMla(Adapter):
     gives_lse: bool = True
     max_seq_len: EngineMaximum = "unread"  # planned from the lengths themselves
     takes_empty: bool = True  # vLLM captures full graphs with it, whose padded requests have no token
-    takes_no_keys: bool = (
-        True  # its plan gives such a request no block: 0, over FP8 too, as an H200 said, and +inf (`splitkv_mla.cuh`)
-    )
+    # Its plan gives a request without keys no block: 0, over FP8 too, as an H200 said, and +inf (`splitkv_mla.cuh`).
+    takes_no_keys: bool = True
     distributions: tuple[str, ...] = ("tokenspeed-flashmla",)
     rules_hold_for: tuple[str, ...] = ("tokenspeed-flashmla>=1.0.0.post20260615,<=1.0.0.post20260924",)
     imports: str = "flash_mla"

@@ -17,11 +17,11 @@ from unittest.mock import patch
 
 from kernels.adapter import Adapter, Device, EngineMaximum, Inputs, Need, Problem, QueryLengths, Runner
 from kernels.inputs.rows import rows_of
+from kernels.lazy import Tensor, torch
 from kernels.problem.features import ALL_BUT_BLOCKS, Feature
 from kernels.problem.fields import ANY_MEMORY, KvMemory
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from torch.nn.attention.flex_attention import BlockMask
 
 
@@ -103,7 +103,6 @@ class FlexAttention(Adapter):
 
 @cache
 def _compiled(backend: str) -> Callable[..., Tensor]:
-    import torch
     from torch.nn.attention.flex_attention import flex_attention
 
     compiled: Callable[..., Tensor] = torch.compile(flex_attention, backend=backend, dynamic=False, fullgraph=True)
@@ -159,7 +158,6 @@ def _block_mask(inputs: Inputs, step: int, rows: int) -> BlockMask:
 
     No block is declared full, though most are: the decode kernel would then split the length of the cache, not of the request.
     """
-    import torch
     from torch.nn.attention.flex_attention import BlockMask
 
     p, size, device = inputs.problem, _block_size(inputs.problem), inputs.device
@@ -186,8 +184,6 @@ def _block_mask(inputs: Inputs, step: int, rows: int) -> BlockMask:
 
 def _seen(inputs: Inputs) -> tuple[Tensor, Tensor]:
     """The first position that a tile of queries may see, and the one behind the last: two tensors [B, tiles]."""
-    import torch
-
     p = inputs.problem
     query = torch.arange(0, p.s_qo, QUERY_TILE, device=inputs.device)
     at = (inputs.kv_lens - inputs.q_lens).long()[:, None] + query  # position of a tile's first query
@@ -225,7 +221,7 @@ def _mask_mod(inputs: Inputs, step: int) -> Callable[[Tensor, Tensor, Tensor, Te
 
 def _pages(inputs: Inputs, step: int) -> Callable[[Tensor, Tensor], Tensor]:
     """From a row of the cache to the position in request `b`; negative if the row is none of its tokens."""
-    import torch
+    import torch  # itself, which the compiler knows
 
     n, table = inputs.problem.page_size, inputs.page_table
     column = torch.arange(table.shape[1], device=table.device)
@@ -242,8 +238,6 @@ def _pages(inputs: Inputs, step: int) -> Callable[[Tensor, Tensor], Tensor]:
 
 def _batch(inputs: Inputs, out: Tensor) -> tuple[Callable[[], Tensor], Callable[[Tensor], object]]:
     """Two functions: queries [T, H, D] to [B, H, Q, D], and the attended back into `out`. Lengths that differ are padded."""
-    import torch
-
     p, q = inputs.problem, inputs.q
     shape = (p.batch_size, p.s_qo, p.num_qo_heads, -1)
     if p.num_q_tokens == p.batch_size * p.s_qo:

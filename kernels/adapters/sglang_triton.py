@@ -52,9 +52,7 @@ class SglangTriton(Adapter):
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p, in_fp8 = problem, problem.kv_dtype in FP8 and problem.group_size > 1
-        tile = Need(
-            "a latent of 512 + 64, of 256 + 32, or whose keys and values need one power of two", not p.latent or _one_tile(p)
-        )
+        tile = Need("a latent of 512 + 64, of 256 + 32, or whose keys and values need one power of two", _one_tile(p))
         return (
             *needs_of_triton(p, device),
             Need("head_dims of 16 or more", min(p.key_dim, p.value_dim) >= 16),

@@ -32,24 +32,18 @@ SWAP_AB_ROWS = 32  # drafts of up to this many rows (s_qo * GQA ratio) use the g
 
 def xqa_needs(problem: Problem, device: Device) -> tuple[Need, ...]:
     p = problem
-    nvfp4_on_sm12 = p.kv_dtype == "nvfp4" and device.is_sm(12)
+    cached = p.kv_dtype in (p.q_dtype, "fp8_e4m3") or (p.kv_dtype == "nvfp4" and device.is_sm(12))
     eight_bit_output = p.output_dtype == p.kv_dtype == "fp8_e4m3"
-    max_head_dim = 512 if p.s_qo == 1 and p.group_size <= 16 else 256
+    head_dim = p.head_dim_qk % 16 == 0 and p.head_dim_qk <= (512 if p.s_qo == 1 and p.group_size <= 16 else 256)
     return (
         Need("SM90 or SM12x (XQA), or the SM100 family (trtllm-gen)", device.is_sm(9, 12)),
         common.needs_equal_head_dims(p),
         Need("fp16 or bf16 queries", p.q_dtype in HALF),
-        Need(
-            "keys and values of the query's dtype or fp8_e4m3, or nvfp4 on SM12x",
-            p.kv_dtype in (p.q_dtype, "fp8_e4m3") or nvfp4_on_sm12,
-        ),
+        Need("keys and values of the query's dtype or fp8_e4m3, or nvfp4 on SM12x", cached),
         Need("output of the query's dtype, or fp8_e4m3 with such keys", p.output_dtype == p.q_dtype or eight_bit_output),
         Need("no log-sum-exp from XQA, which gives none", not p.return_lse),
         Need("page_size 16, 32, 64 or 128", p.page_size in (16, 32, 64, 128)),
-        Need(
-            "head_dim a multiple of 16 up to 256; up to 512 at s_qo 1 and at most 16 query heads a KV head",
-            p.head_dim_qk % 16 == 0 and p.head_dim_qk <= max_head_dim,
-        ),
+        Need("head_dim a multiple of 16 up to 256; up to 512 at s_qo 1 and at most 16 query heads a KV head", head_dim),
     )
 
 

@@ -40,13 +40,8 @@ def put(arch: str, module: Module, library: Library, compiled_on: str = "", sour
         file.unlink(missing_ok=True)
         return
     found = module_cache.file_in(folder_of(arch, module.toolchain), library.name).stat()
-    record: dict[str, Any] = {
-        "generator": module.generator,
-        "args": list(module.args),
-        "name": library.name,
-        "sources": sources if here else None,
-    }
-    record |= {"size": found.st_size, "mtime_ns": found.st_mtime_ns}
+    record: dict[str, Any] = {"generator": module.generator, "args": list(module.args), "name": library.name}
+    record |= {"sources": sources if here else None, "size": found.st_size, "mtime_ns": found.st_mtime_ns}
     file.parent.mkdir(parents=True, exist_ok=True)
     fresh = file.with_suffix(f".{platform.node()}-{os.getpid()}")
     fresh.write_text(json.dumps(record))

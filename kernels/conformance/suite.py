@@ -196,23 +196,16 @@ def _calls(adapter: Adapter, device: Device, base: Problem, run: RunTrial) -> It
     masks = changes_of(adapter.routine, "axes").get("mask", ())
     able = [p for keys in masks if (p := changed(base, keys)) is not None and not adapter.unmet(p, device)]
     drafts = [p for n in (7, 4, 3) if (p := changed(base, {"s_qo": n})) is not None and not adapter.unmet(p, device)]
-    for check in CALLS:
-        if check == "follows its mask":
-            masked = [*drafts[:1], *able]
-            if masked and max(p.s_qo for p in masked) > 1:
-                asked = [p for p in masked if p.s_qo > 1]
-                yield _merged_words(check, asked, [run(Trial(check, problem, device)) for problem in asked])
-            else:
-                yield Result(check, "not run", "it serves no problem that two masks answer differently")
-        else:
-            problem = (drafts or [base])[0]
-            yield _merged_words(check, [problem], [run(Trial(check, problem, device))])
-    for check in CALLS_ON_CUDA:
-        if device.kind != "cuda":
+    asked = {check: [(drafts or [base])[0]] for check in (*CALLS, *CALLS_ON_CUDA)}
+    asked["follows its mask"] = [p for p in (*drafts[:1], *able) if p.s_qo > 1]
+    asked["no copy of the cache on the CPU"] = [_large(adapter, device, base)]
+    for check, problems in asked.items():
+        if check in CALLS_ON_CUDA and device.kind != "cuda":
             yield Result(check, "not run", f"needs a CUDA device; this one is {device.name}")
-            continue
-        problem = _large(adapter, device, base) if check == "no copy of the cache on the CPU" else (drafts or [base])[0]
-        yield _merged_words(check, [problem], [run(Trial(check, problem, device))])
+        elif problems:
+            yield _merged_words(check, problems, [run(Trial(check, problem, device)) for problem in problems])
+        else:
+            yield Result(check, "not run", "it serves no problem that two masks answer differently")
 
 
 def _merged_words(check: str, problems: Sequence[Problem], findings: Sequence[CheckFinding]) -> Result:

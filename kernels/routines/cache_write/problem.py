@@ -45,14 +45,12 @@ class CacheWrite(Routine):
         require_latent(p)
         whole = p.head_dim_qk == p.head_dim_vo if p.head_dim_ckv is None else p.head_dim_kpe
         turned, by_head = p.axis("rope") != "none", p.axis("scales") == "head"
+        rotates = not turned or (given not in FP8 and sizes(p).rotated % 2 == 0)
         for fits, words in (
             (whole, "keys and values of one head_dim, or head_dim_ckv with head_dim_kpe"),
             (given == cached or (cached in FP8 and given not in FP8), f"a cache in {given} or FP8, and FP8 keys in their own"),
             (given in HALF | FP8 | {"fp32"}, "keys in 32, 16 or 8 bits"),
-            (
-                not turned or (given not in FP8 and sizes(p).rotated % 2 == 0),
-                "with rope keys in 16 or 32 bits, of an even head_dim",
-            ),
+            (rotates, "with rope keys in 16 or 32 bits, of an even head_dim"),
             (not by_head or (given != cached and not turned), "scales=head for keys that are quantised alone"),
         ):
             if not fits:
@@ -73,9 +71,8 @@ class CacheWrite(Routine):
     def qo_bytes(self, problem: Any) -> int:
         """New keys and values, read once; with rope queries, read once and written once."""
         p, own = problem, sizes(problem)
-        return size_bytes(p.q_dtype, p.num_q_tokens * (own.elements + own.queries)) + size_bytes(
-            p.kv_dtype, p.num_q_tokens * own.queries
-        )
+        written = size_bytes(p.kv_dtype, p.num_q_tokens * own.queries)
+        return size_bytes(p.q_dtype, p.num_q_tokens * (own.elements + own.queries)) + written
 
     def input_bytes(self, problem: Any) -> int:
         """The pages before the write and the call's own, the table of angles, and the rest."""
