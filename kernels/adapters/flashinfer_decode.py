@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from kernels.adapter import Device, EngineMaximum, Inputs, Module, Need, QueryLengths, Runner, Since
+from kernels.adapter import EngineMaximum, Module, Need, QueryLengths, Runner, Since
+from kernels.device import Device
+from kernels.inputs import Inputs
 from kernels.inputs.step_lengths import HostLengths, host_lengths
 from kernels.libraries import flashinfer_calls as calls
 from kernels.libraries import flashinfer_common as common
