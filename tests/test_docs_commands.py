@@ -28,11 +28,13 @@ NOT_HERE = (
     "mine",
     "sweep.env",
     "modules=",
+    "results/before",
+    "results.path=results/specdec_long_ctx",
+    "published",
 )
 NOT_HERE_MODES = (
     "mode=bisect",
     "mode=calibrate",
-    "mode=compare",
     "mode=compile",
     "mode=conformance",
     "mode=dashboard",
@@ -58,7 +60,7 @@ def commands() -> dict[tuple[str, ...], str]:
 def reads(words: tuple[str, ...]) -> bool:
     """Whether it reads a committed dataset, which is named, or found by its model."""
     found = "mode=report" in words and any(word.startswith("model=") for word in words)
-    return found or any(word.startswith("results.path=results/h") for word in words)
+    return found or any(word.startswith(("results.path=results/h", "baseline=results/h")) for word in words)
 
 
 COMMANDS = commands()

@@ -236,9 +236,9 @@ def _changed(found: BestOfSides, same: float) -> list[Grid]:
     more = f", {MAX_CHANGED} of them here" if len(changed) > MAX_CHANGED else ""
     title = (
         f"another kernel is best at {len(changed):,} of {len(found.problems):,} problems{more}; "
-        f"keeping the first costs more than {same:.0%} at {matter:,}"
+        f"keeping the baseline's costs more than {same:.0%} at {matter:,}"
     )
-    header = ("problem", f"{baseline}, µs", f"{candidate}, µs", "times as fast", f"keeping the first on {candidate} costs")
+    header = ("problem", f"{baseline}, µs", f"{candidate}, µs", "times as fast", f"keeping the baseline's on {candidate} costs")
     return [Grid(title, header, cells)]
 
 

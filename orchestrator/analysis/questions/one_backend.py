@@ -80,7 +80,7 @@ def stands_on(choice: Choice) -> str:
     build = f"priced with {choice.stands_in}, which stands in for the engine's own build" if choice.stands_in else ""
     pages, own = sorted(filter(None, choice.record["pages"] or [])), choice.record["own_page"]
     other = (
-        f"measured with pages of {', '.join(map(str, pages))} tokens, the engine takes {own} by itself"
+        f"measured with pages of {', '.join(map(str, pages))} tokens, the engine's default is {own}"
         if own and pages not in ([], [own])
         else ""
     )

@@ -81,7 +81,7 @@ def test_the_page_size_that_was_measured_is_typed_if_the_engine_takes_another():
     printed = text(SGLANG, *rows)
 
     assert flags(printed) == ["--decode-attention-backend trtllm_mha", "--page-size 16"]
-    assert "measured with pages of 16 tokens, the engine takes 64 by itself" in printed
+    assert "measured with pages of 16 tokens, the engine's default is 64" in printed
 
 
 def test_a_text_that_changes_nothing_says_so_in_its_first_line():

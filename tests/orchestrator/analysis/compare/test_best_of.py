@@ -65,7 +65,7 @@ def test_each_problem_has_the_best_of_each_side_whichever_it_is(devices: BestOfS
 def test_a_winner_that_changed_says_what_keeping_the_first_costs(devices: BestOfSides):
     _, changed = grids(devices)
 
-    assert changed.title.startswith("another kernel is best at 1 of 6 problems; keeping the first costs more than 2% at 1")
+    assert changed.title.startswith("another kernel is best at 1 of 6 problems; keeping the baseline's costs more than 2% at 1")
     (line,) = changed.cells
     assert line[1:] == ("trtllm-native(xqa) 22.0 err 0.3%", "fa2_tc 20.0 err 0.3%", "1.10", "25%")
 
