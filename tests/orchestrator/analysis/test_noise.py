@@ -85,7 +85,7 @@ def test_the_default_floor_is_the_fitted_floor_rounded_up(committed: pd.DataFram
 
 
 def test_the_percentile_floor_is_what_the_fitted_floor_predicts(committed: pd.DataFrame):
-    """Within a quarter, for every range of times with enough pairs for its own percentile. docs/report.md has the table."""
+    """Within a quarter, for every range of times with enough pairs for its own percentile. docs/report.md has the three."""
     pairs = pair(committed[committed["twin"] == 0], committed[committed["twin"] == 1])
     pairs = pairs[pairs["log_us_a"].notna() & pairs["log_us_b"].notna()]
     time = np.exp((pairs["log_us_a"] + pairs["log_us_b"]) / 2)
@@ -98,5 +98,11 @@ def test_the_percentile_floor_is_what_the_fitted_floor_predicts(committed: pd.Da
         if len(here) >= MIN_PAIRS_OF_RANGE:
             ratios.append(np.quantile(draws * here.to_numpy(), 0.99) / found["noise_floor"])
 
+    known = {
+        found["from_us"]: found["noise_floor"] for found in open_dataset(str(NOISE).removesuffix("_noise")).records("FROM noise")
+    }
+    said = f"it is {known[20]:.2%} from 20 µs, {known[100]:.2%} from 100 µs, and {known[1000]:.2%} from 1 ms on."
+
+    assert said in (ROOT / "docs" / "report.md").read_text()
     assert len(ratios) == 3
     assert all(1 / 1.25 < ratio < 1.25 for ratio in ratios), ratios
