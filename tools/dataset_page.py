@@ -59,19 +59,15 @@ def servers(frames: dict[Path, pd.DataFrame]) -> str:
     Right points of decode and drafts count, of models with a name: none twice, and none that rules were forced on. Builds are those
     that conf/engine names as an engine's own, and engines that were measured running.
     """
-    named = (
-        rows.assign(dataset=f"{path.parent.name}/{path.stem}")
-        for path, rows in frames.items()
-        if not path.parent.name.endswith("_rules")
-    )
+    own_points = {path: rows for path, rows in frames.items() if not path.parent.name.endswith("_rules")}
+    named = (rows.assign(dataset=f"{path.parent.name}/{path.stem}") for path, rows in own_points.items())
     rows = pd.concat([one[one["status"].eq("ok") & one["s_qo"].le(MAX_DRAFT) & ~one["twin"].gt(0)] for one in named])
     rows = rows[rows["model"].notna() & rows["model"].ne(CUSTOM)]
     calls = ((call, flag) for engine in selected() for flag in engine.flags for of in flag.calls.values() for call in of)
     own = {"/".join(call) for call, flag in calls if call.backend == flag.own_build}
     running = rows["engine"] + " " + rows["engine_version"]
-    rows["build"] = running.where(
-        rows["engine"].notna(), rows["backend"].where((rows["routine"] + "/" + rows["backend"]).isin(own))
-    )
+    built = rows["backend"].where((rows["routine"] + "/" + rows["backend"]).isin(own))
+    rows["build"] = running.where(rows["engine"].notna(), built)
     rows["drafts"], rows["GPU"] = rows["s_qo"] - 1, rows["device_name"].str.split().str[1]
     lines = []
     for (model, tp, gpu), one in rows.groupby(["model", "tp", "GPU"]):
@@ -81,9 +77,8 @@ def servers(frames: dict[Path, pd.DataFrame]) -> str:
         of_server = (model, f"{tp:.0f}", gpu, listed(one["kv_dtype"]), drafts, batch)
         lines.append(f"|{'|'.join((*of_server, listed(one['build']) or '–', f'{len(one):,}', where))}|")
     head = "|model|TP|GPU|cache|drafted tokens|requests|engines' own builds|points|in|\n|-|-|-|-|-|-|-|-|-|"
-    return "\n".join(
-        ("## Servers measured\n", "One GPU of a server has these heads; points of decode and drafts.\n", head, *lines, "")
-    )
+    said = "## Servers measured\n\nOne GPU of a server has these heads; points of decode and drafts.\n"
+    return "\n".join((said, head, *lines, ""))
 
 
 def frame(path: Path) -> pd.DataFrame:

@@ -9,6 +9,7 @@ import io
 import os
 import platform
 import re
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from orchestrator.errors import UserError
 from orchestrator.planning.replay import points_of
 from orchestrator.storage import access, checksum
 from orchestrator.storage.columns import COLUMNS
-from orchestrator.untrusted.files import write_whole
+from orchestrator.storage.exported import save_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,7 +43,7 @@ REPLACED = (  # in a text, in this order
 def execute(invocation: Invocation[DonateSettings]) -> int:
     """Says what changes and what is in the way, and writes the copy if nothing is. Returns 1 if something is.
 
-    Raises UserError if there are no rows, or the copy cannot be written.
+    Raises UserError if there are no rows, or if the copy is too large, is there already, or cannot be written.
     """
     settings, path = invocation.settings, invocation.settings.results.path
     table = access.read(path)
@@ -55,7 +56,12 @@ def execute(invocation: Invocation[DonateSettings]) -> int:
     if wrong or settings.into is None:
         invocation.say("not yet to be published" if wrong else "nothing is in the way; into=FILE.parquet writes what to publish")
         return BAD_POINTS if wrong else OK
-    size = _write(cleaned, settings.into)
+    checksum.write(cleaned, file := io.BytesIO())
+    size = len(file.getvalue())
+    if Path(settings.into).exists() or size > MAX_BYTES:
+        why = "it is too large; choose a part of it by where=" if size > MAX_BYTES else "it is there already; type a new file"
+        raise UserError(f"into={settings.into!r}: {why} ({size:,} of {MAX_BYTES:,} bytes)")
+    save_file(settings.into, file.getvalue(), "into")
     invocation.say(f"{settings.into}: {table.num_rows:,} rows, {size:,} bytes; CONTRIBUTING.md says what goes with it")
     return OK
 
@@ -68,7 +74,9 @@ def without_names(table: pa.Table) -> tuple[pa.Table, list[str]]:
     changes = []
     for at, name in ((at, name) for at, name in enumerate(table.column_names) if name in TEXTS):
         before = table.column(name).to_pylist()
-        known = {text: text and _published(name, text) for text in {*before}}
+        # Four numbers may be a version.
+        rules = [rule for rule in REPLACED if rule[1] != "ADDRESS" or not name.endswith(("version", "libraries", "driver"))]
+        known = {text: text and reduce(lambda so_far, rule: rule[0].sub(rule[1], so_far), rules, text) for text in {*before}}
         if name == "host":
             known |= {host: f"host-{number}" for number, host in enumerate(hosts, 1)}
         if changed := [text for text in before if known[text] != text]:
@@ -76,13 +84,6 @@ def without_names(table: pa.Table) -> tuple[pa.Table, list[str]]:
             changes.append(f"{name}: {len(changed):,} rows change, such as {example}")
             table = table.set_column(at, table.schema.field(at), pa.array(map(known.get, before), type=pa.string()))
     return table, changes
-
-
-def _published(column: str, text: str) -> str:
-    for pattern, meant in REPLACED:
-        if meant != "ADDRESS" or not column.endswith(("version", "libraries", "driver")):  # four numbers may be a version
-            text = pattern.sub(meant, text)
-    return text
 
 
 def _names_left(table: pa.Table, cleaned: pa.Table) -> list[str]:
@@ -116,17 +117,3 @@ def _unknown(table: pa.Table) -> list[str]:
     if None in commits or len(commits) > 1:
         found.append(f"orchestrator_version: {', '.join(code)}; allowed: one commit, without changed files; run it again there")
     return found
-
-
-def _write(table: pa.Table, into: str) -> int:
-    """Writes the copy, and returns its bytes. Raises UserError if it is too large, is there already, or cannot be written."""
-    checksum.write(table, file := io.BytesIO())
-    size, place = len(file.getvalue()), Path(into)
-    if size > MAX_BYTES or place.exists():
-        why = "it is there already; type a new file" if place.exists() else "it is too large; choose a part of it by where="
-        raise UserError(f"into={into!r}: {why} ({size:,} of {MAX_BYTES:,} bytes)")
-    try:
-        write_whole(place, file.getvalue())
-    except OSError as error:
-        raise UserError(f"into={into!r}: it cannot be written ({error.strerror}); type another place") from None
-    return size

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import NoneType
 from typing import Literal, get_args, get_origin
 
 from pydantic import BaseModel
@@ -30,21 +29,20 @@ def completed(line: str) -> list[str]:
 
 def _choices(path: list[str], mode: str) -> list[str]:
     """The values of a key that has few, in one mode or in all if none was typed."""
-    of_modes = [OF_MODE[mode]] if mode in OF_MODE else OF_MODE.values()
-    return list(dict.fromkeys(value for settings in of_modes for value in _values(settings, path)))
+    found: list[object] = [OF_MODE[mode]] if mode in OF_MODE else [*OF_MODE.values()]
+    for name in path:
+        classes = [one for one in found if isinstance(one, type) and issubclass(one, BaseModel)]
+        fields = [(field.alias or key, field) for one in classes for key, field in one.model_fields.items()]
+        found = [field.annotation for key, field in fields if key == name]
+    return list(dict.fromkeys(value for one in found for value in _literals(one)))
 
 
-def _values(type_: object, path: list[str]) -> Iterator[str]:
-    if path:
-        fields = type_.model_fields if isinstance(type_, type) and issubclass(type_, BaseModel) else {}
-        for field in (field for name, field in fields.items() if path[0] == (field.alias or name)):
-            yield from _values(field.annotation, path[1:])
-    elif get_origin(type_) is Literal:
-        yield from map(str, get_args(type_))
-    elif type_ is bool:
-        yield from ("true", "false")
-    else:  # such as a Literal | None
-        yield from (value for part in get_args(type_) if part is not NoneType for value in _values(part, path))
+def _literals(type_: object) -> list[str]:
+    """The values of a Literal, also of one that may be null instead, and of a bool."""
+    if type_ is bool:
+        return ["true", "false"]
+    parts = get_args(type_)
+    return [*map(str, parts)] if get_origin(type_) is Literal else [value for part in parts for value in _literals(part)]
 
 
 def _datasets(begun: str) -> Iterator[str]:

@@ -18,19 +18,19 @@ OWN = b"attention-orchestrator"  # in the title of our pages, and in each trace
 FLAGS = re.compile(rb"# (nothing to type: |vLLM |SGLang )")  # how flags to type begin
 
 
-def save_file(path: str, content: bytes) -> None:
-    """As `save_files`, of one file."""
-    save_files("", str(Path(path).parent), {Path(path).name: content})
+def save_file(path: str, content: bytes, key: str = "export") -> None:
+    """As `save_files`, of one file, which a person named by `key`."""
+    save_files("", str(Path(path).parent), {Path(path).name: content}, key)
 
 
-def save_files(name: str, folder: str, contents: Mapping[str, bytes]) -> None:
+def save_files(name: str, folder: str, contents: Mapping[str, bytes], key: str = "export") -> None:
     """Writes files by their paths below a folder. `name` is that of the format; empty for a single file, whose folder is there.
 
     Raises UserError, before anything is written, for the folder of a dataset, for a link below the folder, and for anything else
     that is no plain file of the same kind and has a name of these; also if a file cannot be written.
     """
     root, replaced = Path(folder), []
-    typed = f"export={name}:{folder}" if name else f"export={str(root / next(iter(contents)))!r}"
+    typed = f"export={name}:{folder}" if name else f"{key}={str(root / next(iter(contents)))!r}"
     try:
         if (root / DATA).exists() or (root / JOURNAL).exists() or DATA in contents:
             raise UserError(f"{typed}: this is the folder of a dataset, or the name of its file; give another one")

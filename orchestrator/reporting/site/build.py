@@ -186,37 +186,25 @@ def _index(
 ) -> str:
     gpus = sorted({gpu for one in listed for gpu in one.facts["GPU"]})
     rows, newest = sum(one.rows for one in listed), max(map(_last, listed), default="")
-    words = (
-        f"{len(listed)} datasets, {rows:,} rows, on {', '.join(gpus) or 'no GPU'}{newest and f'; the newest row is of {newest}'}"
-    )
+    words = f"{len(listed)} datasets, {rows:,} rows, on {', '.join(gpus) or 'no GPU'}"
+    words += newest and f"; the newest row is of {newest}"
     by_name = sorted(listed, key=lambda one: one.name)
-    servers = datasets.distinct(one for of in listed for one in of.servers)
-    more = f"; {left_out} more pairs have fewer common points" if left_out else ""
-    cells_compared = [
-        (link(one.address, one.what) if one.address else for_markdown_cell(one.what), for_markdown_cell(one.answer))
-        for one in compared
+    pairs_said = "GPUs and versions with common points" + (f"; {left_out} more pairs have fewer common points" if left_out else "")
+    named = (link(one.address, one.what) if one.address else for_markdown_cell(one.what) for one in compared)
+    ones = [[name, for_markdown_cell(one.answer)] for name, one in zip(named, compared, strict=True)]
+    over_time = [[for_markdown_cell(of.gpu), link(of.address, of.backend), f"{of.points:,}", f"{of.most:+.1%}"] for of in histories]
+    sections: list[tuple[str, str, Sequence[str], Sequence[Sequence[str]]]] = [
+        ("Servers", SERVERS, OF_SERVER, datasets.distinct(one for of in listed for one in of.servers)),
+        ("Datasets", OPENS, OF_DATASET, [_of_dataset(one) for one in sorted(by_name, key=_last, reverse=True)]),
+        ("Comparisons", pairs_said, ("pair", "answer"), ones),
+        ("History", "Points that several runs measured.", OF_HISTORY, over_time),
+        ("Documents", "What was found, and how to use it.", ("document", "how it begins"), written),
     ]
-    cells_of_histories = [
-        (for_markdown_cell(one.gpu), link(one.address, one.backend), f"{one.points:,}", f"{one.most:+.1%}") for one in histories
-    ]
-    return "\n\n".join(
-        [
-            for_markdown(words),
-            *(("## Servers", SERVERS, table(OF_SERVER, servers)) if servers else ()),
-            "## Datasets",
-            "The dashboard of each is behind its name.",
-            table(OF_DATASET, [_of_dataset(one) for one in sorted(by_name, key=_last, reverse=True)]),
-            *(
-                ("## Comparisons", f"GPUs and versions with common points{more}", table(("pair", "answer"), cells_compared))
-                if compared
-                else ()
-            ),
-            *(("## History", "Points that several runs measured.", table(OF_HISTORY, cells_of_histories)) if histories else ()),
-            *(("## Documents", table(("document", "how it begins"), written)) if written else ()),
-        ]
-    )
+    parts = (f"## {title}\n\n{said}\n\n{table(header, lines)}" for title, said, header, lines in sections if lines)
+    return "\n\n".join([for_markdown(words), *parts])
 
 
+OPENS = "The dashboard of each is behind its name."
 SERVERS = (
     "For each engine its best flag, with its time over the fastest backend's in the geometric mean. "
     "The link opens the dataset that measured most of it; `custom` are heads that were typed."
