@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import urllib.request
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,27 +65,28 @@ def between(
     pre: bool = False,
     yanked: bool = False,
     where: str = "the index",
+    key: str = "good",
 ) -> Range:
     """The releases from `good` to `bad`, both included, in this direction: the bad one may be the older.
 
     Pre-releases and those taken back are left out unless they are asked for, or are one of the two. Raises UserError if the two
-    are not releases of one distribution, or are the same.
+    are not releases of one distribution, or are the same; `key` is that of the good one.
     """
-    (name, first), (other, last) = parsed("good", good), parsed("bad", bad)
+    (name, first), (other, last) = parsed(key, good), parsed("bad", bad)
     if name != other:
         raise UserError(f"bad={bad}: good={good} is a release of {name}; allowed: two releases of one distribution")
     if Version(first) == Version(last):
         raise UserError(f"bad={bad}: good is the same release; type another one")
     by_order = {release.order: release for release in known}
-    for key, version in (("good", first), ("bad", last)):
+    for typed, version in ((key, first), ("bad", last)):
         if Version(version) not in by_order:
             listed = ", ".join(by_order[order].version for order in sorted(by_order)[-12:])
-            raise UserError(f"{key}={name}:{version}: {where} has no such release; it has {listed or 'none'}")
+            raise UserError(f"{typed}={name}:{version}: {where} has no such release; it has {listed or 'none'}")
     low, high = sorted((Version(first), Version(last)))
     inside = [by_order[order] for order in sorted(by_order) if low <= order <= high]
     chosen, left_out = [], []
     for release in inside:
-        why = "a pre-release" if release.order.is_prerelease and not pre else "taken back" if release.yanked and not yanked else ""
+        why = _why_not(release, pre, yanked)
         if why and release.order not in (low, high):
             left_out.append((release.version, why))
         else:
@@ -92,34 +94,67 @@ def between(
     return Range(name, tuple(chosen if low == Version(first) else reversed(chosen)), tuple(left_out))
 
 
-def of_folder(name: str, folder: str) -> list[Release]:
+def _why_not(release: Release, pre: bool, yanked: bool) -> str:
+    """Why a release that nobody named is left out; empty if it is not."""
+    return "a pre-release" if release.order.is_prerelease and not pre else "taken back" if release.yanked and not yanked else ""
+
+
+def since(first: str, known: Sequence[Release], *, pre: bool = False, yanked: bool = False, where: str) -> Range:
+    """The releases from the first one on, and it alone if there is no newer one. Raises UserError as `between` does."""
+    name, version = parsed("watch.since", first)
+    newest = max((one.order for one in known if not _why_not(one, pre, yanked)), default=Version(version))
+    if newest <= Version(version):
+        return Range(name, (version,))
+    return between(first, f"{name}:{newest}", known, pre=pre, yanked=yanked, where=where, key="watch.since")
+
+
+def find(name: str, mode: str, wheels: str | None) -> tuple[list[Release], str]:
+    """The releases of a distribution, and where they are: a folder of wheels, or the package index.
+
+    Raises UserError if there is no such folder, and if the index does not list them. `mode` is that whose keys it names.
+    """
+    return (of_folder(name, wheels, mode), wheels) if wheels else (of_index(name, mode), "the package index")
+
+
+def of_folder(name: str, folder: str, mode: str = "bisect") -> list[Release]:
     """The releases of a distribution that a folder has wheels of. Raises UserError if there is no such folder."""
     if not Path(folder).is_dir():
-        raise UserError(f"bisect.wheels={folder}: there is no such folder; type the folder that has the wheels of all releases")
+        raise UserError(f"{mode}.wheels={folder}: there is no such folder; type the folder that has the wheels of all releases")
     names = [path.name for path in Path(folder).iterdir()]
     return _of_files({"filename": one} for one in names if canonicalize_name(one.partition("-")[0]) == canonicalize_name(name))
 
 
-def _of_pip() -> str:
-    """The index that pip has by default. Raises UserError if there is no pip here to ask."""
+def index(environment: Mapping[str, str] = os.environ) -> str:
+    """The package index that uv or pip use here, by variables or pip's files. Raises UserError if there is no pip here to ask."""
+    if named := next((environment[variable] for variable in INDEX_VARIABLES if environment.get(variable)), None):
+        return named
     try:
-        from pip._internal.models.index import PyPI
+        from pip._internal.commands import create_command
     except ImportError:
         variables = ", ".join(INDEX_VARIABLES)
-        raise UserError(f"good: no package index is named; set one of {variables}, or type bisect.wheels=FOLDER") from None
-    return str(PyPI.simple_url)
+        raise UserError(
+            f"no package index is named: set one of {variables}, or type bisect.wheels=FOLDER or watch.wheels"
+        ) from None
+    return str(create_command("index").parser.get_default_values().index_url)
 
 
-def of_index(name: str, environment: Mapping[str, str] = os.environ) -> list[Release]:
+def of_index(name: str, mode: str = "bisect", environment: Mapping[str, str] = os.environ) -> list[Release]:
     """The releases of a distribution on the package index that pip or uv use here. Raises UserError if it does not answer."""
-    index = next((environment[variable] for variable in INDEX_VARIABLES if environment.get(variable)), None) or _of_pip()
-    asked = urllib.request.Request(f"{index.rstrip('/')}/{canonicalize_name(name)}/", headers={"Accept": SIMPLE_JSON})
-    without = "without an index, type bisect.wheels=FOLDER with the wheels of all releases"
+    address = f"{index(environment).rstrip('/')}/{canonicalize_name(name)}/"
+    asked = urllib.request.Request(address, headers={"Accept": f"{SIMPLE_JSON}, text/html;q=0.1"})
+    without = f"without an index, type {mode}.wheels=FOLDER with the wheels of all releases"
     with (
-        reading(f"good: the package index does not list {name}", without),
+        reading(f"mode={mode}: the package index does not list {name}", without),
         urllib.request.urlopen(asked, timeout=SECONDS) as answer,
     ):
-        return _of_files(from_json(answer.read())["files"])
+        content, is_json = answer.read(), "json" in answer.headers.get_content_type()
+        return _of_files(from_json(content)["files"] if is_json else _of_html(content.decode(errors="replace")))
+
+
+def _of_html(page: str) -> Iterator[Mapping[str, Any]]:
+    """The files of an index that answers in HTML only (PEP 503)."""
+    for attributes, name in re.findall(r"<a\b([^>]*)>([^<]+)</a>", page):
+        yield {"filename": name.strip(), "yanked": "data-yanked" in attributes}
 
 
 def _of_files(files: Iterable[Mapping[str, Any]]) -> list[Release]:

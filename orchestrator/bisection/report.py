@@ -85,7 +85,7 @@ def report(found: Found, of: Range, predicate: Predicate, context: Context) -> s
     parts = [
         f"### {headline(found, of.distribution, predicate)}",
         _details(found, of),
-        "\n".join(f"- {name}: {value}" for name, value in (*context.place.items(), *_common(pairs))),
+        lines_of(context, pairs),
         f"Every release was measured in turns with {of.distribution} {found.releases[0]}, on the same device and inputs.",
         markdown([_steps(found, of)]),
         "" if predicate.is_seen_at_once else INTERVALS,
@@ -99,8 +99,17 @@ def report(found: Found, of: Range, predicate: Predicate, context: Context) -> s
         listed = "\n".join(f"- {why}: {', '.join(one for one, _ in some)}" for why, some in by_reason)
         parts.append("Releases that were left out:\n\n" + listed)
     commands = {"the search": context.command, **(context.commands if found.outcome == "found" else {})}
-    parts.append("```\n" + "\n".join(f"# {what}\n{command}" for what, command in commands.items()) + "\n```")
-    return "\n\n".join(filter(None, parts)) + "\n"
+    return "\n\n".join(filter(None, [*parts, typed_below(commands)])) + "\n"
+
+
+def typed_below(commands: Mapping[str, str]) -> str:
+    """Commands with what each does, as a block."""
+    return "```\n" + "\n".join(f"# {what}\n{command}" for what, command in commands.items()) + "\n```"
+
+
+def lines_of(context: Context, pairs: Sequence[PointPair]) -> str:
+    """Where points were measured, and what all of them have in common, a line each."""
+    return "\n".join(f"- {name}: {value}" for name, value in (*context.place.items(), *_common(pairs)))
 
 
 def _common(pairs: Sequence[PointPair]) -> list[tuple[str, str]]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,13 +19,18 @@ from orchestrator.errors import UserError
 if TYPE_CHECKING:
     import pandas as pd
 
+    from orchestrator.analysis.noise import NoiseFloors
     from orchestrator.bisection.evidence import Round
-    from orchestrator.config.settings import BisectSettings
+    from orchestrator.bisection.report import Context
+    from orchestrator.config.parts import Releases
+    from orchestrator.config.settings import BisectSettings, Chosen
     from orchestrator.point import Point
 
 REPORT = "_bisect.md"  # Parquet readers ignore names that begin with an underscore
 # Keys of a search, and of the run itself: a step sets the others as they were typed.
-NOT_OF_A_STEP = ("mode=", "good=", "bad=", "predicate=", "bisect.", "format=", "noise=", "rerun=", "results.path=", "sweep.env=")
+NOT_OF_A_STEP = (
+    "mode=", "good=", "bad=", "predicate=", "bisect.", "watch.", "format=", "noise=", "rerun=", "results.path=", "sweep.env=",
+)  # fmt: skip
 PLACE = {  # columns of rows, as the report calls them
     "device_name": "device",
     "driver": "driver",
@@ -35,7 +41,6 @@ PLACE = {  # columns of rows, as the report calls them
     "orchestrator_version": "attention-orchestrator",
 }
 PLAIN = re.compile(r"[A-Za-z][\w.:-]*")  # what Hydra reads as a word without quotes
-NO_WORDS = ("null", "true", "false", "inf", "nan")
 
 
 def execute(invocation: Invocation[BisectSettings]) -> int:
@@ -51,11 +56,11 @@ def execute(invocation: Invocation[BisectSettings]) -> int:
     settings = invocation.settings
     asked = settings.bisect
     points = chosen(expand(settings), settings)
-    require_able(settings, points)
+    require_able(settings, points, f"good={settings.good}")
     searched = releases(settings)
     name, versions = searched.distribution, searched.versions
     predicate = Predicate(settings.predicate, asked.slower, most_looks(len(versions), asked.rounds))
-    runs = ReleaseRuns(invocation, name, points)
+    runs = ReleaseRuns(invocation, name, points, asked)
     invocation.say(f"{name}: {len(versions)} releases from {versions[0]} to {versions[-1]}, {runs.count} points")
     try:
         found = Search(
@@ -64,18 +69,16 @@ def execute(invocation: Invocation[BisectSettings]) -> int:
     except KeyboardInterrupt:
         invocation.say(f"interrupted; rows that were measured are in {settings.results.path}. The same command starts again")
         return INTERRUPTED
-    pair = [found.last_good or versions[0], found.first_bad or versions[-1]]
-    of_pair = {"these two releases alone": runs.command_of(pair), "their times side by side": runs.comparison_of(pair)}
-    context = report.Context(runs.place, invocation.command_with(), of_pair)
-    _show(invocation, report.report(found, searched, predicate, context))
+    context = runs.context([found.last_good or versions[0], found.first_bad or versions[-1]])
+    show(invocation, report.report(found, searched, predicate, context), settings.results.path, REPORT)
     return OK if found.outcome in ("found", "no change") else BAD_POINTS
 
 
-def _show(invocation: Invocation[BisectSettings], text: str) -> None:
+def show(invocation: Invocation[Any], text: str, path: str, name: str) -> None:
+    """Prints a report, and writes it beside the rows that it is of, if they lie in a folder."""
     print(text)
-    path = invocation.settings.results.path
     if "://" not in path:
-        file = Path(path) / REPORT
+        file = Path(path) / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
         invocation.say(f"also in {file}")
@@ -83,20 +86,20 @@ def _show(invocation: Invocation[BisectSettings], text: str) -> None:
 
 def releases(settings: BisectSettings) -> Any:
     """The releases to search, in order (`orchestrator.bisection.releases.Range`). Raises UserError as that does."""
-    from orchestrator.bisection.releases import between, of_folder, of_index, parsed
+    from orchestrator.bisection.releases import between, find, parsed
 
     asked = settings.bisect
     name = parsed("good", settings.good)[0]
     parsed("bad", settings.bad)
-    known = of_folder(name, asked.wheels) if asked.wheels else of_index(name)
-    where = asked.wheels or "the package index"
+    known, where = find(name, "bisect", asked.wheels)
     return between(settings.good, settings.bad, known, pre=asked.pre, yanked=asked.yanked, where=where)
 
 
-def require_able(settings: BisectSettings, points: Sequence[Point]) -> None:
+def require_able(settings: Chosen, points: Sequence[Point], typed: str) -> None:
     """Raises UserError if no point of the library can run on this machine: before environments are made and releases asked for.
 
-    A Ray cluster is not asked. A library that no backend is made of, such as one that others need, is in every point.
+    `typed` names the release, as `good=flashinfer:0.5.3` does. A Ray cluster is not asked. A library that no backend is made of,
+    such as one that others need, is in every point.
     """
     from orchestrator import libraries, machines
     from orchestrator.bisection.releases import parsed
@@ -104,16 +107,17 @@ def require_able(settings: BisectSettings, points: Sequence[Point]) -> None:
 
     if settings.cluster.kind == "ray":
         return
-    name = parsed("good", settings.good)[0]
+    key, _, release = typed.partition("=")
+    name = parsed(key, release)[0]
     in_some = name in libraries.named_by(settings.adapters)
     ours = [point for point in points if name in point.distributions or not in_some]
     if not ours:
-        raise UserError(f"good={settings.good}: no backend of sweep {settings.sweep.name} is of {name}; type sweep.backend=[...]")
+        raise UserError(f"{typed}: no backend of sweep {settings.sweep.name} is of {name}; type sweep.backend=[...]")
     plan = make_plan(ours, machines.describe().devices, settings)
     if not plan.decisions_of("run"):
         why = (plan.reasons("unsupported") or plan.reasons("skipped")).most_common(1)[0][0]
         raise UserError(
-            f"good={settings.good}: no point of {name} can run on this machine, of the {len(ours)} asked about ({why}); "
+            f"{typed}: no point of {name} can run on this machine, of the {len(ours)} asked about ({why}); "
             f"type this where there is a GPU, or other points with where={{...}} or sweep.backend=[...]"
         )
 
@@ -126,59 +130,75 @@ class ReleaseRuns:
     Ctrl-C reaches both.
     """
 
-    invocation: Invocation[BisectSettings]
+    invocation: Invocation[Any]
     distribution: str
     points: Sequence[Point]
+    asked: Releases
+    key: str = "good"  # that of the first release
+    path: str = ""  # the dataset of the rows
 
     def __post_init__(self) -> None:
         self.count = len(self.points)
         self.place: dict[str, str] = {}
-        asked = self.invocation.settings.bisect
+        self.path = self.path or self.invocation.settings.results.path
+        asked = self.asked
         # An environment that has more than its release is one that is typed: `flashinfer-python:0.6.3` is a name without keys.
         self.keys = {"wheels": str(Path(asked.wheels).resolve())} if asked.wheels else {}
         self.keys |= {"shares": asked.shares} if asked.shares != "torch" else {}
 
     def measure(self, good: str, other: str) -> Round:
-        """One interleaved run of both releases.
+        """One interleaved run of both releases, as pairs. Raises as `rows_of` does."""
+        from orchestrator.analysis.noise import SAME
+        from orchestrator.bisection.evidence import pairs_of
+
+        return pairs_of(*self.rows_of(good, other), self.floors(), SAME)
+
+    def floors(self) -> NoiseFloors:
+        from orchestrator.analysis.compare.comparison import find_noise_floors
+        from orchestrator.config.modes import owner
+
+        return find_noise_floors([owner(self.path) or self.path], None)
+
+    def rows_of(self, good: str, other: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """The rows of both releases of one interleaved run.
 
         Raises CannotMeasure with the last words of a run that ended without rows of the other release, and UserError for one
         without rows of the good one.
         """
-        from orchestrator.analysis.compare.comparison import find_noise_floors
-        from orchestrator.analysis.noise import SAME
-        from orchestrator.bisection.evidence import pairs_of
-        from orchestrator.config.modes import owner
         from orchestrator.errors import CannotMeasure
 
-        path, before = self.invocation.settings.results.path, self._run_ids()
+        before = set(self.rows()["run_id"])
         started = time.monotonic()
-        command = [sys.executable, "-m", PROGRAM, *self._overrides([good, other]), "rerun=all", f"results.path={path}"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        command = [sys.executable, "-m", PROGRAM, *self._overrides([good, other]), "rerun=all", f"results.path={self.path}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=self._variables())
         if done.returncode == INTERRUPTED:
             raise KeyboardInterrupt
         self.invocation.say(f"  {good} and {other}: {time.monotonic() - started:.0f} s")
-        rows = self._rows(path, before)
+        rows = self.rows(before)
         by_env = {release: rows[rows["env"] == self.name_of(release)] for release in (good, other)} if len(rows) else {}
+        words = last_words(done.stderr or done.stdout)
+        if f"env.{self.name_of(good)}:" in words or (by_env and by_env[good].empty):
+            raise UserError(f"{self.key}={self.distribution}:{good}: its points have no rows; {words}")
         if not by_env or by_env[other].empty:
-            raise CannotMeasure(last_words(done.stderr or done.stdout))
-        if by_env[good].empty:
-            raise UserError(f"good={self.distribution}:{good}: its points have no rows; {last_words(done.stderr)}")
+            raise CannotMeasure(words)
         known = {name: rows[name].dropna().unique() for name in PLACE if name in rows}
         self.place = {PLACE[name]: ", ".join(map(str, values)) for name, values in known.items() if len(values)}
-        floors = find_noise_floors([owner(path) or path], None)
-        return pairs_of(by_env[good], by_env[other], floors, SAME)
+        return by_env[good], by_env[other]
 
-    def _rows(self, path: str, before: set[str]) -> pd.DataFrame:
-        """The rows of the runs since."""
+    def _variables(self) -> dict[str, str]:
+        """Of a step's process: uv, which reads no file of pip's, then installs from the index that listed the releases."""
+        from orchestrator.bisection.releases import index
+
+        return {**os.environ} if self.asked.wheels else {**os.environ, "UV_DEFAULT_INDEX": index()}
+
+    def rows(self, before: Collection[str] = ()) -> pd.DataFrame:
+        """All rows but those of these runs."""
         from orchestrator.storage import access
         from orchestrator.storage.row import to_table
 
-        rows = (access.read(path) if access.exists(path) else to_table([])).to_pandas()
+        rows = (access.read(self.path) if access.exists(self.path) else to_table([])).to_pandas()
         found: pd.DataFrame = rows[~rows["run_id"].isin(before)]
         return found
-
-    def _run_ids(self) -> set[str]:
-        return set(self._rows(self.invocation.settings.results.path, set())["run_id"])
 
     def name_of(self, release: str) -> str:
         """The environment of a release, as `sweep.env` and the column `env` have it."""
@@ -191,28 +211,28 @@ class ReleaseRuns:
             typed.append(f"+env.{self.name_of(release)}={hydra_text(keys)}")
         return [*typed, f"sweep.env={hydra_text([self.name_of(release) for release in pair])}"]
 
+    def context(self, pair: Sequence[str]) -> Context:
+        """What a report of two releases says beside what was found."""
+        from orchestrator.bisection.report import Context
+
+        of_pair = {"these two releases alone": self.command_of(pair), "their times side by side": self.comparison_of(pair)}
+        return Context(self.place, self.invocation.command_with(), of_pair)
+
     def command_of(self, pair: Sequence[str]) -> str:
-        return command_line(self._overrides(pair), f"results.path={self.invocation.settings.results.path}")
+        return command_line(self._overrides(pair), f"results.path={self.path}")
 
     def comparison_of(self, pair: Sequence[str]) -> str:
         baseline, candidate = (f"env:{self.name_of(release)}" for release in pair)
-        path = f"results.path={self.invocation.settings.results.path}"
-        return command_line(["mode=compare", path, f"baseline={baseline}", f"candidate={candidate}"])
+        return command_line(["mode=compare", f"results.path={self.path}", f"baseline={baseline}", f"candidate={candidate}"])
 
 
 def hydra_text(value: Any) -> str:
-    """A value as Hydra reads it from a command line."""
+    """A text, a list of them or a mapping as Hydra reads it from a command line."""
     if isinstance(value, dict):
         return "{" + ",".join(f"{key}:{hydra_text(one)}" for key, one in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ",".join(map(hydra_text, value)) + "]"
-    if isinstance(value, str):
-        if PLAIN.fullmatch(value) and value.lower() not in NO_WORDS:
-            return value
-        return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return str(value)
+    return str(value) if PLAIN.fullmatch(value) else "'" + value.replace("'", "\\'") + "'"
 
 
 def last_words(output: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from orchestrator.commands.invocation import OK, Invocation, command_line
 from orchestrator.config import exports
-from orchestrator.config.settings import PARQUET, TRACES, ExportSettings, ImportSettings, SiteSettings
+from orchestrator.config.settings import PARQUET, TRACES, Chosen, ExportSettings, ImportSettings, SiteSettings
 from orchestrator.errors import CannotStore, DatasetGone, UserError
 from orchestrator.storage.columns import Row
 from orchestrator.untrusted.door import reading
@@ -72,6 +72,12 @@ def _page(invocation: Invocation[ExportSettings], file: str) -> tuple[LeftOut, l
 
 
 def _site(invocation: Invocation[ExportSettings], folder: str) -> tuple[LeftOut, list[str]]:
+    write_site(invocation, folder)
+    return Counter(), []
+
+
+def write_site(invocation: Invocation[Chosen], folder: str) -> None:
+    """Writes the site of the datasets at `results.path`, as mode=site does, and says what it has."""
     from orchestrator.reporting.site.build import build
     from orchestrator.scheduling.progress import Progress
     from orchestrator.storage import checksum
@@ -86,7 +92,6 @@ def _site(invocation: Invocation[ExportSettings], folder: str) -> tuple[LeftOut,
         f"{built.bytes / 1e6:.1f} MB{left_out}"
     )
     invocation.say(f"open {folder}/index.html in a browser, or put the folder on any web server; the same command updates it")
-    return Counter(), []
 
 
 def _aiconfigurator(invocation: Invocation[ExportSettings], folder: str) -> tuple[LeftOut, list[str]]:

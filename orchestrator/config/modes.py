@@ -38,6 +38,7 @@ MODES = {
     "report": ModeRules("report", needs="sweep or dataset"),
     "compare": ModeRules("compare", needs="nothing"),
     "bisect": ModeRules("bisect", own_dataset=True),
+    "watch": ModeRules("watch", own_dataset=True),
     "donate": ModeRules("donate"),
     "dashboard": ModeRules("report.dashboard", needs="sweep or dataset"),
     "document": ModeRules("report.document", needs="nothing"),

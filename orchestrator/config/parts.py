@@ -110,18 +110,31 @@ class Results(Frozen):
     path: Annotated[str, Field(min_length=1), AfterValidator(expanded), BeforeValidator(_joined)]
 
 
-class Bisect(Frozen):
-    """A search over releases: `slower` is the share from which a release is bad with predicate=slower, and `rounds` how often a
-    release is measured at most. `pre` and `yanked` also take pre-releases and those taken back. `wheels` is a folder that has them,
+class Releases(Frozen):
+    """Releases of a library: `pre` and `yanked` also take pre-releases and those taken back. `wheels` is a folder that has them,
     and `shares` what the environment of a release has of the one that runs the command (`Environment.shares`).
+    """
+
+    pre: bool = False
+    yanked: bool = False
+    wheels: UserPath | None = None
+    shares: Literal["torch", "all"] = "torch"
+
+
+class Bisect(Releases):
+    """A search over releases: `slower` is the share from which a release is bad with predicate=slower, and `rounds` how often a
+    release is measured at most.
     """
 
     slower: Annotated[float, Field(gt=0, lt=10)] = 0.05
     rounds: Annotated[int, Field(ge=1, le=20)] = 4
-    pre: bool = False
-    yanked: bool = False
-    wheels: str | None = None
-    shares: Literal["torch", "all"] = "torch"
+
+
+class Watch(Releases):
+    """`since` are the releases that a watch begins with, one of each library; `site` is the folder of its pages."""
+
+    since: Texts = ()
+    site: UserPath | None = None
 
 
 class Dashboard(Frozen):

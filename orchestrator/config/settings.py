@@ -236,6 +236,18 @@ class BisectSettings(Chosen):
         return self
 
 
+class WatchSettings(Chosen):
+    """mode=watch."""
+
+    watch: parts.Watch = parts.Watch()
+
+    @model_validator(mode="after")
+    def _has_folder(self) -> Self:
+        if "://" in self.results.path:
+            raise ValueError(f"results.path={self.results.path}: mode=watch writes reports beside its rows; type a folder")
+        return self
+
+
 class AskSettings(Answers, ForDeployment):
     """mode=report."""
 
@@ -353,6 +365,7 @@ OF_MODE: dict[str, type[Settings]] = {
     "report": AskSettings,
     "compare": CompareSettings,
     "bisect": BisectSettings,
+    "watch": WatchSettings,
     "donate": DonateSettings,
     "dashboard": DashboardSettings,
     "document": DocumentSettings,
@@ -453,7 +466,7 @@ def _adapt_to_mode(settings: Settings) -> Settings:
     if not MODES[settings.mode].own_dataset or settings.mode == "replay":
         return settings
     own: dict[str, Any] = {"results": parts.Results(path=companion(settings.results.path, settings.mode))}
-    if settings.mode in ("noise", "bisect"):  # they ask how far times differ
+    if settings.mode in ("noise", "bisect", "watch"):  # they ask how far times differ
         return settings.model_copy(update={**own, "timing": settings.timing.model_copy(update={"precision": "full"})})
     once = Timing(name="check_power", timer="eager", warmup=0, min_samples=10, max_samples=20, max_seconds=0.01)
     return settings.model_copy(update={**own, "timing": once, "adapters": (*settings.adapters, mutants_of(settings))})

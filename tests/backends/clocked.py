@@ -44,7 +44,7 @@ class Clocked(Versioned):
             right()
             clock.pass_by(ao_fakekernel.MICROSECONDS)
 
-        return replace(right, launch=launch)
+        return replace(right, launch=launch, resolved_backend=getattr(ao_fakekernel, "KERNEL", right.resolved_backend))
 
 
 ADAPTERS = (Clocked(name="clocked"),)

@@ -54,6 +54,11 @@ NO_GATE = "These are two kinds of GPU, so there is no gate: the exit code says n
 
 def grids(found: Comparison) -> list[Grid]:
     """All tables of a comparison, the most urgent first."""
+    return [_summary(found), _differences(found), *of_points(found)]
+
+
+def of_points(found: Comparison) -> list[Grid]:
+    """The tables of its points and groups."""
     points = found.points
     is_slower = (points["verdict"] == "slower") | (points["red"] & points["comparable"])
     slower = points[is_slower].sort_values("change", ascending=False, kind="stable")
@@ -63,8 +68,6 @@ def grids(found: Comparison) -> list[Grid]:
     )
     others = "suspects: slower, but an unchanged run may have such points" if found.has_gate else "slower, on another kind of GPU"
     return [
-        _summary(found),
-        _differences(found),
         _timed("slower, red", slower[slower["red"]], MAX_REGRESSIONS_SHOWN),
         _untimed("no time any more, red", points[points["red"] & ~points["comparable"]], MAX_REGRESSIONS_SHOWN),
         _groups(found),

@@ -21,6 +21,7 @@ MAX_MEASUREMENTS = 100  # of a point
 ALWAYS = ("routine", "model", "q_dtype", "kv_dtype", "batch_size", "s_kv", "s_qo")
 OF_EACH = ("kernel", "measured_as", "device_uuid", *VERSIONS)  # of a measurement; in the table if they vary, else above it
 SAME_RUN = ("dataset", "run_id")
+OF_RELEASE = r"[:_]\d.*$"  # what an environment's name ends in: its points are one, with a time for each release
 LEGEND = (
     "The largest change comes first, rough times last. `from` and `to` are the 5th and 95th percentile of the samples; in a step "
     "the 95% interval; of a rough time (~: its backend was stopped once it could not be the fastest) the whole interval."
@@ -52,6 +53,7 @@ def pages(measured: pd.DataFrame, datasets: Sequence[Listed], page: Page) -> Ite
     """A page for each GPU and backend that has points which several runs measured."""
     if measured.empty:
         return
+    measured = measured.assign(env=measured["env"].astype("string").str.replace(OF_RELEASE, "", regex=True))
     point = measured.groupby([*POINT_KEYS, "device_name"], dropna=False, sort=False).ngroup()
     runs = measured.assign(point=point).drop_duplicates(["point", *SAME_RUN]).groupby("point").size()
     several = measured.assign(point=point)[point.isin(runs[runs > 1].index)]

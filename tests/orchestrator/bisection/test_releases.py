@@ -74,4 +74,30 @@ def test_a_release_is_taken_back_if_all_its_files_are():
 
 def test_an_index_that_does_not_answer_is_said_in_words():
     with pytest.raises(UserError, match=r"the package index does not list mine.*bisect\.wheels=FOLDER"):
-        releases.of_index("mine", {"PIP_INDEX_URL": "http://127.0.0.1:9"})
+        releases.of_index("mine", environment={"PIP_INDEX_URL": "http://127.0.0.1:9"})
+
+
+def test_an_index_that_answers_in_html_only_lists_the_same_releases():
+    page = """<a href="mine-1.0-py3-none-any.whl#sha256=0">mine-1.0-py3-none-any.whl</a><br/>
+        <a data-yanked="broken" href="../mine-1.1.tar.gz">mine-1.1.tar.gz</a> <a href="/">up</a>"""
+
+    assert releases._of_files(releases._of_html(page)) == [Release("1.0"), Release("1.1", yanked=True)]
+
+
+def test_the_index_is_that_of_the_users_pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    (tmp_path / "pip.conf").write_text("[global]\nindex-url = http://mine.example/simple\n")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+
+    assert releases.index({}) == "http://mine.example/simple"
+    assert releases.index({"PIP_INDEX_URL": "http://other.example"}) == "http://other.example"
+
+
+def test_a_watch_begins_at_a_release_and_goes_to_the_newest():
+    def versions_since(first: str, **keys: bool) -> tuple[str, ...]:
+        return releases.since(f"flashinfer:{first}", KNOWN, where="the index", **keys).versions
+
+    assert versions_since("0.6.0.post1") == ("0.6.0.post1", "0.6.9", "0.6.10")
+    assert versions_since("0.6.10") == versions_since("0.6.10", pre=True) == ("0.6.10",)
+    assert versions_since("0.7.0") == ("0.7.0",)  # built here, and newer than any that is published
+    with pytest.raises(UserError, match=r"watch\.since=flashinfer-python:0\.5\.2: the index has no such release; it has 0\.5\.3"):
+        versions_since("0.5.2")

@@ -1,0 +1,182 @@
+"""mode=watch over a package index on this machine: each new release is measured in turns with the one before it, once."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from io import StringIO
+from pathlib import Path
+from threading import Thread
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from orchestrator import ROOT
+from orchestrator.cli import main
+from tests.helpers import wheels as library
+from tests.helpers.forked_environment import ForkedPopen
+from tests.helpers.runs import SMALL
+
+OF_RELEASES = {
+    "1.0": "",
+    "1.1": "",
+    "1.2": "MICROSECONDS = 1200.0",
+    "1.3": "raise ImportError('libkernel.so: undefined symbol')",
+    "1.4": "run = lambda kernel, out: out.mul_(1.5)",
+    "1.5": "MICROSECONDS, KERNEL = 1200.0, 'kernel_b'",
+    "1.6rc1": "",
+}
+NEEDS_ANOTHER_TORCH, LATER = "1.6", "1.7"
+
+
+class Index(SimpleHTTPRequestHandler):
+    """A folder as an index: its list of files is HTML with a link to each."""
+
+    def log_message(self, *_words: object) -> None:
+        """Says nothing."""
+
+
+def add(folder: Path, version: str, lines: str = "", requires: str = "") -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(library, "SOURCE", f"{library.SOURCE}\nMICROSECONDS, KERNEL = 1000.0, 'kernel_a'\n{lines}\n")
+        library.write_wheel(folder, version, requires)
+
+
+class Watched:
+    """What a watch over all releases said, and its dataset; `again` types the same command."""
+
+    def __init__(self, folder: Path, index: Path) -> None:
+        self.index, self.path, self.said = index, folder / "rows_watch", ""
+        self.words = [*SMALL, "cluster=inline", "adapters=[tests.backends.clocked]", "sweep.backend=[clocked]", "mode=watch"]
+        self.words += ["sweep.batch_size=[1]", "sweep.s_qo=[1]", f"results.path={folder / 'rows'}"]
+
+    def again(self, since: str = "1.0") -> tuple[int, str]:
+        """The same command: its exit code, and what it said."""
+        with redirect_stdout(StringIO()) as said:
+            return main([*self.words, f"watch.since=[{library.LIBRARY}:{since}]"]), said.getvalue()
+
+    def report(self, release: str) -> str:
+        return (self.path / f"{library.LIBRARY}_{release}" / "_watch.md").read_text(encoding="utf-8")
+
+    @property
+    def rows(self) -> pd.DataFrame:
+        return pd.concat(map(pd.read_parquet, sorted(self.path.glob("*/rows.parquet"))))
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    root = tmp_path_factory.mktemp("index")
+    folder = root / "simple" / library.LIBRARY
+    folder.mkdir(parents=True)
+    for version, lines in OF_RELEASES.items():
+        add(folder, version, lines)
+    add(folder, NEEDS_ANOTHER_TORCH, requires="torch<1")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Index, directory=str(root)))
+    Thread(target=server.serve_forever, daemon=True).start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/simple")
+        for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL"):
+            patch.delenv(name, raising=False)
+        yield folder
+    server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def watched(index: Path, cache: Path, forked: list[ForkedPopen], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    """Each step runs in this process, which has imported the libraries already. Calls take what `tests.backends.clocked` says."""
+    real, found = subprocess.run, Watched(tmp_path_factory.mktemp("watch"), index)
+
+    def run(command: list[str], **keys: Any) -> Any:
+        if command[2:3] != ["orchestrator"]:
+            return real(command, **keys)
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(StringIO()), redirect_stderr(StringIO()) as said:
+            patch.setenv("UV_DEFAULT_INDEX", keys["env"]["UV_DEFAULT_INDEX"])
+            code = main(command[3:])
+            return SimpleNamespace(returncode=code, stdout="", stderr=said.getvalue())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        patch.setattr(subprocess, "run", run)
+        code, found.said = found.again()
+        assert code == 1
+        yield found
+
+
+ALL = [
+    ("1.1", "1.0", "nothing slower, wrong or another kernel", "Both were measured in turns"),
+    ("1.2", "1.1", "slower", "- slower: regression: 1 slower\n"),
+    ("1.3", "1.2", "failing", "- failing: 1 of 1 points are failed: ImportError: libkernel.so: undefined symbol\n"),
+    ("1.4", "1.2", "wrong", "- wrong: 1 of 1 points are mismatch: "),
+    ("1.5", "1.2", "another kernel", "- another kernel: kernel_a became kernel_b at 1 of 1\n"),
+    ("1.6", "1.5", "cannot be measured", "needs torch<1, and here is torch"),
+]
+
+
+@pytest.mark.parametrize(("release", "beside", "what", "words"), ALL)
+def test_each_release_is_measured_beside_the_last_one_that_ran(release: str, beside: str, what: str, words: str, watched: Watched):
+    said = watched.report(release)
+
+    assert said.startswith(f"### {library.LIBRARY} {release} beside {beside}: {what}\n\n")
+    assert words.replace("_", "\\_") in said or words in said
+    assert f"sweep.env=[{library.LIBRARY}:{beside},{library.LIBRARY}:{release}]" in said
+    assert watched.said.count(said) == 1
+    assert f"\n{library.LIBRARY} {release} beside {beside}: {what}\n" in watched.said.partition("index.html")[2]
+
+
+def test_rows_of_all_releases_stay_and_a_site_has_the_history_of_each_point(watched: Watched):
+    (history,) = (Path(f"{watched.path}_site") / "history").iterdir()
+
+    measured = watched.rows["env"].str.removeprefix(f"{library.LIBRARY}:")
+    assert measured.value_counts().to_dict() == {"1.0": 1, "1.1": 2, "1.2": 4, "1.3": 1, "1.4": 1, "1.5": 1}
+    assert [f"{library.LIBRARY} {release}" in history.read_text() for release in ("1.0", "1.1", "1.2", "1.5")] == [True] * 4
+    assert f"{library.LIBRARY} 1.6rc1 is left out: a pre-release\n" in watched.said
+
+
+def test_what_is_new_is_measured_alone_and_what_could_not_be_installed_again(watched: Watched):
+    before = watched.rows["run_id"]
+    add(watched.index, LATER, OF_RELEASES["1.5"])
+
+    code, said = watched.again()
+    new = watched.rows[~watched.rows["run_id"].isin(before)]
+    assert code == 1
+    assert sorted(new["env"]) == [f"{library.LIBRARY}:{release}" for release in ("1.5", LATER)]
+    assert [line.split(" beside ")[0] for line in said.splitlines()[-2:]] == [
+        f"{library.LIBRARY} {release}" for release in (NEEDS_ANOTHER_TORCH, LATER)
+    ]
+    assert watched.report(LATER).startswith(f"### {library.LIBRARY} {LATER} beside 1.5: nothing")
+
+
+def test_without_a_new_release_nothing_runs_and_the_exit_code_is_0(watched: Watched):
+    before = len(watched.rows)
+
+    assert watched.again(since=LATER)[0] == 0
+    assert len(watched.rows) == before
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        (["results.path=s3://bucket/rows"], "mode=watch writes reports beside its rows; type a folder"),
+        (["watch.since=[]"], r"watch\.since: no library of sweep smoke is installed here \(ao-fakekernel\); type the release"),
+        (["watch.since=[ao-fakekernel]"], r"watch\.since=ao-fakekernel: allowed: a library with its version"),
+        (["watch.since=[torch-geometric:2.0]"], r"the package index does not list torch-geometric.*watch\.wheels=FOLDER"),
+        (
+            ["watch.since=[ao-fakekernel:0.9]"],
+            r"watch\.since=ao-fakekernel:0\.9: the package index has no such release; it has 1\.0",
+        ),
+        (["watch.wheels=/no/such", "watch.since=[ao-fakekernel:1.0]"], r"watch\.wheels=/no/such: there is no such folder"),
+    ],
+)
+def test_wrong_input_is_said_in_words(
+    typed: list[str], words: str, index: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    path = [] if typed[0].startswith("results") else [f"results.path={tmp_path}"]
+
+    assert main([*SMALL, "mode=watch", "adapters=[tests.backends.clocked]", "sweep.backend=[clocked]", *path, *typed]) == 2
+    assert re.search(words, capsys.readouterr().err)
