@@ -61,8 +61,11 @@ def packages_for(environment: Environment) -> Mapping[str, Distribution]:
 
 @cache
 def _installed_here() -> dict[str, Distribution]:
-    """All but the copies on the path of Ray's processes: with them a worker and the command would make two environments."""
-    return {canonicalize_name(one.name): one for one in distributions() if Path(str(one.locate_file(""))).name != COPIES_OF_RAY}
+    """All but the copies on the path of Ray's processes: with them a worker and the command would make two environments.
+
+    Of a package that is there twice it is the one that is imported: the first on the path.
+    """
+    return {canonicalize_name(one.name): one for one in reversed([*distributions()]) if Path(str(one.locate_file(""))).name != COPIES_OF_RAY}
 
 
 @cache

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from orchestrator import ROOT
+from orchestrator.commands import watch
 from orchestrator.composing.compose import composed
 from orchestrator.config.settings import load
 from tests.helpers.command_line import Invoke, run
@@ -90,3 +91,16 @@ def test_the_workflow_for_pull_requests_types_commands_that_there_are():
     assert measured[0].sweep == measured[1].sweep
     assert composed(shlex.split(commands[2]))["mode"] == "compare"
     assert "head.repo.full_name == github.repository" in job["if"]
+
+
+def test_the_workflow_of_each_night_types_a_watch_whose_reports_it_finds():
+    workflow = yaml.safe_load((ROOT / "docs" / "github_watch.yaml").read_text())
+    job = workflow["jobs"]["watch"]
+    typed = next(step["run"] for step in job["steps"] if "orchestrator" in step.get("run", "")).partition("#")[0]
+    words = shlex.split(typed.replace("$WATCH", job["env"]["WATCH"]).replace("$HISTORY", job["env"]["HISTORY"]))
+    settings = load(composed(words[words.index("orchestrator") + 1 :]))
+
+    assert workflow[True]["schedule"]  # YAML 1.1 reads `on` as true
+    assert settings.results.path == f"{job['env']['HISTORY']}_watch"
+    assert settings.watch.site == "public" and settings.watch.since == ("flashinfer:0.7.2.post1",)
+    assert any(f"{watch.REPORT} -newer" in step.get("run", "") for step in job["steps"])
