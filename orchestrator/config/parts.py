@@ -130,7 +130,7 @@ class Bisect(Releases):
     rounds: Annotated[int, Field(ge=1, le=20)] = 4
 
 
-class Watch(Releases):
+class ReleaseWatch(Releases):
     """`since` are the releases that a watch begins with, one of each library; `site` is the folder of its pages."""
 
     since: Texts = ()

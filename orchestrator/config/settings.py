@@ -239,7 +239,7 @@ class BisectSettings(Chosen):
 class WatchSettings(Chosen):
     """mode=watch."""
 
-    watch: parts.Watch = parts.Watch()
+    watch: parts.ReleaseWatch = parts.ReleaseWatch()
 
     @model_validator(mode="after")
     def _has_folder(self) -> Self:
