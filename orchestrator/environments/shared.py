@@ -65,7 +65,8 @@ def _installed_here() -> dict[str, Distribution]:
 
     Of a package that is there twice it is the one that is imported: the first on the path.
     """
-    return {canonicalize_name(one.name): one for one in reversed([*distributions()]) if Path(str(one.locate_file(""))).name != COPIES_OF_RAY}
+    ours = [one for one in distributions() if Path(str(one.locate_file(""))).name != COPIES_OF_RAY]
+    return {canonicalize_name(one.name): one for one in reversed(ours)}
 
 
 @cache

@@ -158,6 +158,16 @@ def test_what_ray_puts_on_the_path_of_its_workers_is_not_shared(environment: Cal
     assert of_command == of_worker
 
 
+def test_of_a_package_that_is_there_twice_the_one_that_is_imported_is_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for version in ("2.0", "1.0"):
+        info = tmp_path / version / f"twice-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: twice\nVersion: {version}\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "2.0"), str(tmp_path / "1.0"), *sys.path])
+
+    assert shared._installed_here.__wrapped__()["twice"].version == "2.0"
+
+
 def test_a_library_that_wants_another_torch_shares_none(environment: Callable[..., Environment], cache: Path):
     said: list[str] = []
     with pytest.raises(UserError, match="does not hold what"):  # no torch is among the wheels
