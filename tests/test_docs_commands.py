@@ -41,6 +41,7 @@ NOT_HERE_MODES = (
     "mode=replay",  # which measures, on the GPU of the row
     "mode=site",
     "mode=support",
+    "mode=watch",
 )
 NOT_HERE_KEYS = ("rerun=suspects", "import=", "cluster=", "--help")
 
