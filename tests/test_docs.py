@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ from orchestrator.storage import parquet
 from orchestrator.storage.row import COLUMNS
 from tests.helpers.command_line import Invoke
 from tests.helpers.committed_rows import frame_of, problem_of, records_of
-from tests.helpers.datasets import DATASETS, EVERY, MAIN, RESULTS, names_point, rules_not_measured_yet
+from tests.helpers.datasets import DATASETS, EVERY, MAIN, RESULTS, entry_of, names_point, rules_not_measured_yet
 from tests.helpers.problems import SMALL
 from tools import bounds
 
@@ -57,7 +58,7 @@ def test_a_committed_dataset_answers_today_s_sweep(name: str, settings: Callable
 
     Points that came to the sweep later have no row, and datasets.yaml lists them.
     """
-    asked = {(p.backend, _whole(p.problem)) for p in expand(settings(f"+sweep={name.partition('/')[2]}"))}
+    asked = {(p.backend, _whole(p.problem)) for p in expand(settings(*shlex.split(entry_of(name)["command"])))}
     rows = records_of(frame_of(RESULTS / name))
     held, rules = {(row["backend"], _whole(problem_of(row))) for row in rows}, rules_not_measured_yet(name)
 

@@ -235,7 +235,7 @@ class Cudnn(WrapperDecode):
     takes_pdl: bool = False
     reads_memory: frozenset[KvMemory] = UNREAD_MEMORY
     takes_empty: bool = False  # no engine decodes with it in a graph, and its source is not open
-    takes_no_keys: bool = False
+    takes_no_keys: bool = True
     skips_unused: bool = False  # seen on an H200: with drafts, cuDNN multiplies NaN by zero
     distributions: tuple[str, ...] = common.CUDNN
     imports: str = "flashinfer"
@@ -250,6 +250,8 @@ class Cudnn(WrapperDecode):
             # cudnn-frontend 1.32: "decode only mode, i.e. s_q == 1, not supported with sink_token", but for its engines for SM100.
             Need("with attention sinks, more than one query token a request or the SM100 family", not p.sinks or served),
             common.needs_no_lse_with_sinks(p),
+            # Seen on an H200, with a log-sum-exp and without; its source is not open.
+            Need("with a request without keys, one query token a request", not p.lacks_keys or p.s_qo == 1),
         )
 
 

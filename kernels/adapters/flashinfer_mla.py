@@ -208,12 +208,13 @@ def _scales(inputs: Inputs) -> dict[str, float]:
     return {"bmm1_scale": inputs.sm_scale * inputs.k_scale, "bmm2_scale": inputs.v_scale}
 
 
-# `skips_unused` was seen on an H200. Backends that need later GPUs have not run.
+# `skips_unused` and requests without keys of fa2 and fa3 were seen on an H200. Backends that need later GPUs have not run.
 _READ_ONLY: dict[str, Any] = {"rules_hold_for": common.READ_ONLY}
+_OF_WRAPPER: dict[str, Any] = {"takes_no_keys": True, "max_seq_len": "unread", "skips_unused": True, "gives_lse": True}
 ADAPTERS = (
-    Mla(name="fa2", takes_no_keys=True, rule=fa2_needs, compiled=("fa2",), max_seq_len="unread", skips_unused=True, gives_lse=True),
-    Mla(name="fa3", rule=fa3_needs, compiled=("fa3",), max_seq_len="unread", skips_unused=True, gives_lse=True),
-    Mla(name="auto", rule=auto_needs, compiled=("fa3", "fa2"), max_seq_len="unread", skips_unused=True, gives_lse=True),
+    Mla(name="fa2", rule=fa2_needs, compiled=("fa2",), **_OF_WRAPPER),
+    Mla(name="fa3", rule=fa3_needs, compiled=("fa3",), **_OF_WRAPPER),
+    Mla(name="auto", rule=auto_needs, compiled=("fa3", "fa2"), **_OF_WRAPPER),
     Mla(name="cutlass", rule=cutlass_needs, query_lengths="single"),
     Mla(name="trtllm-native", rule=trtllm_needs, query_lengths="uniform", takes_pdl=True, gives_lse=True, **_READ_ONLY),
     Mla(name="cute-dsl", rule=cute_dsl_needs, distributions=(*common.FLASHINFER, "nvidia-cutlass-dsl"), **_READ_ONLY),

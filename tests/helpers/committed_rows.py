@@ -12,6 +12,7 @@ import pandas as pd
 from kernels.check.tolerance import tolerance
 from kernels.problem import Problem, default_output
 from kernels.problem.arithmetic import Arithmetic
+from kernels.problem.routine import routine_of
 from orchestrator.storage import parquet
 
 Row = dict[Any, Any]
@@ -40,7 +41,10 @@ def problem_of(row: Row) -> Problem:
 
 @cache  # the backends of one problem each have a row
 def _made(given: tuple[tuple[str, Any], ...], tree: tuple[int, ...] | None) -> Problem:
-    return Problem.model_validate(dict(given) | ({} if tree is None else {"tree": tree}))
+    keys = dict(given)
+    if routine_of(str(keys.get("routine", ""))):  # the column is filled in, and such a routine has no such key
+        keys.pop("out_dtype", None)
+    return Problem.model_validate(keys | ({} if tree is None else {"tree": tree}))
 
 
 def limit_of(row: Row) -> float:

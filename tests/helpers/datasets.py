@@ -19,13 +19,19 @@ MAIN = RESULTS / "h200_main" / "specdec_long_ctx.parquet"
 ALL = RESULTS / "h200_*"  # a pattern
 
 
+def entry_of(name: str) -> dict[str, Any]:
+    """What datasets.yaml says of a dataset."""
+    folder, _, alone = name.partition("/")
+    found: dict[str, Any] = yaml.safe_load((RESULTS / "datasets.yaml").read_text())[folder][alone]
+    return found
+
+
 def rules_not_measured_yet(name: str) -> list[dict[str, list[Any]]]:
     """What datasets.yaml says that today's sweep has and the rows do not: keys of points, each with its values.
 
     After the next time that the sweep is measured there is no such list, and every point must be there.
     """
-    folder, _, alone = name.partition("/")
-    rules = yaml.safe_load((RESULTS / "datasets.yaml").read_text())[folder][alone].get("not_measured", [])
+    rules = entry_of(name).get("not_measured", [])
     return [{key: value if isinstance(value, list) else [value] for key, value in rule.items()} for rule in rules]
 
 

@@ -124,11 +124,11 @@ def test_which_backends_serve_them_and_what_the_others_say():
     assert (
         served["plain"]
         == {*served["lse"], "flex_attention"}
-        == {"fa2", "fa2_tc", "fa3", "auto", "torch_chunks", "flex_attention", *flash}
+        == {"fa2", "fa2_tc", "fa3", "auto", "cudnn", "torch_chunks", "flex_attention", *flash}
     )
     assert served["sinks"] == {"fa2_tc", "fa3", *flash}
     assert served["both"] == {"fa2_tc"}  # FlashAttention-3 and fa3 write -inf in the sink's place
-    assert registry.get("paged_decode", "cudnn").unmet(p["plain"], H200) == ["a key for every request (no s0 in batch_spec)"]
+    assert registry.get("paged_decode", "vllm_triton").unmet(p["plain"], H200) == ["a key for every request (no s0 in batch_spec)"]
     old = registry.get("paged_decode", "fa2").for_versions({"flashinfer-python": "0.6.18"})
     assert any("0.7.0 or later for requests without keys" in sentence for sentence in old.unmet(p["plain"], H200))
 
