@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 from typing import Any, cast
 
 from orchestrator.commands import profile
@@ -54,6 +55,7 @@ def execute(invocation: Running) -> int:
                     import_module(".report", before_after.__package__)
                 job = Run(settings, invocation.overrides, store, pool, progress)
                 counts, left_out = job.go(points), pool.left_out
+                has_gpu = any(device.kind == "cuda" for device in pool.devices)
         except (KeyboardInterrupt, NoWorkers, CannotStore) as error:
             return _stopped(invocation, error, store, same_command)
         finally:
@@ -69,6 +71,8 @@ def execute(invocation: Running) -> int:
     _summarize(invocation, settings, job.common["run_id"], effort, any_failed=code != OK)
     for clause in broken:
         invocation.say(f"the statement does not hold here: {clause}")
+    if not has_gpu:
+        invocation.say(_without_gpu(invocation, settings))
     return code
 
 
@@ -156,8 +160,20 @@ def _summarize(invocation: Running, settings: RunSettings, run_id: str, effort: 
         return
     own_dataset = [f"results.path={path}"] if MODES[settings.mode].own_dataset else []
     again = [["rerun=failed"]] if any_failed else []
-    for overrides in (["mode=report", "format=markdown", *own_dataset], *again, ["mode=plan", "device=b200"]):
+    for overrides in (["mode=report", "format=markdown", *own_dataset], *again):
         invocation.say(f"  {invocation.command_with(*overrides)}")
+
+
+def _without_gpu(invocation: Running, settings: RunSettings) -> str:
+    """What to type on a machine without a GPU: the committed rows of this sweep and model on an H200, or a plan for one."""
+    from orchestrator.analysis.finder import RESULTS
+    from orchestrator.storage import parquet
+
+    for path in sorted(Path(RESULTS).glob(f"h200_*/{settings.sweep.name}.parquet")):
+        if settings.model.name in parquet.read(path).column("model").to_pylist():
+            seen = command_line([], "mode=report", f"results.path={path.with_suffix('')}")
+            return f"this machine has no GPU; see what an H200 said:\n  {seen}"
+    return f"this machine has no GPU; see what an H200 would run:\n  {invocation.command_with('mode=plan', 'device=h200')}"
 
 
 def narrowed(invocation: Invocation[Any], points: Sequence[Point]) -> tuple[Invocation[SuspectSettings], list[Point]]:
