@@ -35,6 +35,7 @@ SHARING = (
     *(f"tests/orchestrator/pools/test_{name}.py" for name in ("network", "ray")),
     "tests/orchestrator/reporting/test_site.py",
     "tests/test_adding_a_backend.py",
+    "tests/test_first_commands.py",
     "tests/test_answers.py",  # which keeps what it has opened
     "tests/test_installed.py",
 )

@@ -20,7 +20,7 @@ from tools import dataset_page
 ROOT = Path(__file__).parent.parent
 SOURCES, PAGES = "findings", "docs/findings"
 README = "README.md"
-IN_README = ("decode", "sustained_load", "cards", "sharded", "fp8", "engine_defaults", "verify", "auto")
+IN_README = ("decode", "cards", "sharded", "fp8", "engine_defaults", "verify", "auto")
 
 
 def names() -> list[str]:
@@ -73,10 +73,24 @@ Times are medians without the launch of the graph ([timing](../timing.md)).
 """
 
 
-def readme(found: dict[str, tuple[Document, Rendered]]) -> str:
-    """README with the lines of findings, and with the first table of each finding that it has a place for."""
+def servers(datasets: str) -> list[str]:
+    """README's table of servers, from the one on the page of datasets: a line for each model, and the TP sizes of each GPU."""
+    tps: dict[str, dict[str, list[str]]] = {}
+    caches: dict[str, dict[str, None]] = {}
+    for model, tp, gpu, kv_dtypes, *_ in (line.strip("|").split("|") for line in first_table(datasets)[2:]):
+        tps.setdefault(model, {}).setdefault(gpu, []).append(tp)
+        caches.setdefault(model, {}).update(dict.fromkeys(kv_dtypes.split(", ")))
+    gpus = sorted({gpu for of in tps.values() for gpu in of})
+    cells = [["model", *(f"tp, device={gpu.lower()}" for gpu in gpus), "KV cache"], ["-"] * (2 + len(gpus))]
+    cells += [[model, *(",".join(of.get(gpu, "–")) for gpu in gpus), ", ".join(caches[model])] for model, of in tps.items()]
+    return [f"|{'|'.join(line)}|" for line in cells]
+
+
+def readme(found: dict[str, tuple[Document, Rendered]], datasets: str) -> str:
+    """README with its servers, the lines of findings, and the first table of each finding that it has a place for."""
     lines = [in_readme(name, *found[name]) for name in IN_README]
-    text = filled((ROOT / README).read_text(), "findings", ("| question | answer |", "|---|---|", *lines))
+    text = filled((ROOT / README).read_text(), "servers", servers(datasets))
+    text = filled(text, "findings", ("| question | answer |", "|---|---|", *lines))
     for name, (_, one) in found.items():
         text = filled(text, name, first_table(one.text))
     return text
@@ -99,12 +113,12 @@ def pages() -> Iterator[tuple[str, str]]:
     """Each page and its text, the quick ones first."""
     yield "docs/support.md", support_page.page()
     yield "docs/columns.md", columns_page.page()
-    yield "results/README.md", dataset_page.page()
+    yield "results/README.md", (datasets := dataset_page.page())
     settings, shelf = load(composed(["mode=document", f"document={SOURCES}"])), Shelf()
     found = {name: finding(name, settings, shelf) for name in names()}
     yield from ((f"{PAGES}/{name}.md", one.text) for name, (_, one) in found.items())
     yield f"{PAGES}/README.md", index(found)
-    yield README, readme(found)
+    yield README, readme(found, datasets)
 
 
 def main(*args: str) -> int:

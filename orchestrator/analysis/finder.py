@@ -24,7 +24,7 @@ NAMED = {"device_name": "device", "tp": "tp", "model": "model"}  # what is typed
 # Rows that stand for a server: timed one call at a time, as the default settings do.
 ISOLATED = """status = 'ok' AND coalesce(context, 'isolated') = 'isolated' AND coalesce(l2, 'clean') = 'clean'
     AND coalesce(icache, 'warm') = 'warm' AND coalesce(twin, 0) = 0 AND batch_spec IS NULL AND shared_prefix IS NULL
-    AND routine IN ('paged_decode', 'paged_prefill', 'ragged_prefill', 'mla')"""
+    AND routine IN ('paged_decode', 'paged_prefill', 'ragged_prefill', 'mla', 'sparse_mla', 'gated_delta')"""
 SIZES = "count(DISTINCT (batch_size, s_qo, s_kv, kv_dtype))"
 
 

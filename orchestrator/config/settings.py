@@ -447,7 +447,7 @@ def _require_no_sweep(config: Mapping[str, Any]) -> None:
     rules = MODES[mode]
     if rules.needs == "nothing" or (rules.reads_dataset and path != NO_SWEEP_PATH):
         return
-    if mode == "report" and config.get("question") in (*FOR_DEPLOYMENT, "columns"):
+    if mode == "report" and (config.get("device") or config.get("question") in (*FOR_DEPLOYMENT, "columns")):
         return  # the dataset is found by its deployment; columns are of every dataset
     if mode == "export" and config.get("export") in exports.ENGINES:
         return

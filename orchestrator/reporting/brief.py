@@ -119,7 +119,7 @@ def _blocks(records: Sequence[Record], letters: dict[str, tuple[str, str]], widt
     found = []
     for start in range(0, len(across), room):
         columns = across[start : start + room]
-        heads = (f"q {s_qo}" if n == 0 or columns[n - 1][0] != s_qo else "" for n, (s_qo, _) in enumerate(columns))
+        heads = (f"q {_short(s_qo)}" if n == 0 or columns[n - 1][0] != s_qo else "" for n, (s_qo, _) in enumerate(columns))
         found.append(Text("".join([" " * LABEL, *(f"{words:>{CELL}}" for words in heads)])))
         found.append(Text("".join(["batch kv".ljust(LABEL), *(f"{_short(s_kv):>{CELL}}" for _, s_kv in columns)])))
         for batch in batches:

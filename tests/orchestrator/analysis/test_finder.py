@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from orchestrator import ROOT
 from orchestrator.analysis import finder
 from orchestrator.config.engine import selected
 from orchestrator.errors import NoRows, UserError
+from orchestrator.machines import known_devices
+from orchestrator.reporting.brief import LINES
 from tests.helpers.command_line import Invoke
 
 H200 = ("NVIDIA H200",)
@@ -26,11 +29,43 @@ def _in_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({**LLAMA, "tp": (8,)}, "vllm", 3, "results/h200_main/specdec_tp8.parquet"),
         ({**LLAMA, "tp": (1,), "kv_dtype": ("fp8_e4m3",)}, "sglang", 3, "results/h200_main/specdec_all_candidates.parquet"),
+        (
+            {"model": ("deepseek_v3_2",), "device_name": H200, "tp": (8,)},
+            "vllm",
+            3,
+            "results/h200_mla/sparse_fp8_and_large.parquet",
+        ),
+        ({"model": ("qwen3_next_80b_a3b",), "tp": (4,)}, "vllm", None, "results/h200_gated_delta/one_token_and_prompts.parquet"),
         ({"model": ("gpt_oss_120b",), "device_name": H200}, "vllm", 15, "results/h200_drafts/target_verify_gpt_oss_rest.parquet"),
     ],
 )
-def test_the_dataset_that_says_most_is_taken(wanted: finder.Wanted, engine: str, drafts: int, found: str):
+def test_the_dataset_that_says_most_is_taken(wanted: finder.Wanted, engine: str, drafts: int | None, found: str):
     assert finder.find(wanted, selected(engine), drafts) == found
+
+
+def servers() -> list[tuple[str, str, str]]:
+    """Model, device and tp of README's table, whose lines are models with the sizes of tp on each device."""
+    (table,) = re.findall(r"<!-- servers -->\n(.*?)<!-- /servers -->", (ROOT / "README.md").read_text(), re.DOTALL)
+    head, _, *lines = (line.strip("|").split("|") for line in table.splitlines())
+    cells = ((line[0], words, cell) for line in lines for words, cell in zip(head, line, strict=True))
+    sizes = ((model, words.partition("device=")[2], cell) for model, words, cell in cells if "device=" in words and cell != "–")
+    return [(model, device, tp) for model, device, cell in sizes for tp in cell.split(",")]
+
+
+def test_every_server_of_the_readme_has_a_dataset():
+    for model, device, tp in servers():
+        assert finder.find({"model": (model,), "device_name": known_devices()[device].match, "tp": (int(tp),)}, selected(), None)
+    assert len(servers()) > 15
+
+
+def test_a_server_is_answered_on_one_screen_of_its_own_rows(invoke: Invoke):
+    model, device, tp = servers()[-1]
+    done = invoke("mode=report", f"model={model}", f"device={device}", f"tp={tp}")
+    first, second, *_ = lines = done.stdout.splitlines()
+
+    assert done.returncode == 0, done.stderr
+    assert first.startswith(f"{model} · NVIDIA {device.upper()} · ") and second.startswith("what to type: ")
+    assert len(lines) <= LINES and "at length: question=" in done.stdout
 
 
 @pytest.mark.parametrize(
