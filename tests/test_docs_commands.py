@@ -97,7 +97,9 @@ def test_a_command_that_runs_a_sweep_can_be_planned(words: tuple[str, ...], invo
 
 TYPED = [
     tuple(shlex.split(words.replace("DIR", "results/h200_main/specdec_long_ctx")))
-    for words in re.findall(r"`(mode=(?:report|compare) [^`]*)`", (ROOT / "README.md").read_text())
+    for words in re.findall(
+        r"(?m)(?:`|^attention-orchestrator )((?:mode=(?:report|compare)|export=vllm) [^`\n]*)", (ROOT / "README.md").read_text()
+    )
     if "NAME" not in words
 ]
 
@@ -106,6 +108,6 @@ TYPED = [
 def test_what_the_readme_says_to_type_answers(words: tuple[str, ...], invoke: Invoke):
     done = invoke(*words)
 
-    assert len(TYPED) >= 5
+    assert len(TYPED) >= 6
     assert done.returncode == 0, done.stderr
     assert done.stdout

@@ -35,11 +35,10 @@ def _in_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
             3,
             "results/h200_mla/sparse_fp8_and_large.parquet",
         ),
-        ({"model": ("qwen3_next_80b_a3b",), "tp": (4,)}, "vllm", None, "results/h200_gated_delta/one_token_and_prompts.parquet"),
         ({"model": ("gpt_oss_120b",), "device_name": H200}, "vllm", 15, "results/h200_drafts/target_verify_gpt_oss_rest.parquet"),
     ],
 )
-def test_the_dataset_that_says_most_is_taken(wanted: finder.Wanted, engine: str, drafts: int | None, found: str):
+def test_the_dataset_that_says_most_is_taken(wanted: finder.Wanted, engine: str, drafts: int, found: str):
     assert finder.find(wanted, selected(engine), drafts) == found
 
 
