@@ -13,9 +13,6 @@ from functools import cached_property
 from itertools import chain
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
-
 from kernels.check.answer import Answer
 from kernels.check.estimates import TINY
 from kernels.check.oracle import exact, sizes
@@ -27,6 +24,7 @@ from kernels.inputs.nvfp4 import dequantize
 from kernels.inputs.sentinel_keys import context_positions
 from kernels.inputs.sentinel_logit import PLANTED
 from kernels.inputs.tensors import bits, capped, token_major
+from kernels.lazy import Tensor, torch
 from kernels.problem import Problem
 from kernels.problem.arithmetic import Arithmetic
 from kernels.problem.dtypes import UNIT_ROUNDOFF

@@ -11,14 +11,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-import torch
-from torch import Tensor
-
 from kernels.check.answer import Answer
 from kernels.inputs import Inputs
 from kernels.inputs.sentinel_logit import PLANTED, parts_of
 from kernels.inputs.shifted_logits import without_shift
 from kernels.inputs.tensors import bits, capped
+from kernels.lazy import Tensor, torch
 from kernels.problem import Problem
 from kernels.problem.dtypes import UNIT_ROUNDOFF
 

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from functools import cache
 
-import torch
-from torch import Tensor
-
 from kernels.check.estimates import MAX_BLOCK, Rows
 from kernels.inputs import Inputs
 from kernels.inputs.checksums import triton_works
 from kernels.inputs.tensors import token_major
+from kernels.lazy import Tensor, torch
 from kernels.problem.dtypes import FP8, HALF
 
 TILE = 64  # keys of a program

@@ -9,12 +9,10 @@ multiplied in three parts of 8 bits or more, of 24 together. A split of `SPLIT` 
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
 from kernels.check import fused
 from kernels.inputs import Inputs
 from kernels.inputs.tensors import token_major
+from kernels.lazy import Tensor, torch
 from kernels.problem import Problem
 from kernels.problem.dtypes import HALF
 

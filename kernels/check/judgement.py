@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from torch import Tensor
-
 from kernels.check.answer import Answer
 from kernels.check.changed_token import ChangedTokens
 from kernels.check.estimates import KeyWeights, OutputErrors
@@ -24,6 +22,7 @@ from kernels.check.weighing import weigh
 from kernels.inputs import Inputs
 from kernels.inputs.copied_tokens import copied_tokens
 from kernels.inputs.tensors import OwnInputs, bits
+from kernels.lazy import Tensor
 from kernels.problem import Problem
 from kernels.problem.arithmetic import Arithmetic
 from kernels.problem.dtypes import FP8, UNIT_ROUNDOFF

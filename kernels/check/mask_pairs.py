@@ -12,9 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
-import torch
-from torch import Tensor
-
 from kernels.check.estimates import (
     NEARLY_ALL,
     KeyWeights,
@@ -30,6 +27,7 @@ from kernels.inputs import Inputs
 from kernels.inputs.draft_keys import first_near
 from kernels.inputs.masks import hidden
 from kernels.inputs.sentinel_logit import PLANTED
+from kernels.lazy import Tensor, torch
 from kernels.problem import Problem
 
 # Of the variance of a pair's `a` in MLA. Values are the first part of keys there, and draft keys are planted along queries. So the

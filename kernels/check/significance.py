@@ -12,13 +12,11 @@ from itertools import groupby
 from statistics import NormalDist
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from kernels.check.answer import MAX_INPUTS, Answer
 from kernels.check.estimates import OF_FAULT, TINY, KeyWeights, Kind, Levels, weighed_parts
 from kernels.check.mask_pairs import near
 from kernels.inputs.sentinel_logit import PLANTED
+from kernels.lazy import Tensor, torch
 from kernels.problem import Problem
 
 FALSE_ALARMS = 1e-5  # right outputs that are called wrong, if their noise is as assumed

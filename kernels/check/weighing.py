@@ -16,9 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import torch
-from torch import Tensor
-
 from kernels.check import fused
 from kernels.check.common_errors import MAX_CORRELATED, cleared, gain, most_correlated
 from kernels.check.estimates import (
@@ -42,6 +39,7 @@ from kernels.check.oracle import exact_for_16_bits
 from kernels.inputs import Inputs
 from kernels.inputs.masks import hidden
 from kernels.inputs.sentinel_logit import parts_of
+from kernels.lazy import Tensor, torch
 
 UNIT = 4  # keys of the smallest block; any 2n - 1 keys in a row hold an aligned block of n
 CHUNK_BYTES = 256 * 2**20  # of the largest temporary tensor in fp32

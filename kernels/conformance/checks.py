@@ -8,9 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import torch
-from torch import Tensor
-
 from kernels.adapter import Adapter, Runner
 from kernels.check import oracle
 from kernels.check.judgement import judge_whole
@@ -25,6 +22,7 @@ from kernels.inputs.copied_tokens import copied_tokens
 from kernels.inputs.generate import UNUSED_SLOT, draw, poison_unused_slots, redraw
 from kernels.inputs.step_lengths import host_lengths, of_lengths
 from kernels.inputs.tensors import decoy
+from kernels.lazy import Tensor, torch
 from kernels.problem import Problem
 from kernels.problem.dtypes import UNIT_ROUNDOFF
 from kernels.problem.routine import routine_of

@@ -13,12 +13,11 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from kernels import registry
 from kernels.conformance.checks import CheckFinding, failed
 from kernels.conformance.suite import Trial, execute
 from kernels.cuda import answers
+from kernels.lazy import torch
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext, SpawnContext

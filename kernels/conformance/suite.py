@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-
 from kernels.adapter import Adapter, Module
 from kernels.compile import module_cache
 from kernels.conformance import checks, on_cuda
 from kernels.conformance.checks import Check, CheckFinding, failed, passed
 from kernels.conformance.problems import OTHER_OUTPUT, changed, changes_of, describe, find_closest, neighbours
 from kernels.device import Device
+from kernels.lazy import torch
 from kernels.problem import Problem
 
 MAX_EDGE_STARTS = 12  # served problems whose neighbours are searched for edges

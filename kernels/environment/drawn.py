@@ -7,8 +7,6 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
 
-import torch
-
 from kernels import registry
 from kernels.compile import module_cache
 from kernels.cuda import free_unused
@@ -20,6 +18,7 @@ from kernels.inputs.copied_tokens import copied_tokens
 from kernels.inputs.generate import draw_other_values, redraw
 from kernels.inputs.small_inputs import SmallInputs
 from kernels.inputs.unused_slots import UnusedSlots
+from kernels.lazy import torch
 from kernels.timed_call import Changed, LaunchComparison, LocalOutputs, prepare_timer
 from kernels.timing import host_time
 from kernels.timing.config import Timing

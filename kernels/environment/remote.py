@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-import torch
-
 from kernels.contract.runner import Runner
 from kernels.environment.process import Process
 from kernels.environment.wire import from_bytes
 from kernels.inputs.copies import InputCopy
+from kernels.lazy import torch
 from kernels.timed_call import Changed, LaunchComparison, OutAndLse, Outputs
 from kernels.timing.config import Timing
 from kernels.timing.host_time import HostCost, HostTime

@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from functools import cache, lru_cache
 
-import torch
-from torch import Tensor
-
 from kernels.inputs.tensors import Inputs, OwnInputs
+from kernels.lazy import Tensor, torch
 from kernels.problem.routine import by_routine
 
 AT_ONCE = 2**22  # numbers that are multiplied by their weights at a time: 32 MiB

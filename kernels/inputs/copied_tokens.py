@@ -8,11 +8,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from kernels.inputs import Inputs
 from kernels.inputs.tensors import as_integers, bits, slots, token_major
+from kernels.lazy import Tensor, torch
 from kernels.problem.routine import by_routine
 
 

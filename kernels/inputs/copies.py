@@ -12,12 +12,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Literal
 
-import torch
-
 from kernels.inputs import Inputs
 from kernels.inputs.rows import rows_of, token_rows
 from kernels.inputs.states import State, attend, ranges
 from kernels.inputs.tensors import bits
+from kernels.lazy import torch
 from kernels.problem.arithmetic import NATURAL
 from kernels.problem.dtypes import torch_dtype
 

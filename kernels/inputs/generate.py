@@ -14,9 +14,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import torch
-from torch import Tensor
-
 from kernels.inputs import Inputs
 from kernels.inputs.masks import visibility
 from kernels.inputs.nvfp4 import BLOCK, quantize
@@ -24,6 +21,7 @@ from kernels.inputs.sentinel_keys import plant
 from kernels.inputs.sentinel_logit import sink_logit
 from kernels.inputs.shifted_logits import shifts_of_sinks
 from kernels.inputs.tensors import K_SCALE, V_SCALE, OwnInputs, generator_of, is_scaled, offsets, query_size, usual_scale, write
+from kernels.lazy import Tensor, torch
 from kernels.problem import Problem
 from kernels.problem.dtypes import torch_dtype
 from kernels.problem.padded import NULL_PAGE, PaddedBatch, launched

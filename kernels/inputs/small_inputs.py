@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
 from kernels.inputs import Inputs
 from kernels.inputs.tensors import OwnInputs
+from kernels.lazy import Tensor, torch
 from kernels.problem.routine import by_routine
 
 

@@ -7,13 +7,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
 from kernels.inputs import Inputs
 from kernels.inputs.generate import UNUSED_SLOT, poison_unused_slots
 from kernels.inputs.nvfp4 import quantize
 from kernels.inputs.tensors import as_integers, rounded, token_major
+from kernels.lazy import Tensor, torch
 
 
 class UnusedSlots:

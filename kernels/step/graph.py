@@ -6,9 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import torch
-from torch import Tensor
-
+from kernels.lazy import Tensor, torch
 from kernels.problem.dtypes import torch_dtype
 from kernels.step.layer import Layer
 from kernels.timing.graphs import capture

@@ -16,11 +16,9 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 
-import torch
-from torch import Tensor
-
 from kernels.inputs import Inputs
 from kernels.inputs.tensors import slots, token_major
+from kernels.lazy import Tensor, torch
 from kernels.step.shapes import LayerShape, nope_dim, weight_shapes
 
 ROPE_BASE = 10000.0  # of the rotary embedding; the value changes no time

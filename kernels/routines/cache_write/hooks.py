@@ -10,15 +10,13 @@ import math
 import random
 from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor
-
 from kernels.check.answer import Answer
 from kernels.check.changed_token import ChangedTokens
 from kernels.check.judgement import impossible
 from kernels.check.oracle import Verdict
 from kernels.inputs.checksums import sum_of_words
 from kernels.inputs.tensors import rounded
+from kernels.lazy import Tensor, torch
 from kernels.problem.arithmetic import Arithmetic
 from kernels.problem.dtypes import UNIT_ROUNDOFF
 from kernels.routines.cache_write import inputs as own

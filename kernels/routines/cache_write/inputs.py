@@ -12,11 +12,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from kernels.inputs.generate import fill_normal
 from kernels.inputs.tensors import K_SCALE, V_SCALE, OwnInputs, generator_of, offsets, turned
+from kernels.lazy import Tensor, torch
 from kernels.problem import Problem
 from kernels.problem.dtypes import torch_dtype
 from kernels.routines.cache_write.problem import SPARE_PAGES, sizes
@@ -135,7 +133,7 @@ def redraw(inputs: WriteInputs) -> None:
 
 
 def write_values(inputs: WriteInputs, generator: torch.Generator) -> None:
-    for rows in filter(Tensor.numel, (inputs.new, inputs.q)):
+    for rows in (one for one in (inputs.new, inputs.q) if one.numel()):
         fill_normal(rows, generator)
         if inputs.quantises:
             rows.flatten(1).scatter_(1, torch.arange(len(rows), device=rows.device)[:, None] * 71 % rows[0].numel(), LARGE)
@@ -150,7 +148,7 @@ def copied_tokens(inputs: WriteInputs, copied: Sequence[int]) -> AbstractContext
     """These tokens have opposite signs for a while. Of none: pages and the table of angles are in reverse order."""
 
     def turn() -> None:
-        for one in filter(Tensor.numel, (as_integers(inputs.new), as_integers(inputs.q)) if copied else ()):
+        for one in (as_integers(rows) for rows in (inputs.new, inputs.q) if copied and rows.numel()):
             one[copied] = one[copied] ^ torch.iinfo(one.dtype).min
         if not copied:
             inputs.kv_indices.neg_().add_(last := len(inputs.pool) - 1)

@@ -8,12 +8,10 @@ import math
 import random
 from dataclasses import replace
 
-import torch
-from torch import Tensor
-
 from kernels.check.changed_token import VISIBLE, ChangedTokens
 from kernels.check.judgement import impossible
 from kernels.check.oracle import Verdict
+from kernels.lazy import Tensor, torch
 from kernels.problem import Problem
 from kernels.problem.arithmetic import Arithmetic
 from kernels.problem.dtypes import torch_dtype

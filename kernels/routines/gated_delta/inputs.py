@@ -19,13 +19,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 
-import torch
-from torch import Tensor
-
 from kernels.contract.runner import Restored
 from kernels.inputs.copies import InputCopy
 from kernels.inputs.guards import guarded_output
 from kernels.inputs.tensors import OwnInputs, generator_of, turned
+from kernels.lazy import Tensor, torch
 from kernels.problem import Problem
 from kernels.problem.dtypes import torch_dtype
 from kernels.routines.gated_delta.problem import GATE_DTYPE, kept_states, num_slots

@@ -24,11 +24,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor
-
 from kernels.check.answer import Answer
 from kernels.check.oracle import exact
+from kernels.lazy import Tensor, torch
 from kernels.problem import Problem
 from kernels.problem.arithmetic import Arithmetic
 from kernels.problem.dtypes import UNIT_ROUNDOFF

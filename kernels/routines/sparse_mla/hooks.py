@@ -8,9 +8,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from kernels.check import changed_token, judgement, oracle
 from kernels.check.answer import Answer
 from kernels.check.tolerance import row_tolerances
@@ -19,6 +16,7 @@ from kernels.inputs import copied_tokens as copying
 from kernels.inputs import small_inputs as small
 from kernels.inputs import tensors
 from kernels.inputs.copied_tokens import Copied
+from kernels.lazy import Tensor, torch
 from kernels.problem.arithmetic import Arithmetic
 from kernels.routines.sparse_mla import inputs as own
 from kernels.routines.sparse_mla.inputs import RowInputs, SparseInputs, draw, redraw, write_values

@@ -12,14 +12,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
-import torch
-from torch import Tensor
-
 from kernels.inputs import Inputs
 from kernels.inputs.generate import UNUSED_ENTRY, UNUSED_SLOT, draw_tables, empty_inputs, fill_normal, poison_unused_slots
 from kernels.inputs.sentinel_keys import move, plant
 from kernels.inputs.sentinel_logit import PLANTED, queries_at, target_products
 from kernels.inputs.tensors import bits, generator_of, offsets, query_size, slots, turned
+from kernels.lazy import Tensor, torch
 from kernels.problem import Problem
 from kernels.routines.sparse_mla.packed import PART, PackedLatent, decoded
 from kernels.routines.sparse_mla.problem import DS_MLA, QueryRows, chosen, query_rows

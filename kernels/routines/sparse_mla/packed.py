@@ -7,11 +7,9 @@ binary digits behind its first one, and other ones in each of the four parts. Fl
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
 from kernels.inputs.copies import InputCopy
 from kernels.inputs.generate import UNUSED_SLOT
+from kernels.lazy import Tensor, torch
 from kernels.routines.sparse_mla.problem import TOKEN_BYTES
 
 PART, LARGEST = 128, 448.0  # elements with one scale; number of fp8_e4m3
