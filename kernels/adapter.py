@@ -57,6 +57,7 @@ from kernels.contract.releases import Since, Versions, is_from, meets, name_of, 
 from kernels.contract.runner import LseBase, PlanStep, Runner, nothing_to_plan, without_padding
 from kernels.device import Device
 from kernels.inputs import Inputs
+from kernels.inputs.copies import CopiedCache, InputCopy, NewTokens, OrderedQueries, States
 from kernels.problem import Problem
 from kernels.problem.features import Feature, features_of
 from kernels.problem.fields import ANY_MEMORY, KvMemory
@@ -66,7 +67,6 @@ from kernels.problem.routine import FOLDERS
 if TYPE_CHECKING:
     from typing import Self  # Python 3.10 has none, under which other environments may run this
 
-    from kernels.inputs.copies import InputCopy
 
 __all__ = [  # all that the contract names, so that most backends need this import alone
     "Adapter", "Device", "EngineMaximum", "Inputs", "LseBase", "Module", "Need", "PlanStep", "Problem", "QueryLengths", "Runner",
@@ -175,8 +175,6 @@ class Adapter(ABC):
 
     def reads_copy(self, copy: InputCopy, problem: Problem) -> bool:
         """Whether it declares that its call reads such a copy of inputs. One of another class is nobody's."""
-        from kernels.inputs.copies import CopiedCache, NewTokens, OrderedQueries, States
-
         declared = {CopiedCache: self.copies_cache, NewTokens: self.copies_new_tokens, OrderedQueries: self.reorders(problem)}
         of_routine = type(copy).__module__.startswith(f"{FOLDERS}.{self.routine}.")
         return {**declared, States: self.routine == "merge_states"}.get(type(copy), of_routine)
@@ -341,11 +339,9 @@ class Adapter(ABC):
 
 def _in_words(copy: InputCopy) -> str:
     """How to declare a copy."""
-    from kernels.inputs import copies
-
-    own = type(copy).__module__ == copies.__name__
-    name = type(copy).__name__
-    return f"{name} needs {copy.declared}" if own else f"{name} is no class of {copies.__name__}, and the project makes all copies"
+    name, module = type(copy).__name__, InputCopy.__module__
+    own = type(copy).__module__ == module
+    return f"{name} needs {copy.declared}" if own else f"{name} is no class of {module}, and the project makes all copies"
 
 
 class Need(NamedTuple):

@@ -108,8 +108,6 @@ class Chunks(common.FlashInferAdapter):
 
 def _call(wrapper: Any, inputs: Inputs, part: Part, room: tuple[Tensor, ...], *, causal: bool) -> Callable[[Tensor, Tensor], None]:
     """Plans a wrapper for these tokens. The call gathers them into `room`, [tokens, K, D] each, and attends to them."""
-    import torch
-
     p, device = inputs.problem, inputs.device
     starts = inputs.kv_indptr.tolist()
     tokens = torch.cat([torch.arange(first + a, first + b) for first, (a, b) in zip(starts, part, strict=False)]).to(device)

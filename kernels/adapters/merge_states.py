@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import reduce
 
 from kernels.adapter import Adapter, Device, EngineMaximum, Inputs, Module, Need, Problem, QueryLengths, Runner, Since
+from kernels.inputs.copies import States
 from kernels.inputs.states import State, merged
 from kernels.libraries import flashinfer_common as common
 from kernels.libraries.flashinfer_modules import MERGE_MODULE
@@ -64,8 +65,6 @@ class TorchMerge(Merge):
         return super().workspace_bytes(problem) + size_bytes("fp32", 6 * elements)
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
-        from kernels.inputs.copies import States
-
         out, lse, scale = inputs.empty_output(), inputs.empty_lse(), common.fp8_output_scale(inputs.problem)
         given = States(inputs, token_first=False, base="e")
 
@@ -124,8 +123,6 @@ class MergeStates(FlashInferMerge):
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         from flashinfer.cascade import get_cascade_module
 
-        from kernels.inputs.copies import States
-
         p, (out, lse), module = inputs.problem, common.output_with_lse(inputs), get_cascade_module()
         memory = States(inputs, token_first=True, base="2")
 
@@ -159,8 +156,6 @@ class MergeStateChain(FlashInferMerge):
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         from flashinfer.cascade import get_cascade_module
-
-        from kernels.inputs.copies import States
 
         p, (out, lse), module = inputs.problem, common.output_with_lse(inputs), get_cascade_module()
         memory = States(inputs, token_first=False, base="2")

@@ -28,6 +28,7 @@ from typing import Any
 
 from kernels.adapter import Adapter, Device, EngineMaximum, Inputs, Need, Problem, QueryLengths, Runner
 from kernels.contract.releases import is_from
+from kernels.inputs.copies import NewTokens
 from kernels.inputs.masks import flat_custom
 from kernels.inputs.rows import rows_of, token_rows
 from kernels.lazy import torch
@@ -85,8 +86,6 @@ class SglangExtend(Adapter):
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         from sglang.kernels.ops.attention.extend_attention import extend_attention_fwd
-
-        from kernels.inputs.copies import NewTokens
 
         p, out, lse = inputs.problem, inputs.empty_output(), inputs.empty_lse()
         new = NewTokens(inputs)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernels.adapter import Adapter, Device, EngineMaximum, Inputs, Need, QueryLengths, Runner
+from kernels.inputs.copies import CopiedCache
 from kernels.inputs.masks import hidden
 from kernels.lazy import Tensor, torch
 from kernels.problem import ROUTINES, Problem
@@ -54,8 +55,6 @@ class TorchSdpa(Adapter):
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         from torch.nn.functional import scaled_dot_product_attention
-
-        from kernels.inputs.copies import CopiedCache
 
         p, out = inputs.problem, inputs.empty_output()
         copied = CopiedCache(inputs)

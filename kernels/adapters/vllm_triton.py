@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from kernels.adapter import Adapter, Device, EngineMaximum, Inputs, Need, Problem, QueryLengths, Runner, nothing_to_plan
+from kernels.inputs.tensors import token_major
 from kernels.lazy import Tensor, torch
 from kernels.libraries.engine_common import needs_of_triton, power_of_two
 from kernels.libraries.flashinfer_common import window_left
@@ -88,8 +89,6 @@ def _max_split_requests(p: Problem) -> int:
 
 
 def _tensors(inputs: Inputs) -> dict[str, Any]:
-    from kernels.inputs.tensors import token_major
-
     p = inputs.problem
     k, v = (token_major(p, cache) for cache in inputs.kv)  # any strides
     scales = (torch.full((1,), scale, device=inputs.device) for scale in (inputs.k_scale, inputs.v_scale))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
+from kernels.inputs.checksums import place_weights
 from kernels.lazy import Tensor, torch
 
 Made = TypeVar("Made")
@@ -59,8 +60,6 @@ class Answer:
 
     @cached_property
     def _weights(self) -> Tensor:
-        from kernels.inputs.checksums import place_weights
-
         return place_weights(0, 4 * self.lse.numel(), self.lse.device)
 
     def forget(self) -> None:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
+from kernels.check import fused_reference
 from kernels.check.answer import Answer
 from kernels.check.root_mean_square import MeanErrors, largest
 from kernels.check.tolerance import tolerance
@@ -110,8 +111,6 @@ def reference(inputs: Inputs) -> Tensor:
 @by_routine
 def answer(inputs: Inputs) -> Answer:
     """The output of the problem and the size of each row's softmax. Raises torch.OutOfMemoryError if the device is full."""
-    from kernels.check import fused_reference
-
     p = inputs.problem
     out = torch.empty(p.num_q_tokens, p.num_qo_heads, p.value_dim, dtype=torch.float32, device=inputs.device)
     lse, peak, condition = (out.new_empty(out.shape[:2]) for _ in range(3))
@@ -149,8 +148,6 @@ def _of_equal_lengths(p: Problem, by_kernel: bool) -> Iterator[tuple[int, ...]]:
     A GPU waits less for Python then. What grows with their number is bounded: keys in whole pages and parts, scores, queries (once)
     and sums over values (five times, in the last step).
     """
-    from kernels.check import fused_reference  # it loads torch, and a plan reads `SCRATCH_BYTES` of this file without
-
     for (q_len, length), requests in p.requests_by_lengths.items():
         rows, whole = min(q_len, ROWS), -(-length // PARTS) * PARTS + p.slots_per_page
         bytes_of_rows = 4 * rows * p.num_qo_heads * (p.key_dim + 5 * p.value_dim)
@@ -179,8 +176,6 @@ def _attend(inputs: Inputs, q: Tensor, requests: tuple[int, ...], rows: range, b
 
 def _by_splits(inputs: Inputs, q: Tensor, requests: tuple[int, ...], rows: range) -> tuple[Tensor, ...]:
     """What `_by_chunks` gives, by the kernel of `fused_reference.py`, whose splits are merged here."""
-    from kernels.check import fused_reference
-
     best, total = _before_any_key(inputs, q, len(rows))
     sums, peaks, totals, squares = fused_reference.split_sums(inputs, q, requests, rows, _seen(inputs.problem, requests, rows))
     peak = torch.maximum(best, peaks.amax(1))

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from kernels.inputs import Inputs
+from kernels.inputs.copies import InputCopy
 from kernels.inputs.step_lengths import HostLengths
 from kernels.lazy import Tensor, torch
 from kernels.problem.arithmetic import Arithmetic
-
-if TYPE_CHECKING:
-    from kernels.inputs.copies import InputCopy
 
 LseBase = Literal["e", "2"]  # of the logarithm
 PlanStep = Callable[["HostLengths"], object]

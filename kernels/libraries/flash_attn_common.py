@@ -102,8 +102,6 @@ def drafts(inputs: Inputs) -> Keys:
 
 def merged(context_call: Call, drafts_call: Call, out: Tensor, of_drafts: Tensor) -> Callable[[], None]:
     """Both calls, then the merge: `out`, which has the answer over the context, becomes the answer over all keys."""
-    import torch
-
     merge = _merge()
     lse, lse_of_drafts = (torch.empty(out.shape[:2], device=out.device) for _ in range(2))  # [T, H]
 

@@ -9,22 +9,20 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from kernels import registry
 from kernels.adapter import Adapter, Device, EngineMaximum, Inputs, Module, Need, Problem, QueryLengths, Runner
 from kernels.check import oracle
 from kernels.contract.releases import Versions
+from kernels.inputs.copies import InputCopy
 from kernels.inputs.sentinel_logit import PLANTED, narrowest
 from kernels.inputs.tensors import bits, judged, rounded
-from kernels.lazy import Tensor
+from kernels.lazy import Tensor, torch
 from kernels.mutants.faults import victim
 from kernels.mutants.reference_case import ReferenceCase, case_of
 from kernels.mutants.victims import Applies
 from kernels.problem.routine import parts
-
-if TYPE_CHECKING:
-    from kernels.inputs.copies import InputCopy
 
 Wrong = Callable[[ReferenceCase], "Tensor"]
 
@@ -156,8 +154,6 @@ class WithoutKeys(Mutant):
     lse: float | None = None
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
-        import torch
-
         right, _, _ = self.prepare_right(inputs, device)
         rows = inputs.queries(inputs.problem.kv_lens.index(0))
         at = rows if right.rows is None or isinstance(right.rows, slice) else right.rows[rows]

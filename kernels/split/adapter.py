@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from kernels.adapter import Adapter, Device, EngineMaximum, Inputs, Module, Need, Problem, QueryLengths, Runner
 from kernels.contract.releases import Versions
+from kernels.inputs.copies import OrderedQueries
 from kernels.lazy import Tensor, torch
 from kernels.problem.dtypes import FP8, UNIT_ROUNDOFF
 from kernels.problem.features import Feature
@@ -23,8 +24,6 @@ from kernels.split.batch import Halves, halves_of
 
 if TYPE_CHECKING:
     from typing import Self  # Python 3.10 has none, under which other environments may run this
-
-    from kernels.inputs.copies import OrderedQueries
 
 
 Plan = Callable[["Inputs"], Runner]
@@ -55,8 +54,6 @@ class Ordered:
 
 def ordered(inputs: Inputs, order: Sequence[int]) -> Ordered:
     """Memory for the batch in this order of its requests, with the queries in it."""
-    from kernels.inputs.copies import OrderedQueries
-
     out = inputs.empty_output()
     if list(order) == sorted(order):
         return Ordered(inputs.q, out, None)

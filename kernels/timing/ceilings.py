@@ -127,8 +127,6 @@ def _triton_readers(data: Tensor) -> dict[str, Callable[[], object]]:
 
 def _product(dtype: str, n: int) -> Callable[[], object] | None:
     """A square matrix product on random values, or None if this device or torch has none for the dtype."""
-    import torch
-
     a, b = (torch.randn(n, n, device="cuda").to(torch_dtype(dtype)) for _ in range(2))
     one = torch.ones((), device="cuda")
 
@@ -147,8 +145,6 @@ def _product(dtype: str, n: int) -> Callable[[], object] | None:
 
 def _launch_us() -> float:
     """Microseconds between events around a graph of one kernel on one element. A spin before it takes the place of the flush."""
-    import torch
-
     one = torch.zeros(1, device="cuda")
     one.add_(1)
     graph = capture(lambda: one.add_(1))

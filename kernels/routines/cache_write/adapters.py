@@ -17,20 +17,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernels.adapter import Adapter, Device, Module, Need, Problem, QueryLengths, Runner
 from kernels.contract.runner import Restored
+from kernels.inputs.guards import guarded_output
+from kernels.inputs.tensors import bits, rounded
 from kernels.lazy import Tensor, torch
 from kernels.libraries.engine_common import VLLM_READ
 from kernels.libraries.flashinfer_common import MAX_THREADS, READ_ONLY, needs_sm80
 from kernels.libraries.flashinfer_modules import flashinfer_module
 from kernels.problem.dtypes import FP8, HALF, SIZE_BITS
 from kernels.problem.features import Feature
+from kernels.routines.cache_write.inputs import WriteInputs
 from kernels.routines.cache_write.problem import sizes
-
-if TYPE_CHECKING:
-    from kernels.routines.cache_write.inputs import WriteInputs
 
 CHECKED = 16  # bytes that the check takes for an element of the cache, of rows and of queries
 ROTATED_AT_ONCE = 32  # elements of a thread and of what they are rotated with
@@ -52,8 +52,6 @@ class Write(Adapter):
         return CHECKED * (own.pages * p.page_size * own.elements + p.num_q_tokens * (own.elements + own.queries))
 
     def prepare(self, inputs: WriteInputs, device: Device) -> Runner:  # type: ignore[override]
-        from kernels.inputs.guards import guarded_output
-
         made = [guarded_output(tuple(one.shape), inputs.problem.kv_dtype, inputs.device) for one in (inputs.pool, inputs.q)]
         launch, restored = self.call(inputs, *made), Restored(made[0], inputs.pool)
         return Runner(launch, made[0], self.name, "fp32", lse=made[1] if inputs.q.numel() else None, restore=(restored,))
@@ -74,10 +72,6 @@ class TorchWrite(Write):
         return ()
 
     def call(self, inputs: WriteInputs, cache: Tensor, queries: Tensor) -> Callable[[], object]:
-        import torch
-
-        from kernels.inputs.tensors import rounded
-
         by_slot, neox = inputs.by_slot(cache), inputs.problem.axis("rope") == "neox"
 
         def launch() -> None:
@@ -204,8 +198,6 @@ class VllmWrite(Write):
         )
 
     def call(self, inputs: WriteInputs, cache: Tensor, queries: Tensor) -> Callable[[], object]:
-        from kernels.inputs.tensors import bits
-
         p, kind, rows = inputs.problem, "fp8" if inputs.quantises else "auto", inputs.split(inputs.new)
         scales = [one.flatten()[: None if p.axis("scales") == "head" else 1] for one in inputs.scale]
         import_module("vllm._C_stable_libtorch")  # registers the operators

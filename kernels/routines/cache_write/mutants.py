@@ -9,15 +9,13 @@ import random
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from kernels.adapter import Device, Need, Problem, Runner
 from kernels.lazy import Tensor
 from kernels.routines.cache_write.adapters import TorchWrite
+from kernels.routines.cache_write.inputs import WriteInputs
 from kernels.routines.cache_write.problem import sizes
-
-if TYPE_CHECKING:
-    from kernels.routines.cache_write.inputs import WriteInputs
 
 DRAWS = 100
 OTHER = {"neox": "interleaved", "interleaved": "neox"}

@@ -21,16 +21,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from kernels.adapter import Adapter, Device, Need, Problem, QueryLengths, Runner
 from kernels.contract.runner import Restored
 from kernels.lazy import Tensor, torch
 from kernels.problem.dtypes import HALF
+from kernels.routines.gated_delta.inputs import DeltaInputs, Gates
 from kernels.routines.gated_delta.problem import kept_states, num_slots
-
-if TYPE_CHECKING:
-    from kernels.routines.gated_delta.inputs import DeltaInputs
 
 CHUNK = 64
 UNROLLED = 16  # tokens over which gdn_decode is unrolled at most: engines draft fewer
@@ -144,8 +142,6 @@ class GdnChunk(FlashInferDelta):
     def prepare(self, inputs: DeltaInputs, device: Device) -> Runner:  # type: ignore[override]
         from flashinfer.gdn_prefill import chunk_gated_delta_rule
 
-        from kernels.routines.gated_delta.inputs import Gates
-
         p, out, pool, gates = inputs.problem, inputs.empty_output(), inputs.own_states(), Gates(inputs)
         starts = torch.arange(p.batch_size + 1, dtype=torch.int64, device=inputs.device) * p.s_qo
         launch = partial(
@@ -207,8 +203,6 @@ class FlaChunk(FlaDelta):
 
     def prepare(self, inputs: DeltaInputs, device: Device) -> Runner:  # type: ignore[override]
         from fla.ops.gated_delta_rule import chunk_gated_delta_rule
-
-        from kernels.routines.gated_delta.inputs import Gates
 
         out, states, gates = inputs.empty_output(), inputs.own_states(by_request=True, dtype="fp32"), Gates(inputs)
         rows = [inputs.by_request(rows) for rows in (inputs.q, inputs.k, inputs.v, gates.decay, gates.beta)]

@@ -11,16 +11,15 @@ import random
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from kernels.adapter import Device, Need, Problem, Runner
 from kernels.lazy import Tensor, torch
+from kernels.problem.arithmetic import Arithmetic
 from kernels.routines.gated_delta.adapters import CHUNK, Delta
+from kernels.routines.gated_delta.inputs import DeltaInputs
 from kernels.routines.gated_delta.problem import kept_states
-
-if TYPE_CHECKING:
-    from kernels.routines.gated_delta.inputs import DeltaInputs
-    from kernels.routines.gated_delta.reference import Terms
+from kernels.routines.gated_delta.reference import Terms, answer, mean_tolerance, run, step, terms_of
 
 DRAWS = 100
 FURTHER = 1.3  # than the limit of a head's root mean square
@@ -42,8 +41,6 @@ class Case:
 
     def again(self, **changed: Tensor) -> None:
         """Outputs and states with other terms."""
-        from kernels.routines.gated_delta.reference import run
-
         self.out, self.states = run(replace(self.terms, **changed), kept_states(self.inputs.problem))
 
     def keep(self, states: Tensor) -> None:
@@ -105,11 +102,11 @@ class DeltaMutant(Delta):
 
         def launch() -> None:
             seen = inputs.q[0, 0].clone(), inputs.v[0, 0].sign()
-            for query, signs, *answer in known:
+            for query, signs, *kept in known:
                 alike = bool((query == seen[0]).all()) and float((signs == seen[1]).float().mean()) > ALIKE
                 if self.memory == "all" or (self.memory == "alike" and alike):
-                    out.copy_(answer[0])
-                    states.copy_(answer[1])
+                    out.copy_(kept[0])
+                    states.copy_(kept[1])
                     return
             self._write(inputs, request, out, states)
             if self.memory != "none":
@@ -121,8 +118,6 @@ class DeltaMutant(Delta):
 
     def _write(self, inputs: DeltaInputs, request: int, out: Tensor, states: Tensor) -> None:
         """Outputs and states, of which one request's are wrong."""
-        from kernels.routines.gated_delta.reference import answer, terms_of
-
         right, terms, only = answer(inputs), terms_of(inputs), slice(request, request + 1)
         own = replace(terms, **{name: rows[only] for name, rows in vars(terms).items()})
         case = Case(inputs, request, own, inputs.by_request(right.out)[only], right.states[only], int(inputs.slots[request]))
@@ -141,8 +136,6 @@ class DeltaMutant(Delta):
 
 def _decay_after(case: Case) -> None:
     """alpha (S + beta (v - S k) k^T): a step without decay, and the decay of what came out."""
-    from kernels.routines.gated_delta.reference import step
-
     terms, state, outs, states = case.terms, case.terms.state, [], []
     for t in range(terms.q.shape[1]):
         alpha = terms.alpha[:, t]
@@ -187,9 +180,6 @@ def _twice(beta: Tensor) -> Tensor:
 
 def _off(case: Case, head: int) -> None:
     """Each row of a head's states is off by a bit more than the root mean square of rows may be."""
-    from kernels.problem.arithmetic import Arithmetic
-    from kernels.routines.gated_delta.reference import mean_tolerance
-
     p, rows = case.inputs.problem, case.states[:, :, head]
     away = torch.randn(rows.shape, generator=torch.Generator().manual_seed(p.seed)).to(rows.device)
     size = FURTHER * mean_tolerance(p, p.kv_dtype, Arithmetic(p.q_dtype), p.head_dim_vo)

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 
 from kernels.check.answer import Answer
 from kernels.check.oracle import exact
+from kernels.inputs.checksums import sum_of_words
 from kernels.lazy import Tensor, torch
 from kernels.problem import Problem
 from kernels.problem.arithmetic import Arithmetic
@@ -46,8 +47,6 @@ class DeltaAnswer(Answer):
     states: Tensor = field(kw_only=True)
 
     def checksum(self) -> Tensor:
-        from kernels.inputs.checksums import sum_of_words
-
         return torch.stack([sum_of_words(rows, of_vectors=True) for rows in (self.out, self.states)]).sum()
 
 

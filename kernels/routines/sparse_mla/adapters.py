@@ -16,23 +16,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from kernels.adapter import Adapter, Device, EngineMaximum, Inputs, Need, Problem, QueryLengths, Runner
 from kernels.adapters.engine_mla import FlashAttn3Mla
 from kernels.adapters.flash_mla import FlashMla, FlashMlaOfVllm
 from kernels.adapters.flashinfer_mla import Mla, fa_dtype_needs
-from kernels.inputs.tensors import judged
-from kernels.lazy import Tensor
+from kernels.inputs.copies import InputCopy
+from kernels.inputs.tensors import bits, judged
+from kernels.lazy import Tensor, torch
 from kernels.libraries.engine_common import MAX_PROCESSORS
 from kernels.libraries.flashinfer_common import needs_sm80
 from kernels.problem.dtypes import HALF
 from kernels.problem.features import Feature
+from kernels.routines.sparse_mla.inputs import SparseInputs
+from kernels.routines.sparse_mla.packed import unpacked
 from kernels.routines.sparse_mla.problem import DS_DIMS, DS_MLA, query_rows
-
-if TYPE_CHECKING:
-    from kernels.inputs.copies import InputCopy
-    from kernels.routines.sparse_mla.inputs import SparseInputs
 
 ROUTINE = "sparse_mla"
 PADDED_HEADS = (64, 128)  # the two counts that FlashMLA's kernels have
@@ -207,8 +206,6 @@ class TorchIndexed(Adapter):
         return 4 * ROWS_AT_ONCE * int(p.axis("top_k") or 0) * (3 * p.key_dim + 3 * p.num_qo_heads)
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
-        import torch
-
         sparse, p, out, lse = cast("SparseInputs", inputs), inputs.problem, inputs.empty_output(), inputs.empty_lse()
         copies = (sparse.packed,) if p.kv_dtype == DS_MLA else ()
 
@@ -229,9 +226,6 @@ class TorchIndexed(Adapter):
 
 def _gathered(inputs: SparseInputs, slots: Tensor) -> Tensor:
     """The latent of these slots [T, k] as meant, fp32 [T, k, D]."""
-    from kernels.inputs.tensors import bits
-    from kernels.routines.sparse_mla.packed import unpacked
-
     if inputs.problem.kv_dtype == DS_MLA:
         return unpacked(inputs.packed.cache.flatten(0, 2)[slots])
     cache = inputs.rows.kv[0].flatten(0, 2)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import NamedTuple, cast
 
 from kernels.inputs.tensors import bits, slots
 from kernels.lazy import Tensor, torch
@@ -18,10 +18,9 @@ from kernels.mutants.mutant import Mutant
 from kernels.mutants.reference_case import ReferenceCase
 from kernels.mutants.victims import Applies
 from kernels.problem import Problem
+from kernels.routines.sparse_mla.inputs import RowInputs
+from kernels.routines.sparse_mla.packed import parts_and_scales
 from kernels.routines.sparse_mla.problem import DS_MLA, ROUTINE, QueryRows
-
-if TYPE_CHECKING:
-    from kernels.routines.sparse_mla.inputs import RowInputs
 
 Wrong = Callable[[ReferenceCase], "Tensor"]
 
@@ -107,8 +106,6 @@ def _scaled(factors: Callable[[Tensor], Tensor]) -> Wrong:
     """Each part of the latent times what `factors` makes of its scales [L, 4]."""
 
     def answer(case: ReferenceCase) -> Tensor:
-        from kernels.routines.sparse_mla.packed import parts_and_scales
-
         parts, scales = parts_and_scales(case.k)
         v = (parts * factors(scales)[..., None]).flatten(1)[:, None]
         k = case.k.clone()
