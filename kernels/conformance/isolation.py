@@ -22,7 +22,6 @@ from kernels.lazy import torch
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext, SpawnContext
     from multiprocessing.process import BaseProcess
-    from typing import Self  # Python 3.10 has none, under which other environments may run this
 
 
 CONTEXT: SpawnContext | ForkServerContext = multiprocessing.get_context("spawn")  # forked from this one, it could not use CUDA
@@ -37,7 +36,7 @@ class Isolated:
         self._running: _TrialProcess | None = None  # from the first trial after the start or a death on
         self._deaths: Counter[tuple[str, str]] = Counter()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Isolated:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

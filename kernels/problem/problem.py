@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import model_validator
 
@@ -17,9 +17,6 @@ from kernels.problem.fields import ProblemFields
 from kernels.problem.routine import routine_of, with_axes
 from kernels.problem.trees import depths
 from kernels.problem.validation import names_usual_scale, require_consistent, with_listed_lengths
-
-if TYPE_CHECKING:
-    from typing import Self  # Python 3.10 has none, under which other environments may run this
 
 INT64_MAX = 2**63 - 1
 # Keys that a routine ignores.
@@ -62,7 +59,7 @@ class Problem(ProblemFields):
         return kept
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _consistent(self) -> Problem:
         require_consistent(self)
         if self.flops > INT64_MAX:
             raise ValueError(

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import heapq
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field, PositiveInt, model_validator
 
 from kernels.data import Data
-
-if TYPE_CHECKING:
-    from typing import Self  # Python 3.10 has none, under which other environments may run this
 
 MAX_TOKENS = 1 << 16
 Branches = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
@@ -41,7 +38,7 @@ class Tree(Data):
     paths: tuple[Path, ...] | None = None
 
     @model_validator(mode="after")
-    def _one_way(self) -> Self:
+    def _one_way(self) -> Tree:
         given = [key for key in ("branches", "top_k", "paths") if getattr(self, key) is not None]
         if len(given) != 1 or (self.depth is not None and given != ["top_k"]):
             raise ValueError(f"a tree needs one of branches, top_k (with depth) and paths; this one has {given or 'none'}")

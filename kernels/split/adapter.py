@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 from kernels.adapter import Adapter, Device, EngineMaximum, Inputs, Module, Need, Problem, QueryLengths, Runner
 from kernels.contract.releases import Versions
@@ -21,10 +20,6 @@ from kernels.lazy import Tensor, torch
 from kernels.problem.dtypes import FP8, UNIT_ROUNDOFF
 from kernels.problem.features import Feature
 from kernels.split.batch import Halves, halves_of
-
-if TYPE_CHECKING:
-    from typing import Self  # Python 3.10 has none, under which other environments may run this
-
 
 Plan = Callable[["Inputs"], Runner]
 
@@ -112,7 +107,7 @@ class Split(Adapter):
     takes_pdl: bool = True
 
     @classmethod
-    def from_parts(cls, routine: str, name: str, decode: Adapter, prefill: Adapter, threshold: int | None) -> Self:
+    def from_parts(cls, routine: str, name: str, decode: Adapter, prefill: Adapter, threshold: int | None) -> Split:
         """The backend made of these two."""
         return cls(
             routine=routine, name=name, decode=decode, prefill=prefill, threshold=threshold,
@@ -135,7 +130,7 @@ class Split(Adapter):
         of_parts = [part.to_install([n for n in names if n in part.all_distributions]) for part in (self.decode, self.prefill)]
         return _each_once(tuple(one for asked in of_parts for one in asked))
 
-    def for_versions(self, versions: Versions) -> Self:
+    def for_versions(self, versions: Versions) -> Split:
         decode, prefill = self.decode.for_versions(versions), self.prefill.for_versions(versions)
         return replace(super().for_versions(versions), decode=decode, prefill=prefill)
 

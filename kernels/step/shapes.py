@@ -5,15 +5,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from pydantic import PositiveInt, model_validator
 
 from kernels.data import Data
 from kernels.problem import Problem
-
-if TYPE_CHECKING:
-    from typing import Self  # Python 3.10 has none, under which other environments may run this
 
 WEIGHT_BYTES = 2  # weights and activations are bf16; FP8 weights are not modelled
 Shapes = dict[str, tuple[int, ...]]
@@ -37,7 +33,7 @@ class LayerShape(Data):
     mlp_gpus: PositiveInt = 1
 
     @model_validator(mode="after")
-    def _experts(self) -> Self:
+    def _experts(self) -> LayerShape:
         if (self.num_experts is None) != (self.experts_per_token is None):
             raise ValueError("layer: num_experts and experts_per_token come together; give both or neither")
         if self.num_experts and self.experts_per_token and self.experts_per_token > self.num_experts:

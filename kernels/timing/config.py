@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, PositiveFloat, model_validator
 
@@ -11,9 +11,6 @@ from kernels.timing.caches import Caches, ICacheState, L2State
 from kernels.timing.sm_clock import MAX_STAMPS
 from kernels.timing.stopping import CriterionName
 from kernels.timing.timers import TimerName
-
-if TYPE_CHECKING:
-    from typing import Self  # Python 3.10 has none, under which other environments may run this
 
 Context = Literal["isolated", "step", "engine"]
 Precision = Literal["full", "decide"]
@@ -72,7 +69,7 @@ class Timing(Data):
         return keys
 
     @model_validator(mode="after")
-    def _reachable(self) -> Self:
+    def _reachable(self) -> Timing:
         if self.energy and self.timer == "eager":
             raise ValueError("energy=true: the gaps between eager calls would count too; allowed: timer=graph or timer=cupti")
         if self.min_samples > self.max_samples:
@@ -80,7 +77,7 @@ class Timing(Data):
         return self
 
     @model_validator(mode="after")
-    def _of_a_step(self) -> Self:
+    def _of_a_step(self) -> Timing:
         if self.context == "step" and (self.timer, self.criterion) != ("graph", "ci95"):
             raise ValueError(
                 f"context=step: timer={self.timer} and criterion={self.criterion}; allowed: timer=graph and criterion=ci95, since "
