@@ -12,7 +12,7 @@ from kernels.adapter import Adapter, Device, EngineMaximum, Inputs, Need, Proble
 
 DEFAULT, OFF = "default", ":no-"
 ENGINES = ("vllm", "sglang")  # by the names of their packages; the steps of SGLang are not written
-SEEN = "0.25.1"  # the release of vLLM whose steps were seen running
+SEEN = "0.25.1"  # of vLLM's releases whose steps were seen running (0.33.0 too), the one with this project's torch
 KV_DTYPES = {"bf16": "auto", "fp8_e4m3": "fp8"}  # of a cache, and vLLM's names of them
 
 

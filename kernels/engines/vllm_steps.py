@@ -73,7 +73,9 @@ def _arguments(spec: Mapping[str, Any]) -> dict[str, Any]:
     sizes |= {"block_size": spec["page_size"], "max_num_seqs": max(2, *spec["batches"])}  # two: for a warm-up of the second runner
     # The free memory that a start insists on, if the cache has a size: a share that is always there.
     cache = {"kv_cache_memory_bytes": spec["cache_bytes"], "kv_cache_dtype": spec["kv_cache_dtype"], "gpu_memory_utilization": 0.1}
-    graphs = {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [batch * q for batch in spec["batches"]]}
+    # 128 over the KV heads, a size of vLLM's own list: TRITON_ATTN splits keys up to the captured size that is nearest to it.
+    captured = sorted({*(batch * q for batch in spec["batches"]), max(1, 128 // spec["model"]["num_key_value_heads"])})
+    graphs = {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": captured}
     how = {"compilation_config": {"mode": 0, **graphs}, "kernel_config": {"enable_flashinfer_autotune": False}}  # 0: no inductor
     lookup = {"method": "ngram", "num_speculative_tokens": drafts, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
     model = {"load_format": "dummy", "dtype": "bfloat16", "seed": 0, "skip_tokenizer_init": True, "enable_prefix_caching": True}

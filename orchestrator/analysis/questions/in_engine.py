@@ -64,7 +64,7 @@ def grids(data: Dataset) -> list[Grid]:
 def statement(data: Dataset) -> Grid:
     """The figures of each GPU and engine, and whether they are what an isolated time is good for."""
     found = data.records("FROM in_engine_figures ORDER BY ALL")
-    cells = tuple((r["device_name"], _release(r), *line) for r in found for line in _figures(r))
+    cells = tuple((r["device_name"], f"{r['engine']} {r['engine_version']}", *line) for r in found for line in _figures(r))
     header = ("device", "engine", "what", "found", "at most or least", "so")
     return Grid("does an isolated time hold inside the engine?", header, cells)
 
@@ -94,7 +94,8 @@ def _so(holds: bool) -> str:
 def summary(data: Dataset) -> str | None:
     """The figures of each GPU and engine in a sentence."""
     found = (
-        f"{_release(r)} on {r['device_name']}: attention is {percent(r['share'])} of a step at the median of {r['points']:,} points"
+        f"{r['engine']} {r['engine_version']} on {r['device_name']}: attention is {percent(r['share'])} of a step "
+        f"at the median of {r['points']:,} points"
         + (
             f", and within {percent(r['median_error'])} of its isolated time at that of {r['compared']:,}; "
             f"{r['same_attention'] or 0:,} of {r['decided'] or 0:,} pairs of flags that are predicted "
@@ -105,10 +106,6 @@ def summary(data: Dataset) -> str | None:
         for r in data.records("FROM in_engine_figures ORDER BY ALL")
     )
     return "; ".join(found) or None
-
-
-def _release(r: Record) -> str:
-    return f"{r['engine']} {r['engine_version']}"
 
 
 RELEASE = "device_name AS device, engine || ' ' || engine_version AS engine"

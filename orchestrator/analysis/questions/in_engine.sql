@@ -1,19 +1,21 @@
 -- Does an isolated time hold inside an engine? A row for each point that was timed in a running engine (timing.context=engine), beside
 -- the isolated row of the call that `conf/engine` names for its flag in its release (`called`: ROUTINE/BACKEND); of several one of the
--- same GPU, else the newest.
+-- same GPU, even if another GPU's is newer, else the newest.
 -- `predicted_us` is that row's `own_us`, moved to the KV tokens of the profiled steps: on the line between the two nearest lengths that
 -- were measured (`scaled` = line), in proportion if there is one alone. `measured_us` is attention in a layer of the engine, and
 -- `error` what that is over `predicted_us`, less 1.
 -- `why_not` says why a point is not compared, and then `error` is null; above all where the profile has other kernels (`ran`, by the
--- names of conf/kernel_names.yaml) than the isolated row (`isolated_kernel`).
+-- names of conf/kernel_names.yaml) than the isolated row (`isolated_kernel`). A kernel here that has several names there, such as one that
+-- splits the keys and combines them, must have all of them in the profile.
 -- `same_gpu`: that row is of the very GPU, not of another of its kind.
 -- `idle_share` is the part of a step, by the wall, in which the GPU ran no kernel: the host decides how long such a step takes.
 WITH isolated AS (
-    SELECT problems.*, points.row AS isolated_row, points.backend, points.kernel, points.own_us, points.rough, rows.finished_at,
-           rows.device_uuid
+    SELECT problems.*, every.row AS isolated_row, points.backend, points.kernel, every.own_us, points.rough, every.finished_at,
+           every.device_uuid
     FROM points
     JOIN problems USING (problem)
-    JOIN rows USING (row)
+    JOIN rows AS newest USING (row)
+    JOIN rows AS every ON every.point_id = newest.point_id AND every.device_name = newest.device_name AND every.status = 'ok'
     WHERE points.status = 'ok' AND NOT is_reference(points.backend) AND coalesce(problems.context, 'isolated') = 'isolated'
         AND coalesce(problems.l2, 'clean') = 'clean' AND coalesce(problems.icache, 'warm') = 'warm' AND problems.mask = 'causal'
         AND coalesce(problems.seq_lens, 'fixed') = 'fixed' AND problems.batch_spec IS NULL AND problems.min_s_qo IS NULL AND problems.graph_batch IS NULL
@@ -41,16 +43,21 @@ WITH isolated AS (
            arg_min({'at': other.s_kv, 'us': other.own_us}, other.s_kv) FILTER (other.s_kv >= kv_tokens) AS high
     FROM matched
     JOIN isolated AS other USING (family, device_name, batch_size, s_qo, backend)
+    WHERE other.device_uuid IS NOT DISTINCT FROM matched.device_uuid
     GROUP BY matched.row
 ), names AS (
     SELECT row, unnest(string_split(main_kernels, ' | ')) AS name FROM engine_points
+    UNION ALL
+    SELECT DISTINCT row, name FROM (SELECT row, unnest(string_split(combine_kernels, ' | ')) AS name FROM engine_points)
+    JOIN kernel_names ON contains(name, part)
 ), profiles AS (
     SELECT row, array_to_string(list_sort(list(DISTINCT coalesce(part, regexp_extract(name, '[^<(]{1,60}')))), ', ') AS ran
     FROM names LEFT JOIN (SELECT DISTINCT part FROM kernel_names) ON contains(name, part)
     GROUP BY row
 ), compared AS (
-    SELECT row, bool_and(part IS NOT NULL) AS is_same
+    SELECT row, bool_and(part IS NOT NULL) AND count(DISTINCT part) = any_value(parts) AS is_same
     FROM matched
+    LEFT JOIN (SELECT routine, kernel, count(DISTINCT part) AS parts FROM kernel_names GROUP BY ALL) USING (routine, kernel)
     JOIN names USING (row)
     LEFT JOIN kernel_names AS k ON k.routine = matched.routine AND k.kernel = matched.kernel AND contains(name, part)
     GROUP BY row

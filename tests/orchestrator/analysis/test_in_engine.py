@@ -25,6 +25,7 @@ FLASH, XQA, FA2, PREFILL = (
     "flashinfer::BatchPrefillWithPagedKVCacheKernel<16>",
     "flashinfer::PrefillWithKVCacheKernel<Mainloop>",
 )
+TRITON = "kernel_unified_attention"
 NATIVE = "FLASHINFER:no-use_trtllm_attention"
 
 
@@ -99,13 +100,20 @@ WHY_NOT = (
     ),
     (inside("FLASH_ATTN", 1.0, FLASH, page_size=16), "no isolated row of paged_decode/flash_attn_3_vllm"),
     (inside("FLASH_ATTN", 1.0, FLASH, engine_version="0.1.0"), "conf/engine has no release 0.1.0 of vllm"),
+    (inside("TRITON_ATTN", 400.0, TRITON), f"it ran {TRITON}, and paged_decode/vllm_triton does not"),
+    (
+        inside("TRITON_ATTN", 47.0, TRITON, combine_kernels="reduce_segments", s_qo=4),
+        f"it ran {TRITON}, reduce_segments, and paged_decode/vllm_triton does not",
+    ),
     (inside("MINE", 1.0, "mine"), "conf/engine says nothing of MINE there"),
     (inside("FLASHINFER:no-other", 1.0, XQA), "conf/engine says nothing of FLASHINFER:no-other there"),
 )
 
 
 def test_what_did_not_run_the_isolated_row_s_kernel_is_not_compared_and_says_why():
-    data = answered(*THREE, alone("fa3", 460.0, s_qo=4, routine="paged_prefill"), *(row for row, _ in WHY_NOT))
+    others = (alone("vllm_triton", 46.0, "triton_unified_3d"), alone("vllm_triton", 390.0, "triton_unified_2d", s_qo=4))
+    others = (*others, alone("fa3", 460.0, s_qo=4, routine="paged_prefill"))
+    data = answered(*THREE, *others, *(row for row, _ in WHY_NOT))
     grids = in_engine.grids(data)
     said = [line["why"] for line in lines(grids, "not compared")]
 
@@ -255,6 +263,7 @@ def test_attention_of_an_engine_counts_only_where_one_query_token_and_a_draft_we
 def test_of_several_isolated_rows_one_of_the_same_gpu_predicts():
     times = {"a": 100.0, "b": 120.0}
     others = [{**alone("trtllm-native", us, "xqa", device_uuid=gpu, env=gpu), "point_id": gpu} for gpu, us in times.items()]
-    found = told(answered(*others, inside("FLASHINFER", 101.0, XQA, device_uuid="a")))
+    newer = {**others[1], "point_id": "a", "env": "a", "finished_at": "2099-01-01 00:00:00+00:00"}
+    found = told(answered(*others, newer, inside("FLASHINFER", 101.0, XQA, device_uuid="a")))
 
     assert found["error"] == pytest.approx(0.01)

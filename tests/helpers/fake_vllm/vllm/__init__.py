@@ -117,6 +117,7 @@ class LLM:
             raise ValueError("Selected backend FLEX_ATTENTION is not valid for this configuration. Reason: ['kv_cache_dtype']")
         if flag == "FAKE_OOM":
             raise torch.OutOfMemoryError("CUDA out of memory")
+        assert 128 // config["num_key_value_heads"] in compilation_config["cudagraph_capture_sizes"], "TRITON_ATTN would split less"
         layers, q = config["num_hidden_layers"], 1 + keys.get("speculative_config", {}).get("num_speculative_tokens", 0)
         assert (os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "0") == (q > 1)
         of_token = 2 * 2 * config["num_key_value_heads"] * config["head_dim"] * layers
