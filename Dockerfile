@@ -3,10 +3,11 @@
 ARG CUDA=13.0.2
 FROM nvidia/cuda:${CUDA}-devel-ubuntu24.04
 
-# Triton compiles its launchers with gcc and Python's headers; uv takes git for environments of commits.
+# Triton compiles its launchers with gcc and Python's headers. git tells the commit of a checkout that is mounted, whoever owns it.
 RUN apt-get update \
     && apt-get install -y --no-install-recommends build-essential ca-certificates git python3-dev python3-venv \
     && rm -rf /var/lib/apt/lists/* \
+    && git config --system --add safe.directory '*' \
     && python3 -m venv /opt/venv
 ENV PATH=/opt/venv/bin:${PATH}
 
