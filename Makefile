@@ -50,6 +50,8 @@ $(VENV)/.run: requirements.txt pyproject.toml
 
 $(VENV)/.dev: $(VENV)/.run requirements-dev.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	@# For its interpreter, on a CPU. Apart, so that no other test has it; the release that torch 2.13 asks for.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/triton triton==3.7.1
 	touch $@
 
 $(VENV)/.browser: $(VENV)/.dev requirements-browser.txt

@@ -1,4 +1,4 @@
-"""docs/adding_a_backend.md: its backend runs as printed, its commands work, and its errors are those that are raised."""
+"""docs/adding_a_backend.md: its backends run as printed, its commands work, and its errors are those that are raised."""
 
 from __future__ import annotations
 
@@ -15,28 +15,35 @@ from orchestrator import ROOT
 from tests.helpers.command_line import environment, run
 
 PAGE = (ROOT / "docs" / "adding_a_backend.md").read_text()
-CHECK, SWEEP, POWER = (line for line in PAGE.splitlines() if line.startswith("python -m orchestrator "))
+CHECK, SWEEP, POWER, CHECK_TRITON, SWEEP_TRITON, RANK = (
+    line for line in PAGE.splitlines() if line.startswith("python -m orchestrator ")
+)
 FEW = " cluster=inline timing=quick sweep.batch_size=[1] sweep.s_kv=[256] results.path=rows"
+OWN_KERNEL = ROOT / "docs" / "own_kernel"
+TRITON = Path(sys.prefix) / "triton"  # where the Makefile puts it; one that came with torch is found without
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that holds the page's backend, as its reader saves it."""
     found = tmp_path_factory.mktemp("reader")
-    _, code = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     (found / "my_backend.py").write_text(code)
     return found
 
 
-def type_in(folder: Path, line: str) -> subprocess.CompletedProcess[str]:
+def type_in(folder: Path, line: str, **env: str) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, *shlex.split(line)[1:]]
-    return subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=230, check=False, env=environment())
+    return subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=230, check=False, env={**environment(), **env})
 
 
-def test_the_page_s_backend_is_about_40_lines():
-    _, code = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+def test_the_page_s_backends_are_about_40_lines_and_the_kernel_30():
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    texts = (code, *((OWN_KERNEL / name).read_text() for name in ("my_triton.py", "my_kernel.py")))
 
-    assert len([line for line in code.splitlines() if line.strip()]) <= 45
+    assert [
+        len([line for line in text.splitlines() if line.strip()]) <= most for text, most in zip(texts, (45, 45, 35), strict=True)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -64,15 +71,47 @@ def test_every_check_that_the_page_names_exists(done: subprocess.CompletedProces
 
 
 def test_the_page_s_backend_runs_in_a_sweep_and_its_wrong_kernels_are_caught(folder: Path):
-    swept, power = (run(*shlex.split(line + FEW)[3:], cwd=folder, timeout=230) for line in (SWEEP, POWER))
+    lines = (SWEEP, SWEEP.replace("s_qo=[1]", "s_qo=[4]"), POWER)
+    swept, drafts, power = (run(*shlex.split(line + FEW)[3:], cwd=folder, timeout=230) for line in lines)
     rows, caught = (pd.read_parquet(folder / name) for name in ("rows", "rows_check_power"))
     ran = rows[rows["backend"] == "gather_sdpa"].set_index("s_qo")
 
-    assert (swept.returncode, power.returncode) == (0, 0), swept.stderr + power.stderr
+    assert (swept.returncode, drafts.returncode, power.returncode) == (0, 0, 0), swept.stderr + drafts.stderr + power.stderr
+    assert re.search(r"decode: (gather_sdpa|flex_attention) 1\.00×", swept.stdout)  # both are ranked, and one is first
     assert ran["status"].to_dict() == {1: "ok", 4: "unsupported"}
     assert ran.loc[1, "resolved_backend"] == "torch_sdpa_after_gather"
     assert ran.loc[4, "reason"] == "gather_sdpa on cpu needs: one query token a request"
     assert "one_token_short@gather_sdpa" in set(caught.loc[caught["status"] == "mismatch", "backend"])
+
+
+@pytest.fixture(scope="module")
+def copied(folder: Path) -> Path:
+    """A folder with the page's Triton kernel, copied as it says."""
+    (line,) = re.findall(r"^cp CHECKOUT.*$", PAGE, re.MULTILINE)
+    place = folder / "triton"
+    place.mkdir()
+    subprocess.run(["bash", "-c", line.replace("CHECKOUT", str(ROOT))], cwd=place, check=True)
+    return place
+
+
+def test_the_triton_kernel_passes_every_check_in_triton_s_interpreter(copied: Path):
+    path = f"{TRITON}:{environment()['PYTHONPATH']}"
+    done = type_in(copied, f"{CHECK_TRITON} format=markdown", TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="", PYTHONPATH=path)
+    verdicts = re.findall(r"^\| (.+?) \| (passed|failed|too strict|not run) \|", done.stdout, re.MULTILINE)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {verdict for _, verdict in verdicts} == {"passed", "not run"}
+    assert ("answers: KV lengths that differ", "passed") in verdicts and ("unused slots are skipped", "passed") in verdicts
+    assert [verdict for _, verdict in verdicts].count("passed") >= 25
+
+
+def test_the_triton_kernel_s_rank_is_planned_beside_ranked_backends(copied: Path):
+    done = run(*shlex.split(SWEEP_TRITON)[3:], "mode=plan", "device=h200", "format=csv", cwd=copied)
+    counts = dict(re.findall(r"^(\w+),(\d+)$", done.stdout, re.MULTILINE))
+
+    assert done.returncode == 0, done.stderr
+    assert (counts["run"], counts.get("unsupported", "0")) == ("48", "0")  # of three backends
+    assert shlex.split(SWEEP_TRITON)[-1] == shlex.split(RANK)[-1]
 
 
 def test_every_error_of_the_page_is_one_that_the_code_raises():

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -17,14 +15,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from kernels.problem import Problem
 from orchestrator import ROOT
 from orchestrator.config.settings import Settings
-from orchestrator.machines import known_devices
 from orchestrator.planning.expand import expand
 from orchestrator.storage import parquet
 from orchestrator.storage.row import COLUMNS
 from tests.helpers.command_line import Invoke
 from tests.helpers.committed_rows import frame_of, problem_of, records_of
 from tests.helpers.datasets import DATASETS, EVERY, MAIN, RESULTS, entry_of, names_point, rules_not_measured_yet
-from tests.helpers.problems import SMALL
 from tools import bounds
 
 README = (ROOT / "README.md").read_text()
@@ -100,18 +96,6 @@ def test_rows_name_the_pinned_versions_or_a_page_says_which_were_measured():
 
     assert {package for package, _ in measured} == set(columns.values())
     assert sorted(told) == sorted(differ), "results/README.md: one line for each version that is not the pinned one, and no other"
-
-
-def test_the_short_backend_of_the_docs_can_be_imported_and_has_a_rule(monkeypatch: pytest.MonkeyPatch):
-    code, *_ = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "adding_a_backend.md").read_text(), re.DOTALL)
-    monkeypatch.setitem(sys.modules, "my_kernels", SimpleNamespace(paged_attention=None))
-    module = ModuleType("my_backend")
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    exec(code, vars(module))
-    (adapter,) = module.ADAPTERS
-    plan = [adapter.unmet(Problem.model_validate({**SMALL, "page_size": size}), known_devices()["h200"]) for size in (64, 16)]
-
-    assert plan == [[], ["pages of 64"]]
 
 
 def test_the_python_of_the_docs_runs_as_it_stands(monkeypatch: pytest.MonkeyPatch):
