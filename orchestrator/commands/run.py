@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from orchestrator.commands import profile
 from orchestrator.commands.compare import compared
@@ -21,6 +21,9 @@ from orchestrator.planning import model_words
 from orchestrator.point import Point
 from orchestrator.storage.access import DatasetWriter
 from orchestrator.storage.row import describe
+
+if TYPE_CHECKING:
+    from orchestrator.run import Run
 
 Running = Invocation[RunSettings | ReplaySettings]
 SUSPECTS = "suspects"  # the dataset of rerun=suspects is `<results.path>_suspects`
@@ -55,7 +58,6 @@ def execute(invocation: Running) -> int:
                     import_module(".report", before_after.__package__)
                 job = Run(settings, invocation.overrides, store, pool, progress)
                 counts, left_out = job.go(points), pool.left_out
-                has_gpu = any(device.kind == "cuda" for device in pool.devices)
         except (KeyboardInterrupt, NoWorkers, CannotStore) as error:
             return _stopped(invocation, error, store, same_command)
         finally:
@@ -68,11 +70,9 @@ def execute(invocation: Running) -> int:
     broken = _broken_clauses(settings)
     code = exit_code(counts, settings.mode, settings.check.draws) or (BAD_POINTS if broken else OK)
     effort = f"{job.written} rows in {time.monotonic() - begun:.1f} s"
-    _summarize(invocation, settings, job.common["run_id"], effort, any_failed=code != OK)
+    _summarize(invocation, settings, job, effort, any_failed=code != OK)
     for clause in broken:
         invocation.say(f"the statement does not hold here: {clause}")
-    if not has_gpu:
-        invocation.say(_without_gpu(invocation, settings))
     return code
 
 
@@ -144,7 +144,7 @@ def _show_replay(invocation: Running, settings: ReplaySettings, before: list[dic
     return OK if after["status"] == "ok" else BAD_POINTS
 
 
-def _summarize(invocation: Running, settings: RunSettings, run_id: str, effort: str, *, any_failed: bool) -> None:
+def _summarize(invocation: Running, settings: RunSettings, job: Run, effort: str, *, any_failed: bool) -> None:
     """Prints the report of the dataset, where it is, and what to type next."""
     from orchestrator import tables
     from orchestrator.reporting.report import dataset_grids, screen
@@ -152,7 +152,7 @@ def _summarize(invocation: Running, settings: RunSettings, run_id: str, effort: 
     path = settings.results.path
     if not screen(invocation.console, settings):
         tables.draw(invocation.console, dataset_grids(settings))
-    invocation.say(f"run {run_id}: {effort}; dataset: {path} (pandas.read_parquet('{path}'))")
+    invocation.say(f"run {job.common['run_id']}: {effort}; dataset: {path} (pandas.read_parquet('{path}'))")
     invocation.say("next:")
     if isinstance(settings, SuspectSettings):
         for words in next_words(invocation):
@@ -162,6 +162,8 @@ def _summarize(invocation: Running, settings: RunSettings, run_id: str, effort: 
     again = [["rerun=failed"]] if any_failed else []
     for overrides in (["mode=report", "format=markdown", *own_dataset], *again):
         invocation.say(f"  {invocation.command_with(*overrides)}")
+    if all(device.kind == "cpu" for device in job.pool.devices):
+        invocation.say(_without_gpu(invocation, settings))
 
 
 def _without_gpu(invocation: Running, settings: RunSettings) -> str:
