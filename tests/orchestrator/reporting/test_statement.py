@@ -103,6 +103,14 @@ def test_one_missed_of_hundreds_is_what_a_probability_of_99_percent_allows():
     assert statement.broken(pd.DataFrame([*ALL, *[wrong(LOST)] * 199, wrong(LOST, "ok")])) == []
 
 
+def test_of_pairs_that_nothing_looks_at_none_is_promised():
+    """Along a long prompt the right output's row says which share was looked at: one of two missed breaks 99% of all, not of half."""
+    prompt = [right(seed=1, check_pairs_covered=0.5), wrong(PAIR, seed=1), wrong(PAIR, "ok", seed=1)]
+
+    assert statement.clauses(pd.DataFrame([*ALL, *prompt]))[1].cells[2:] == ("2 of 3 drawn pairs", "yes")
+    assert len(statement.broken(pd.DataFrame([*ALL, *prompt, *[wrong(PAIR, "ok", seed=1)] * 9]))) == 1
+
+
 def test_clauses_that_nothing_tested_say_what_to_type():
     (grid,) = statement.grids(pd.DataFrame([wrong("", backend="full_draft")]))
 
