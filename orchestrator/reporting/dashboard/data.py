@@ -91,13 +91,9 @@ def rows_and_header(data: Dataset, path: str | Path) -> tuple[pd.DataFrame, dict
         **{name: found[name].map(shown, na_action="ignore") for name in ("backend", "resolved_backend")},
         dtype="q " + found["q_dtype"] + ", kv " + found["kv_dtype"],
     )
-    return table.drop(columns="row"), {
-        "notes": [*notes, *how_timed.sentences(data)],
-        "facts": facts(data),
-        "deployments": deployments(data),
-        "compared": compared(data),
-        "tables": {level: _ranking(data, view, found["row"]) for level, view in LEVELS.items()},
-    }
+    tables = {level: _ranking(data, view, found["row"]) for level, view in LEVELS.items()}
+    said = {"notes": [*notes, *how_timed.sentences(data)], "facts": facts(data)}
+    return table.drop(columns="row"), {**said, "deployments": deployments(data), "compared": compared(data), "tables": tables}
 
 
 def _rows(data: Dataset, view: str) -> pd.DataFrame:
@@ -133,14 +129,9 @@ def _rows(data: Dataset, view: str) -> pd.DataFrame:
 
 def _ran(table: pd.DataFrame) -> list[str]:
     """Who answered each row, in the words of the reports."""
-    pairs = [
-        (str(backend), kernel if isinstance(kernel, str) else backend)
-        for backend, kernel in table[["backend", "resolved_backend"]].to_numpy()
-    ]
-    names = {
-        (backend, kernel): named(f"auto({kernel})" if backend == "auto" != kernel else backend, kernel)
-        for backend, kernel in set(pairs)
-    }
+    known = table[["backend", "resolved_backend"]].to_numpy()
+    pairs = [(str(backend), kernel if isinstance(kernel, str) else backend) for backend, kernel in known]
+    names = {(asked, ran): named(f"auto({ran})" if asked == "auto" != ran else asked, ran) for asked, ran in {*pairs}}
     return [names[pair] for pair in pairs]
 
 
@@ -150,17 +141,12 @@ def _ranking(data: Dataset, view: str, rows: pd.Series) -> pd.DataFrame:
     `row` is the winner's position among `rows`, the numbers of the page's rows in order.
     """
     position = {row: number for number, row in enumerate(rows)}
-    lines = [
-        {
-            "row": position[record["row"]],
-            "next": None if record["runner_up"] is None else shown(record["runner_up"]),
-            "ahead": best.ahead(record),
-            "error": error(record["rel_err"], record["err_ratio"]),
-            "next_error": None if record["runner_up"] is None else error(record["runner_up_rel_err"]),
-        }
-        for record in data.records(f"FROM {view} ORDER BY row")
-    ]
-    return pd.DataFrame(lines, columns=["row", "next", "ahead", "error", "next_error"])
+    lines = []
+    for record in data.records(f"FROM {view} ORDER BY row"):
+        second = record["runner_up"]
+        of_second = (None, None) if second is None else (shown(second), error(record["runner_up_rel_err"]))
+        lines.append((position[record["row"]], best.ahead(record), error(record["rel_err"], record["err_ratio"]), *of_second))
+    return pd.DataFrame(lines, columns=["row", "ahead", "error", "next", "next_error"])
 
 
 def facts(data: Dataset) -> dict[str, list[str]]:
@@ -171,14 +157,9 @@ def facts(data: Dataset) -> dict[str, list[str]]:
         for column in ("device_name", "model", "torch_version", "libraries", "driver", "orchestrator_version")
     )
     days = data.single_row(f"SELECT strftime(min(finished_at), '%Y-%m-%d'), strftime(max(finished_at), '%Y-%m-%d') {ran}")
-    return {
-        "GPU": gpus,
-        "model": models,
-        "with": [*dict.fromkeys([*(f"torch {version}" for version in torch), *libraries_of(libraries)])],
-        "driver": drivers,
-        "measured": [" to ".join(dict.fromkeys(filter(None, days)))] if any(days) else [],
-        "code": code,
-    }
+    ran_with = [*dict.fromkeys([*(f"torch {version}" for version in torch), *libraries_of(libraries)])]
+    measured = [" to ".join(dict.fromkeys(filter(None, days)))] if any(days) else []
+    return {"GPU": gpus, "model": models, "with": ran_with, "driver": drivers, "measured": measured, "code": code}
 
 
 def compared(data: Dataset) -> dict[str, dict[str, Any]]:
@@ -204,28 +185,18 @@ def deployments(data: Dataset) -> list[dict[str, Any]]:
     by_place: dict[tuple[Any, ...], dict[str, list[Part]]] = {}
     for part in found:
         by_place.setdefault(part.place, {}).setdefault(part.phase, []).append(part)
-    return [
-        {
-            "title": next(iter(phases.values()))[0].title,
-            "place": dict(zip(PLACE, place, strict=True)),
-            "name": server_name(dict(zip(PLACE, place, strict=True))),
-            "usual": is_usual(place),
-            "phases": [
-                {
-                    "name": phase,
-                    "brief": briefs(of_phase),
-                    "engines": [_typed(part) for part in of_phase],
-                    "tables": [
-                        _told(grid)
-                        for grid in (*one_backend.grids_of(of_phase), engine_default.grid_of(of_phase, close))
-                        if grid.cells
-                    ],
-                }
-                for phase, of_phase in phases.items()
-            ],
-        }
-        for place, phases in sorted(by_place.items(), key=lambda one: one[0][PLACE.index("model")] == CUSTOM)
-    ]
+    ordered = sorted(by_place.items(), key=lambda one: one[0][PLACE.index("model")] == CUSTOM)
+    return [_deployment(place, phases, close) for place, phases in ordered]
+
+
+def _deployment(place: tuple[Any, ...], phases: dict[str, list[Part]], close: engine_default.Close) -> dict[str, Any]:
+    whole, told = dict(zip(PLACE, place, strict=True)), []
+    for phase, of in phases.items():
+        grids = (*one_backend.grids_of(of), engine_default.grid_of(of, close))
+        tables = [_told(grid) for grid in grids if grid.cells]
+        told.append({"name": phase, "brief": briefs(of), "engines": [*map(_typed, of)], "tables": tables})
+    title = next(iter(phases.values()))[0].title
+    return {"title": title, "place": whole, "name": server_name(whole), "usual": is_usual(place), "phases": told}
 
 
 def _typed(part: Part) -> dict[str, Any]:

@@ -51,14 +51,12 @@ def make(packed: bytes, title: str, shared: Mapping[str, Asset], folder: str, ho
     """The page. `folder` and `home` are relative addresses: of the shared files, and of the page that lists all datasets."""
     address = {name: f"{folder}/{asset.name}" for name, asset in shared.items()}
     template = page.static("page.html")
+    way_back = f'<nav id="site" aria-label="Site"><a href="{html.escape(home)}">all datasets and comparisons</a></nav>'
     for inline, linked in (
         ("<style>\n{{STYLE}}\n</style>", f'<link rel="stylesheet" href="{address["style"]}">'),
         ("<script>{{ECHARTS}}</script>", f'<script defer src="{address["echarts"]}"></script>'),
         ('<script type="module">{{APP}}</script>', f'<script defer src="{address["app"]}"></script>'),
-        (
-            "<body>\n",
-            f'<body>\n<nav id="site" aria-label="Site"><a href="{html.escape(home)}">all datasets and comparisons</a></nav>\n',
-        ),
+        ("<body>\n", f"<body>\n{way_back}\n"),
     ):
         if template.count(inline) != 1:
             raise AssertionError(f"page.html: {inline!r} is there {template.count(inline)} times, and linked.py replaces it once")

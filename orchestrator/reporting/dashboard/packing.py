@@ -98,9 +98,8 @@ def about_column(name: str) -> str:
 
 
 def _type(name: str) -> ColumnType:
-    return (
-        COLUMNS[name].type if name in COLUMNS else "double" if name in OWN_NUMBERS else "bool" if name == "reference" else "string"
-    )
+    own: ColumnType = "double" if name in OWN_NUMBERS else "bool" if name == "reference" else "string"
+    return COLUMNS[name].type if name in COLUMNS else own
 
 
 def _is_words(table: pd.DataFrame, name: str) -> bool:
@@ -115,9 +114,8 @@ def _is_words(table: pd.DataFrame, name: str) -> bool:
 def _words(table: pd.DataFrame, name: str) -> tuple[dict[str, Any], np.ndarray[Any, Any]]:
     series = table[name]
     if name in ("command", "again"):  # differs by its point alone
-        series = pd.Series(
-            [None if pd.isna(c) else c.replace(str(p), "\0") for c, p in zip(series, table["point_id"], strict=True)], dtype=object
-        )
+        pairs = zip(series, table["point_id"], strict=True)
+        series = pd.Series([None if pd.isna(text) else text.replace(str(point), "\0") for text, point in pairs], dtype=object)
     codes, values = pd.factorize(series, sort=True, use_na_sentinel=True)
     plain = [_plain(value, _type(name)) for value in values]
     if (codes < 0).any():

@@ -45,14 +45,8 @@ def make(path: str | Path, where: Where, *, served: bool) -> str:
     whole = b"" if served else data.parquet(path)
     parquet = whole if 0 < len(whole) <= EMBEDDED_PARQUET else None
     places = str(path) if served else ",".join(Path(one).name if one.startswith("/") else one for one in str(path).split(","))
-    about = {
-        "title": title_of(str(path)),
-        "path": places,
-        **header,
-        "parquet": "rows.parquet" if served else None,
-        "embedded": parquet is not None,
-    }
-    return fill(packing.pack(table, about), parquet, about["title"])
+    title, of_file = title_of(str(path)), {"parquet": "rows.parquet" if served else None, "embedded": parquet is not None}
+    return fill(packing.pack(table, {"title": title, "path": places, **header, **of_file}), parquet, title)
 
 
 def title_of(path: str) -> str:
@@ -81,16 +75,9 @@ def fill(packed: bytes, parquet: bytes | None, title: str) -> str:
         f"default-src 'none'; script-src {_hash(library)} {_hash(app)}; style-src 'unsafe-inline'; "
         f"img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
-    parts = {
-        "POLICY": policy,
-        "TITLE": html.escape(title),
-        "STYLE": static("style.css"),
-        "DATA": base64.b64encode(packed).decode(),
-        "PARQUET": base64.b64encode(parquet).decode() if parquet else "",
-        "ECHARTS": library,
-        "APP": app,
-    }
-    return placed(static("page.html"), parts)
+    data = {"DATA": base64.b64encode(packed).decode(), "PARQUET": base64.b64encode(parquet or b"").decode()}
+    parts = {"POLICY": policy, "TITLE": html.escape(title), "STYLE": static("style.css"), "ECHARTS": library, "APP": app}
+    return placed(static("page.html"), {**parts, **data})
 
 
 def placed(template: str, parts: Mapping[str, str]) -> str:
