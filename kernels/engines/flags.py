@@ -33,6 +33,7 @@ class EngineFlag(Adapter):
             Need("an engine whose steps this project can time: vllm", self.distributions == ("vllm",)),
             Need("a model's own layers: paged_decode with one head_dim, or mla", layer),
             Need("requests of one length under a causal mask, without padding: an engine's own steps", plain),
+            Need("no window beside sinks: vLLM's gpt-oss gives it to every other layer alone", not (p.window and p.sinks)),
             Need(f"queries in bf16 and a cache in {' or '.join(KV_DTYPES)}", p.q_dtype == "bf16" and p.kv_dtype in KV_DTYPES),
         )
 

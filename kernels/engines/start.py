@@ -88,7 +88,8 @@ class EngineStart:
         found |= {"head_dim": p.head_dim_qk, "hidden_act": "silu", "rms_norm_eps": 1e-5}
         if p.window is not None or p.sinks:
             kind = "full_attention" if p.window is None else "sliding_attention"
-            found |= {"layer_types": [kind] * self.layers, "sliding_window": p.window or 128}
+            # vLLM's gpt-oss gives its window to every other layer, whatever their types: one of whole contexts is none.
+            found |= {"layer_types": [kind] * self.layers, "sliding_window": p.window or max(map(longest_request, self.problems))}
         if not p.sinks:
             return {**found, "architectures": ["LlamaForCausalLM"], "model_type": "llama"}
         found |= {"num_local_experts": 8, "num_experts_per_tok": layer.experts_per_token or 1}

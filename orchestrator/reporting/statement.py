@@ -81,7 +81,9 @@ def clauses(current: pd.DataFrame) -> list[Clause]:
     return [
         *own,
         _of("loses, doubles or replaces N neighbouring keys of a KV head", _of_keys(known), "drawn faults", lost),
-        _of("gets one pair of any query token wrong in all heads", of_pairs, "drawn pairs", pairs, ONE_REQUEST, shown),
+        _of(
+            "gets one pair of any query token wrong in all heads", of_pairs, "drawn pairs", pairs, to_test=ONE_REQUEST, shown=shown
+        ),
         _of("whatever the sign and size of logits", "up to ±128", "kernels wrong in their softmax", of_logits),
         _of("no query head is off by more than check_max_error in root mean square", of_errors, "heads that are", heads),
         _of("if a stored answer could not have been found, the row says so", of_stale, "stored answers", kept),
@@ -97,7 +99,7 @@ def _of_folder(name: str, faults: pd.DataFrame) -> list[Clause]:
     ]
 
 
-def _of(words: str, here: str, tested_by: str, wrong: pd.DataFrame, to_test: str = DRAW, shown: float = 1.0) -> Clause:
+def _of(words: str, here: str, tested_by: str, wrong: pd.DataFrame, *, to_test: str = DRAW, shown: float = 1.0) -> Clause:
     """One that each wrong kernel speaks against that was not caught, where the check shows this share of them."""
     return Clause(words, here, tested_by, int((wrong["status"] == "ok").sum()), len(wrong), 1 - CAUGHT * shown, to_test)
 

@@ -25,7 +25,7 @@ def start_of(settings: Settings) -> EngineStart:
         (["model=mistral_7b_v0_3", "sweep.window=4096"], "LlamaForCausalLM", {"layer_types": ["sliding_attention"] * 4}),
         (["model=deepseek_v3"], "DeepseekV3ForCausalLM", {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "first_k_dense_replace": 4}),
         (["model=gpt_oss_120b"], "GptOssForCausalLM", {"layer_types": ["full_attention"] * 4, "num_local_experts": 8}),
-        (["model=gpt_oss_120b", "sweep.window=128"], "GptOssForCausalLM", {"sliding_window": 128}),
+        (["model=gpt_oss_120b", "sweep.s_kv=[8192]"], "GptOssForCausalLM", {"sliding_window": 8343}),  # its longest request
     ],
 )
 def test_its_model_has_the_heads_of_the_sweep(

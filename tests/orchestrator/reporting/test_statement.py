@@ -104,7 +104,7 @@ def test_one_missed_of_hundreds_is_what_a_probability_of_99_percent_allows():
 
 
 def test_of_pairs_that_nothing_looks_at_none_is_promised():
-    """Along a long prompt the right output's row says which share was looked at: one of two missed breaks 99% of all, not of half."""
+    """The row of a right output says which share was looked at: one of two missed breaks 99% of all, and not of half."""
     prompt = [right(seed=1, check_pairs_covered=0.5), wrong(PAIR, seed=1), wrong(PAIR, "ok", seed=1)]
 
     assert statement.clauses(pd.DataFrame([*ALL, *prompt]))[1].cells[2:] == ("2 of 3 drawn pairs", "yes")
