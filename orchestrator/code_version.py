@@ -23,10 +23,7 @@ HASH_DIGITS = 8
 
 @cache
 def own_version() -> str:
-    """This project's version with the git commit it runs from.
-
-    If files differ from that commit, it ends in a hash of the code: an edited backend is another version, and its points run again.
-    """
+    """This project's version with its git commit, and a hash of the code if files differ: an edited backend is another one."""
     base, commit = _release(), os.environ.get(COMMIT_VARIABLE)
     changed: str | None = None
     if commit is None and (ROOT / ".git").exists():

@@ -78,10 +78,7 @@ class NoWorkers(OrchestratorError):
 
 
 class WorkerDied(OrchestratorError):
-    """The worker's process is gone; the message says what is known about its end.
-
-    `cause` is the point that it was running, a host without free memory, or its machine, which is gone.
-    """
+    """The worker's process is gone, in words; `cause` is the point that it ran, a host without free memory, or its lost machine."""
 
     def __init__(self, message: str, cause: DeathCause = "point") -> None:
         super().__init__(message)

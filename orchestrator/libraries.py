@@ -62,10 +62,7 @@ def shared(distributions: Sequence[str], machines: Sequence[LibraryVersions]) ->
 
 
 def missing(adapter: Adapter, *machines: LibraryVersions, problem: Problem | None = None) -> str:
-    """What some machine lacks to run a backend, and what to type there; empty if none lacks anything that it reports.
-
-    Without a problem it is what any problem needs.
-    """
+    """What some machine lacks to run a backend (without a problem: any), and what to type there; empty if none lacks it."""
     needed = adapter.all_distributions if problem is None else adapter.distributions_for(problem)
     lacking = [name for name in needed if any(name in machine and machine[name] is None for machine in machines)]
     if not lacking:

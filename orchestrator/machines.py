@@ -24,11 +24,7 @@ UNKNOWN_TB_PER_SEC, UNKNOWN_FP32_TFLOPS, UNKNOWN_HALF_TFLOPS = 0.5, 10.0, 80.0
 
 @dataclass(frozen=True)
 class Machine:
-    """One node as it described itself.
-
-    `devices` has one entry for each exclusive worker that fits there. `cores` are those for compilers.
-    `isa` is the instruction set of its shared objects, such as x86_64.
-    """
+    """A node as it described itself: `devices` of a worker each, `cores` for compilers, `isa` of libraries, such as x86_64."""
 
     host: str
     devices: tuple[Device, ...]
@@ -93,10 +89,7 @@ def known_devices() -> dict[str, Device]:
 
 @cache
 def versions(names: tuple[str, ...] = ()) -> dict[str, str | None]:
-    """Library versions of this machine: by their columns in a row, and by the names of kernel libraries on PyPI and of `names`.
-
-    They come from package metadata: nothing is imported.
-    """
+    """Versions here by a row's columns and by distributions (kernel libraries, `names`), of metadata: nothing is imported."""
     # Columns of a row, by which people ask. `libraries` names every kernel library, FlashInfer among them.
     columns = {"torch_version": "torch", "flashinfer_version": "flashinfer-python", "ray_version": "ray"}
     of_columns = {column: libraries.installed(package) for column, package in columns.items()}

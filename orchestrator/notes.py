@@ -17,10 +17,7 @@ _buffering: list[bool] = []
 
 
 def note_once(text: str, subject: str = "") -> None:
-    """Prints a note, or keeps it for `release`, unless this command had it before.
-
-    Of a command's notes on one subject only the first counts.
-    """
+    """Prints a note, or keeps it for `release`: each once, and of one `subject` only the first."""
     if _buffering and subject:
         if subject in _subjects:
             return

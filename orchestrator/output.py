@@ -14,10 +14,7 @@ STDOUT = 1  # its file descriptor
 
 
 class Output(io.TextIOWrapper):
-    """A stream that never raises for a full disk or a closed output: it keeps the reason, and drops the rest.
-
-    A reader that has ended, such as `head`, raises BrokenPipeError as ever.
-    """
+    """A stream that drops what a full disk or closed output refuses, and keeps why; a reader's end is a BrokenPipeError as ever."""
 
     unwritten: str | None = None  # why something was not written
 

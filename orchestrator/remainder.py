@@ -57,10 +57,7 @@ class Remainder:
         return self.collect(line, lambda: Problem.model_validate(keys))
 
     def close(self, taken: int, advice: str) -> str:
-        """Prints a note for each reason if something was taken, and returns how much was not, in words; empty if all was.
-
-        Raises UserError with all reasons and the advice if nothing was taken.
-        """
+        """Notes each reason, and returns how much was not taken, in words. Raises UserError with all of them if nothing was."""
         if not self.found:
             return ""
         if not taken:

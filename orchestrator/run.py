@@ -67,10 +67,7 @@ class Run:
         self.written = 0
 
     def go(self, points: Sequence[Point]) -> Counter[str]:
-        """Runs what the plan allows and the dataset does not have yet; returns the current statuses of all points.
-
-        Raises NoWorkers, and KeyboardInterrupt, with every finished row stored.
-        """
+        """Runs what is planned and not stored; returns all points' statuses. NoWorkers and KeyboardInterrupt leave rows stored."""
         pool = self.pool
         environments = [find(name, self.settings.env) for name in dict.fromkeys(point.env for point in points) if name is not None]
         # Makes what is not there yet, on each machine. Raises UserError in words for one that cannot be had.
@@ -170,10 +167,7 @@ def _require_clock(store: DatasetWriter, path: str) -> None:
 
 @dataclass(frozen=True)
 class CompiledThere:
-    """What is left of a plan once its environments have compiled their points' modules.
-
-    `environments` are those that a point is left for; no other one is started. `seconds` is what compiling took, by point_id.
-    """
+    """What is left of a plan once environments compiled, the `environments` that it needs, and the seconds by point_id."""
 
     todo: Plan
     environments: tuple[Environment, ...]

@@ -29,17 +29,8 @@ CARD = "device_uuid"
 TIMING = ("timer", "l2", "icache", "cuda_graph", "context")  # how a time was taken
 # Rows that are equal in these are the same point of the same code, so that only the GPU differs, and the moment.
 REPEATED = (*Problem.model_fields, "backend", "resolved_backend", "device_name", "driver", *VERSION_COLUMNS, *TIMING)
-COLUMNS = (
-    *REPEATED,
-    CARD,
-    "status",
-    "bound",
-    "frac_of_peak",
-    "median_us",
-    "twin",
-    "stop_reason",
-    "measured_as",
-)  # what learning needs of a row
+# What learning needs of a row.
+COLUMNS = (*REPEATED, CARD, "status", "bound", "frac_of_peak", "median_us", "twin", "stop_reason", "measured_as")
 NEAR_CEILING = 0.85  # share of the memory's ceiling from which a time follows it
 MIN_REPEATED = 20  # points that a GPU shares with others, for an offset of its own
 BETWEEN_RUNS = 0.003  # standard error of an offset that more points do not lessen: what a whole run differs by from another
@@ -133,13 +124,9 @@ def to_mean_card_sql(problem: str) -> tuple[str, str]:
 
 def _with_enough(timed: pd.DataFrame) -> pd.DataFrame:
     """Without GPUs that share too few points, and points that are then on one GPU alone."""
-    while len(timed):
-        enough = timed.groupby(CARD)["point"].transform("size") >= MIN_REPEATED
-        enough &= timed.groupby("point")[CARD].transform("nunique") > 1
-        if enough.all():
-            break
-        timed = timed[enough]
-    return timed
+    enough = timed.groupby(CARD)["point"].transform("size") >= MIN_REPEATED
+    enough &= timed.groupby("point")[CARD].transform("nunique") > 1
+    return timed if enough.all() else _with_enough(timed[enough])
 
 
 def _offsets(timed: pd.DataFrame) -> dict[str, Card]:

@@ -51,8 +51,7 @@ class Connection:
         """The rows that a query returns, each as a dict."""
         with self._reading():
             relation = self.con.sql(query)
-            columns = relation.columns
-            return [dict(zip(columns, values, strict=True)) for values in relation.fetchall()]
+            return [dict(zip(relation.columns, values, strict=True)) for values in relation.fetchall()]
 
     def to_arrow(self, query: str) -> pa.Table:
         """The answer of a query as an Arrow table."""

@@ -43,10 +43,7 @@ if TYPE_CHECKING:
 
 
 class Dataset(Connection):
-    """An open dataset; `con` is DuckDB's connection with the tables above.
-
-    A source is the path of a Parquet file or a table in memory. `cards` is what is known of the GPUs, given or learned.
-    """
+    """An open dataset with the tables above. A source is a Parquet file's path or a table; `cards` are given or learned."""
 
     def __init__(
         self,
@@ -82,20 +79,17 @@ def open_dataset(
     the values of columns. `cards` are the offsets of GPUs, which are learned from the rows if none are given. Raises UserError if
     there are no rows, or if a file cannot be read or is no dataset of this project.
     """
+    place = f"results.path={str(path)!r}"
     try:
         sources, noise = find_sources(str(path))
     except OSError as error:
-        raise UserError(
-            f"results.path={str(path)!r}: it cannot be read ({error.strerror}); type another results.path=..."
-        ) from None
+        raise UserError(f"{place}: it cannot be read ({error.strerror}); type another results.path=...") from None
     found = Dataset(sources, noise=noise, threads=threads, where=where, cards=cards, path=str(path)) if sources else None
-    if found is None or not found.scalar("SELECT count(*) FROM rows"):
-        if found is not None and where:
-            raise NoRows(
-                f"where={as_typed(where)}: no row of results.path={str(path)!r} has these values; {values_there(sources, where)}"
-            )
-        raise NoRows(no_dataset(str(path)))
-    return found
+    if found is not None and found.scalar("SELECT count(*) FROM rows"):
+        return found
+    if found is not None and where:
+        raise NoRows(f"where={as_typed(where)}: no row of {place} has these values; {values_there(sources, where)}")
+    raise NoRows(no_dataset(str(path)))
 
 
 def from_table(table: pa.Table | pd.DataFrame) -> Dataset:
@@ -129,6 +123,4 @@ def replay(point_id: str, place: str) -> str:
 def _place_of(data: Dataset, row: int) -> str:
     """The folder or file that a row is from; what was opened, if the row may still be in a journal."""
     source = data.sources[source_of(row)]
-    if not isinstance(source, str):
-        return data.path
-    return str(typed(Path(source)))
+    return str(typed(Path(source))) if isinstance(source, str) else data.path

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.analysis.sources import RULE_EDGES
 from orchestrator.analysis.sql import condition, file_literal, literal
-from orchestrator.config.engine import Engine, EngineCall
+from orchestrator.config.engine import Engine, EngineCall, calls_of
 from orchestrator.config.modes import owner
 from orchestrator.errors import NoRows
 from orchestrator.notes import note_once
@@ -70,15 +70,13 @@ def _places() -> dict[str, Path]:
 
 def _calls(engines: Sequence[Engine]) -> tuple[str, str]:
     """SQL lists of routines and backends: the engines' own builds, and all that stand for one of their calls."""
-    found = {
-        (call, call.backend == flag.own_build) for e in engines for flag in e.flags for of in flag.calls.values() for call in of
-    }
-    own, every = {call for call, is_own in found if is_own}, {call for call, _ in found}
-    sql = (
-        ", ".join(f"({literal(routine)}, {literal(backend)})" for routine, backend in sorted(some or {EngineCall("", "")}))
-        for some in (own, every)
-    )
-    return next(sql), next(sql)
+    found = [(call, call.backend == flag.own_build) for one in engines for flag in one.flags for *_, call in calls_of(flag)]
+    return _listed(call for call, is_own in found if is_own), _listed(call for call, _ in found)
+
+
+def _listed(calls: Iterable[EngineCall]) -> str:
+    pairs = sorted(set(calls)) or [EngineCall("", "")]
+    return ", ".join(f"({literal(routine)}, {literal(backend)})" for routine, backend in pairs)
 
 
 def _nothing(con: duckdb.DuckDBPyConnection, wanted: Wanted, drafts: int | None) -> str:

@@ -25,13 +25,9 @@ def grids(data: Dataset) -> list[Grid]:
     found = records(data)
     header = ("device", "timer", "L2 before each sample", "instruction caches", "points", "launch of a graph, µs")
     keys = ("device_name", "timer", "l2", "icache")
-    cells = [(*(str(r[key] or "–") for key in keys), f"{r['points']:,}", _share(r)) for r in found]
+    cells = [(*(str(r[key] or "–") for key in keys), f"{r['points']:,}", r["share_us"] or "–") for r in found]
     title = "how times were taken; ratios are of times without the launch (docs/timing.md)"
     return [Grid(title, header, tuple(cells))] if found else []
-
-
-def _share(record: Record) -> str:
-    return record["share_us"] or "–"
 
 
 def sentences(data: Dataset) -> list[str]:

@@ -72,10 +72,7 @@ THROTTLED_CLOCK, UNKNOWN_CLOCK = 0.05, 0.015
 
 @dataclass(frozen=True)
 class NoiseFloors:
-    """The fitted floor of interleaved measurements for each kind of device with A/A pairs, and where these were read.
-
-    Other devices get the default.
-    """
+    """The fitted floor of interleaved measurements by kind of device, and where it was read; `INTERLEAVED` for others."""
 
     by_device: Mapping[str, NoiseFloor]
     source: str = ""

@@ -1,7 +1,4 @@
-"""Rough times: of backends that were stopped once they could not be the fastest. Their mark, and words for it.
-
-A credited row has the samples of another backend, which makes the same call (`measured_as`).
-"""
+"""Rough times, of backends stopped once they could not be the fastest; and credited ones, of another's samples."""
 
 from __future__ import annotations
 

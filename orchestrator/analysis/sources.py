@@ -29,10 +29,7 @@ ROWS_PER_SOURCE = 1 << 40  # so that numbers of rows differ between files
 
 
 def find_sources(path: str) -> tuple[list[str | pa.Table], list[str | pa.Table]]:
-    """The sources of the rows under `path`, and those of the A/A pairs in `<path>_noise`; each is a Parquet file or a table.
-
-    Raises OSError if a file cannot be read, and DamagedDataset if it is no dataset of this project.
-    """
+    """The sources (Parquet files, tables) of rows, and of their A/A pairs. Raises OSError, and DamagedDataset if not ours."""
     if access.in_objects(path):
         return [access.read(path)], [table for table in [access.read(companion(path, "noise"))] if len(table)]
     places = local_datasets(path)
@@ -203,10 +200,7 @@ def source_of(row: int) -> int:
 
 
 def columns_of(con: duckdb.DuckDBPyConnection, relation: str, source: object) -> dict[str, str]:
-    """The types of a source's columns by their names; `relation` is how SQL names the source.
-
-    Raises DamagedDataset if it is no Parquet file, or lacks columns that every dataset has.
-    """
+    """The SQL types of a relation's columns by name. Raises DamagedDataset for a file that is no Parquet, or not ours."""
     import duckdb
 
     try:
@@ -250,10 +244,7 @@ def _require_ours(con: duckdb.DuckDBPyConnection, relation: str, file: str, colu
 
 
 def unverified(files: Sequence[str]) -> list[str]:
-    """Those of the files that have no checksum, as those of older versions, which is said once.
-
-    Raises DamagedDataset for a file whose bytes are not those of its checksum, UserError for one that cannot be read.
-    """
+    """The files without a checksum, which is said. Raises DamagedDataset for a wrong one, UserError if it cannot be read."""
     found = []
     for file in files:
         try:
@@ -300,5 +291,5 @@ def no_dataset(path: str) -> str:
 
 def _below(folder: Path) -> list[str]:
     """The datasets and the folders of Parquet files in a folder, and the datasets in its folders; companions come last."""
-    found = {file.parent for file in chain.from_iterable(folder.glob(pattern) for pattern in BELOW)}
+    found = {file.parent for pattern in BELOW for file in folder.glob(pattern)}
     return [str(place) for place in sorted(found, key=lambda place: (owner(place) is not None, place))]

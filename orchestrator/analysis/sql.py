@@ -60,10 +60,7 @@ def _default(column: Column, known: Mapping[str, str]) -> str:
 
 
 def condition(where: Where) -> str:
-    """The condition in SQL. Values are compared as text, since DuckDB writes numbers and truth values as a person does.
-
-    Raises UserError for an unknown column.
-    """
+    """The condition in SQL, by values as text, as DuckDB and people write them. Raises UserError for an unknown column."""
     for column in where:
         require_column(column)
     return " AND ".join(["true", *(among(column, several(wanted)) for column, wanted in where.items())])

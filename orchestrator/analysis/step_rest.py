@@ -42,7 +42,6 @@ PRESETS: dict[ModelPlace, Rest] = {
     ModelPlace("llama_3_1_70b", "NVIDIA H200", 1): {1: 455.91, 2: 488.59, 4: 491.15, 8: 494.91, 16: 499.16, 32: 494.87, 64: 510.09},
 }
 
-
 ENGINE_ATTENTION = """
     SELECT model, device_name, tp, kv_dtype, batch_size, s_kv, s_qo, min(us), arg_min(flag, us) || ' in ' || arg_min(release, us)
     FROM (
@@ -57,10 +56,7 @@ BY_STEPS = "timing.context=step: no embedding, output projection or sampling"
 
 
 def measured(data: Dataset) -> dict[ModelPlace, Measured]:
-    """The rest of a step from a dataset with views: inside an engine if it has such rows, else of timing.context=step.
-
-    Raises UserError if it has neither.
-    """
+    """The rest of a step: inside an engine if the dataset has such rows, else in steps. Raises UserError if it has neither."""
     found: dict[tuple[ModelPlace, str], Measured] = {}
     for model, device, tp, tokens, layer, once, by in data.execute(f"""
         SELECT model, device_name, tp, batch_size * s_qo AS tokens, median(stand_in_us / step_layers), 0, '{BY_STEPS}'
@@ -79,8 +75,8 @@ def measured(data: Dataset) -> dict[ModelPlace, Measured]:
             f"draft.rest={data.path!r}: no row there was timed in a step; measure some: "
             f"python -m orchestrator +sweep=in_step timing.context=step, or type draft.rest={PRESET}"
         )
-    in_order = sorted(found, key=lambda of: (of[1] != BY_STEPS, of[1]))  # the engine's come last, and stay
-    return {place: found[place, by] for place, by in in_order}
+    # The engine's come last, and stay.
+    return {place: found[place, by] for place, by in sorted(found, key=lambda of: (of[1] != BY_STEPS, of[1]))}
 
 
 def us_at(rest: Rest, tokens: int) -> float | None:

@@ -23,10 +23,7 @@ FEW_ROWS = 10_000  # copying up to so many takes less than planning each questio
 
 
 def create_views(data: Connection, noise: Sequence[str | pa.Table], known_cards: Cards | None, *, one_file: bool) -> Cards:
-    """Creates all of them. `noise` are the sources of A/A pairs. Returns the GPUs: those given, or learned from the rows.
-
-    With `one_file` all rows come from one file of this project's store.
-    """
+    """Creates all, with A/A pairs of `noise`; returns the GPUs, given or learned. `one_file`: all rows are of one stored file."""
     rows = data.scalar("SELECT count(*) FROM rows")
     # The store keeps one row for each point, cluster, device and versions: all rows of one file with one version are current.
     _view_current(data, rows, only_rows=one_file and not _has_several_versions(data, rows))

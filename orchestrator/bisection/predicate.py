@@ -59,10 +59,7 @@ class Predicate:
         }[self.kind]
 
     def judge(self, rounds: Sequence[Round], points: frozenset[str] | None = None) -> Judgement:
-        """The verdict on a release after some rounds, by these points or by all.
-
-        Raises CannotMeasure if no point of it ran, unless that is what makes it bad.
-        """
+        """The verdict on a release by some points, or all. Raises CannotMeasure if none ran, unless that makes it bad."""
         chosen = [[pair for pair in pairs if points is None or pair.point in points] for pairs in rounds]
         if self.kind == "status":
             return _by_status(chosen[-1])

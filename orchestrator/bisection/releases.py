@@ -44,10 +44,7 @@ class Range:
 
 
 def parsed(key: str, typed: str | None) -> tuple[str, str]:
-    """The distribution and the version of `good=flashinfer:0.5.3`, in any spelling of a library with its version.
-
-    Raises UserError for anything else.
-    """
+    """Distribution and version of `good=flashinfer:0.5.3`, in any spelling. Raises UserError for anything else."""
     found = environment.parsed(typed or "")
     try:
         if found is not None:

@@ -23,11 +23,7 @@ WIDTH = 160  # columns if the output is no terminal
 
 
 def execute(config: Mapping[str, Any], overrides: Sequence[str]) -> int:
-    """Runs the mode that a composed configuration names; returns its exit code.
-
-    `overrides` are the arguments as typed, for commands to print. Raises UserError for wrong input that was found before
-    anything started.
-    """
+    """Runs a configuration's mode; returns the exit code. `overrides` are the words as typed. Raises UserError for wrong input."""
     from orchestrator.formats.import_config import resolve_files
     from orchestrator.planning.model_words import with_typed
 

@@ -32,10 +32,7 @@ class Compilation:
 
 
 def execute(invocation: Invocation[CompileSettings]) -> int:
-    """Compiles each module once in each environment; with `modules`, also writes them into that archive.
-
-    1 if a module does not compile.
-    """
+    """Compiles each module once in each environment; `modules` is the archive to write. Returns 1 if one does not compile."""
     from orchestrator.tables import Grid, draw
 
     try:
@@ -69,10 +66,7 @@ def _write(invocation: Invocation[CompileSettings], path: str, parts: Sequence[C
 
 
 def _compile(invocation: Invocation[CompileSettings]) -> list[Compilation]:
-    """The plan's modules: those of the environment that runs the command, and then those of each other one.
-
-    Raises NoWorkers if no machine is left that could compile.
-    """
+    """The plan's modules, those of the command's own environment first. Raises NoWorkers if no machine can compile."""
     from orchestrator import libraries
     from orchestrator.config.environment import find
     from orchestrator.environments.modules import CompileRequest

@@ -19,10 +19,7 @@ TRIAL_SECONDS = {"cpu": 120.0, "cuda": 600.0}  # of one check on one problem; on
 
 
 def execute(invocation: Invocation[ConformanceSettings]) -> int:
-    """Checks the named backends, or those of `adapters`, or all; 1 if a check failed. What could not run is not a failure.
-
-    Raises UserError for a plugin that cannot be imported and for a backend that does not exist.
-    """
+    """Checks the named backends, those of `adapters`, or all; returns 1 if one failed. Raises UserError for an unknown one."""
     from kernels.conformance.isolation import Isolated
     from kernels.conformance.purity import impure_backends
     from kernels.conformance.suite import conformance

@@ -68,10 +68,7 @@ class Invocation(Generic[S_co]):
 
 
 def command_line(overrides: Sequence[str], *changes: str) -> str:
-    """A command to type, of overrides and changes to them; the last one for a key counts, `key=` alone removes the key.
-
-    What its mode does not read is left out.
-    """
+    """A command to type: overrides that its mode reads, with changes; the last one for a key counts, `key=` alone removes it."""
     changed = tuple(f"{change.partition('=')[0]}=" for change in changes)
     kept = [override for override in overrides if not override.startswith(changed)]
     typed = [word.removeprefix("mode=") for word in (*kept, *changes) if word.startswith("mode=")]

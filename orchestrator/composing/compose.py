@@ -34,10 +34,7 @@ MAX_VALUES = 10_000  # in a file: composing more takes a minute
 
 
 def composed(overrides: Sequence[str], config_dir: str | None = None) -> Config:
-    """The configuration of a command's words, which may name files in `config_dir` too.
-
-    Raises UserError if there is no such key, file or folder.
-    """
+    """The configuration of a command's words, with files of `config_dir` too. Raises UserError for what there is not."""
     own = [] if config_dir is None else [_folder(config_dir)]
     with _model_files(overrides) as (named, made):
         folders = ",".join(f'"file://{_escaped(folder)}"' for folder in (*own, *made))
@@ -116,10 +113,7 @@ def from_words(words: Sequence[str]) -> Config:
 
 
 def with_sweep_of_row(config: Config, typed: list[str]) -> tuple[Config, list[str]]:
-    """A configuration and its words. If its mode can take the sweep from a row and none was typed, that of the row.
-
-    Raises UserError if the dataset has no such row, or its command fits no more.
-    """
+    """A configuration and its words, with the sweep of the row if its mode takes one. Raises UserError if it fits no more."""
     mode, path, point = str(config.get("mode")), (config.get("results") or {}).get("path"), _point_of(typed)
     if point is not None:
         config = {**config, "point": point}

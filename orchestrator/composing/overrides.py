@@ -62,10 +62,7 @@ class Arguments:
 
 
 def read(argv: Sequence[str]) -> Arguments:
-    """The arguments, with `~` as the home folder.
-
-    Raises UserError for what cannot be read, for an option that there is not, and for more jobs or values than a person means.
-    """
+    """The arguments, with `~` as the home folder. Raises UserError for a wrong one, and for more than a person means."""
     typed = _parser().parse_intermixed_args(with_models([_at_home(word) for word in argv]))
     shows = [
         word for name in ("help", "hydra_help", "resolve", "shell_completion") if getattr(typed, name) for word in [_dashed(name)]

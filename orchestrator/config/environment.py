@@ -89,10 +89,7 @@ class Environment(Frozen):
 
 
 def find(name: str, typed: dict[str, Any]) -> Environment:
-    """The environment of a name: one that was typed (`+env.NAME={...}`), one of `conf/env`, or a library with its version.
-
-    Raises UserError for a name that is none of these.
-    """
+    """An environment that was typed (`+env.NAME={...}`), of `conf/env`, or a library with its version; UserError for no such."""
     if not NAME.fullmatch(name):
         short = name if len(name) <= MAX_SHOWN else f"{name[:MAX_SHOWN]}..."
         raise UserError(

@@ -24,10 +24,7 @@ class Export(NamedTuple):
 
 
 def parse(given: str, mode: str = "export") -> Export:
-    """What is to be written and where, for a mode of `OF_MODES` in its own format.
-
-    Raises ValueError for an unknown format, and for a place that is not named.
-    """
+    """What is written and where, for a mode of `OF_MODES` in its format. Raises ValueError for an unknown format, or no place."""
     name, colon, path = given.partition(":")
     if name in (*PRINTED, *FOLDERS, PAGE) and (colon or mode not in OF_MODES):
         if (colon and not path) or (name not in PRINTED and not path):

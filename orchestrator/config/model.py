@@ -104,10 +104,7 @@ class Model(Frozen):
         return ""
 
     def share(self, routine: str, tp: int, *, windowed: bool = False) -> dict[str, Scalar]:
-        """The part of one GPU of `tp`, as keys of a problem: of windowed layers, or of the others.
-
-        KV heads are copied if there are fewer of them than GPUs, as engines do.
-        """
+        """The part of one GPU of `tp` as keys of a problem, windowed layers or others. Engines copy KV heads if they are fewer."""
         if own := routine_of(routine):
             found = own.share(self, tp)
             return {} if isinstance(found, str) else dict(found)
@@ -141,9 +138,6 @@ def layers_that_keep_all(name: str) -> int | None:
 
 @cache
 def _file_of(name: str) -> Mapping[str, Any]:
-    """What the file of a model that comes with the project holds; nothing for another one.
-
-    A name may come from a row of any dataset. It is compared with the names of the files, and never used as a path.
-    """
+    """What a shipped model's file holds, else nothing. A name, maybe of a foreign row, is compared and never used as a path."""
     found = own_files("model").get(name)
     return yaml.safe_load(found.read_text(encoding="utf-8")) if found else {}

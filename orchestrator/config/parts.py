@@ -144,9 +144,6 @@ class Dashboard(Frozen):
 
 
 class Best(Frozen):
-    """`max_rel_err` is the largest relative error that a ranked answer may have; None ranks every answer that passed its check.
-
-    Answers that were not checked are then left out too.
-    """
+    """`max_rel_err`: the largest error of a ranked answer, which then must be checked; None ranks every one that passed."""
 
     max_rel_err: PositiveFloat | None = None

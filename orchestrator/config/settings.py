@@ -395,10 +395,7 @@ def all_keys() -> tuple[str, ...]:
 
 
 def nearest_key(key: str) -> str:
-    """The key that was probably meant: `key` itself if it is one, the full one if its first part was left out; else empty.
-
-    Of a key that has another name today, that name.
-    """
+    """The key that was probably meant: `key`, its name of today, the full one if its first part is missing; else empty."""
     known = all_keys()
     if key in known:
         return key

@@ -24,10 +24,7 @@ NOT_AXES = frozenset({"name", "about", "precision", "timed_in", "point_seconds",
 
 
 class Sweep(Frozen):
-    """Axes with their values; rules that exclude points of the grid; grids to include as well.
-
-    `precision` is what timing.precision is if nothing else is typed: decide for a sweep that asks which backend is best.
-    """
+    """Axes with values, and rules that exclude or include points; `precision` is that of timing unless another is typed."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9_.-]*$")]
     about: str = ""

@@ -20,10 +20,7 @@ MAX_WEIGHT, MAX_WORKLOADS = 1e15, 10_000
 
 
 def checked_weights(given: Any) -> WeightRules:
-    """Entries with keys of a problem and a weight above 0; one with a list stands for an entry of each value.
-
-    Raises ValueError, which says what is allowed.
-    """
+    """Entries with keys of a problem and a weight above 0; a list stands for an entry of each value. Raises ValueError."""
     if given == []:
         raise ValueError(
             "weights=[]: allowed: one workload or more, such as [{s_qo: 4, weight: 1}]; leave it out to weigh all alike"

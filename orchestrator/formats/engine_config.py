@@ -170,10 +170,7 @@ def draft_lines(data: Dataset, section: Sequence[Part], draft: Draft) -> Iterato
 
 
 def steps_of(data: Dataset, part: Part, runs: Choice) -> list[Record]:
-    """The steps of a flag with one query token and with drafts, in the deployment of `part`: those of `steps.sql`.
-
-    `alike` is equal for steps that differ in batch size and query tokens alone.
-    """
+    """The steps (`steps.sql`) of a flag in the deployment of `part`; `alike` is equal but for batch size and query tokens."""
     here = " AND ".join(f"{key} IS NOT DISTINCT FROM {literal(value)}" for key, value in zip(PLACE, part.place, strict=True))
     others = [quoted(key) for key in PROBLEM_KEYS if key not in (*PLACE, *OF_ONE_STEP, "routine", "q_dtype", "out_dtype")]
     layers = "" if part.layers == "all" else f" AND layers = {literal(part.layers)}"

@@ -233,10 +233,7 @@ def read_testlist(path: str, known: Mapping[str, frozenset[str]] | None) -> tupl
 
 
 def _case(text: str) -> tuple[argparse.Namespace, Rule]:
-    """The arguments of a line, which may be a pasted command with its program, and the keys of its problem.
-
-    Raises ValueError for what has no counterpart.
-    """
+    """The arguments of a line (maybe a pasted command) and the keys of its problem. Raises ValueError for anything else."""
     if len(text) > MAX_LINE:
         raise ValueError(f"{len(text):,} characters in a line; allowed: up to {MAX_LINE:,}")
     words = shlex.split(text)

@@ -153,10 +153,7 @@ def _known_backends(adapters: str | list[str] | tuple[str, ...]) -> Mapping[str,
 
 
 def with_traffic(config: Mapping[str, Any]) -> Config:
-    """The composed configuration with the traffic's points as its sweep's axes; unchanged for modes that read them.
-
-    Raises UserError for a file that cannot be read, and for keys that contradict it.
-    """
+    """The configuration with the traffic's points as axes; unchanged for modes that read them. UserError if they do not fit."""
     path, mode = str(config["traffic"]), str(config.get("mode"))
     if config.get("import") is not None:
         words = "allowed: one of them at a time; an imported file has lengths of its own"

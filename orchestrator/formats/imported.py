@@ -21,10 +21,7 @@ def microseconds(name: str, value: object) -> float:
 
 
 def common(path: str, content: bytes, sweep: str, origin: str) -> Row:
-    """The values that all rows of a file share. `origin` is the program that measured: their `orchestrator_version`.
-
-    The file's date stands for the time of measurement.
-    """
+    """What all rows of a file share, its date as that of measurement; `origin`, their `orchestrator_version`, is who measured."""
     written = written_at(path)
     return {
         "run_id": f"imported-{hashlib.sha256(content).hexdigest()[:12]}",

@@ -35,10 +35,7 @@ OPTIONS = OF_DTYPES | {"causal", "sliding_window", "rope", "kv_layout", "block_s
 
 
 def read(path: str) -> tuple[list[Rule], str]:
-    """A rule of a sweep for each different operation of attention, and a sentence on what was assumed and left out.
-
-    Raises UserError if no operation is left.
-    """
+    """A rule for each different operation, and what was assumed and left out in words. Raises UserError if none is left."""
     entries = any_json(read_text(path, "import", MAX_BYTES))
     if not isinstance(entries, list):
         raise UserError(f"import={path}: no list; give an attention list of OperatorX, [{{type: {MHA}, args: ...}}]")

@@ -60,10 +60,7 @@ CELLS: dict[str, tuple[Callable[[str], Any], str]] = {
 
 
 def read(path: str, device: Device, sweep: str) -> list[Row]:
-    """One row for each line of attention in a result file, marked as imported.
-
-    No column names the GPU, so `device` does. Raises UserError if no line is left.
-    """
+    """A row, marked as imported, for each line of attention; `device` is the GPU. Raises UserError if no line is left."""
     text = read_text(path, "import", MAX_BYTES)
     if "\0" in text:
         raise UserError(f"{path}:{text.count(chr(10), 0, text.index(chr(0))) + 1}: a null character, so no text; {GIVE}")
@@ -172,10 +169,7 @@ def _read(cells: Mapping[str, str], column: str) -> Any:
 
 
 def to_csv(rows: Iterable[Mapping[str, Any]]) -> tuple[str, Counter[str]]:
-    """Rows as FlashInfer's CSV, and the number of rows that it cannot hold, by reason.
-
-    `rows` has each point once. A time that was not measured in full says so in `case_tag`.
-    """
+    """Rows (each point once) as FlashInfer's CSV, rough ones named in `case_tag`, and how many it cannot hold, by reason."""
     out, left_out = io.StringIO(newline=""), Counter[str]()
     writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
     writer.writeheader()

@@ -60,10 +60,7 @@ def make_plan(
 
 
 def _decided(point: Point, models: Sequence[_DeviceModel], settings: Settings, backends: Backends, look: bool) -> Decision:
-    """The decision; `failed`, in words, for a plugin whose rule, bytes or modules cannot be asked for.
-
-    With `look`, `unsupported` if a library is missing where the point would run.
-    """
+    """The decision; `failed` for a plugin that cannot be asked; with `look`, `unsupported` if a library is missing there."""
     try:
         decision = _decide(point, models, settings, backends)
         asked = decision.kind == "run" or (decision.kind == "skipped" and point.engine)  # of an engine it is said before limits
@@ -281,10 +278,7 @@ class Backends:
         return self._known[key]
 
     def lacking(self, point: Point) -> str:
-        """The words for a library that is not where a point would run; empty if all are there that its problem needs.
-
-        A library must be on every machine, or on one of them if their versions may differ.
-        """
+        """The words for a library missing where a point would run: on a machine, or on all if versions may differ; else empty."""
         adapter = self.adapter_of(point)
         key = point.problem.routine, point.backend, point.env, adapter.distributions_for(point.problem)
         if key not in self._lacking:

@@ -111,10 +111,7 @@ def _how(settings: Settings) -> list[object]:
 
 
 class _Problems:
-    """Makes problems from the keys of a sweep and the model's share of one GPU, each with why its model cannot have it, if so.
-
-    Equal problems are the same object.
-    """
+    """Problems of a sweep's keys and the model's share of one GPU, equal ones once, each with why its model cannot have it."""
 
     def __init__(self, settings: Settings) -> None:
         self.trees, self.context = settings.trees, settings.timing.context
@@ -292,10 +289,7 @@ def _engine_of(settings: Settings) -> str:
 
 
 def _origin_of(routine: str, backend: object, plugins: tuple[str, ...]) -> tuple[Adapter, str]:
-    """A backend, and the hash of the plugin that it comes from, empty for one of this project.
-
-    Raises UserError for an unknown backend.
-    """
+    """A backend, and its plugin's hash, empty for this project's own. Raises UserError for an unknown backend."""
     try:
         return registry.get(routine, str(backend), plugins), plugin_code(registry.module_of(routine, str(backend), plugins))
     except registry.UnknownBackend as error:
@@ -306,10 +300,7 @@ def _origin_of(routine: str, backend: object, plugins: tuple[str, ...]) -> tuple
 
 
 def chosen(points: Iterable[Point], settings: Chosen) -> list[Point]:
-    """The points with the values of `where`; all of them without one.
-
-    Raises UserError for a key that no point has, and if no point has these values.
-    """
+    """The points with the values of `where`. Raises UserError for a key that no point has, and if none is left."""
     where = settings.where
     for key in where:
         if key not in (known := {*OF_POINTS, *Problem.model_fields, *own_axes()}):

@@ -35,10 +35,7 @@ RENAMED_L2 = ("cold", "dirty")  # the state of the L2 in rows whose command name
 
 
 def points_of(settings: Points) -> list[Point]:
-    """The points of a sweep as its mode needs them, or the one that `point` names.
-
-    Raises UserError for a sweep without points, and if no point of the sweep has that id.
-    """
+    """The points of a sweep, or the one that `point` names. Raises UserError if there are none, or no such one."""
     points = chosen(expand(settings), settings)
     if settings.mode == "check_power":
         points = _mutants_of(points, settings)

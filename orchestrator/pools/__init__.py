@@ -40,10 +40,7 @@ class ComputePool(Pool, Protocol):
         """Why machines that joined are not used."""
 
     def make_environments(self, wanted: Sequence[Environment], say: Say) -> dict[str, LibraryVersions]:
-        """Makes environments on each machine with devices, if they are not there. Gives their library versions by name.
-
-        Raises UserError for one that cannot be made.
-        """
+        """Makes environments where devices are; gives their versions by name. Raises UserError for one that cannot be made."""
 
     def compile_in(self, wanted: CompileRequest, say: Say) -> Compiled:
         """Compiles the modules of an environment's points, and keeps them on each machine with devices that load them."""

@@ -67,10 +67,7 @@ def grid(before: Record | None, after: Record) -> Grid:
 
 
 def change(settings: ReplaySettings, before: Record, after: Record) -> str | None:
-    """The change of the point's time with its 95% interval, and what it means, as mode=compare judges it.
-
-    None if there is nothing to compare: a side without a time, or GPUs of two kinds.
-    """
+    """The change of the point's time with its 95% interval, as mode=compare judges it; None without two times on one GPU kind."""
     if not (before["status"] == after["status"] == "ok" and before["device_name"] == after["device_name"]):
         return None
     from orchestrator.analysis.compare.comparison import compare_rows

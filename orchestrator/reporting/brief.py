@@ -108,10 +108,7 @@ def _letters(names: Sequence[str]) -> dict[str, tuple[str, str]]:
 
 
 def _blocks(records: Sequence[Record], letters: dict[str, tuple[str, str]], width: int) -> tuple[int, list[Text]]:
-    """The map, and how many workloads are in it: batches down, contexts across for each length of queries, in two blocks at most.
-
-    Of more than have room some are shown, spread evenly.
-    """
+    """The map and its number of workloads: batches down, contexts across by length, in two blocks, evenly chosen if too many."""
     cells = {(one["batch_size"], one["s_qo"], one["s_kv"]): one for one in records}
     across = [*dict.fromkeys((s_qo, s_kv) for _, s_qo, s_kv in sorted(cells, key=lambda of: of[1:]))]
     room = max(1, (width - LABEL) // CELL)

@@ -68,10 +68,7 @@ def _about(data: Dataset, settings: AskSettings) -> str:
 
 
 def _answer(settings: AskSettings) -> tuple[Dataset, list[str], list[tuple[Any, ...]]]:
-    """The dataset, and the columns and rows of `question`.
-
-    Raises UserError if no row answers it, as for a terminal, and for unknown columns.
-    """
+    """The dataset, columns and rows of `question`. Raises UserError for no rows, and for unknown columns."""
     data = opened(settings, mix_of(settings))
     question = str(settings.question)
     if settings.traffic is not None:

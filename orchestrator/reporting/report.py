@@ -78,10 +78,7 @@ def no_question_to_quality(question: str, path: str) -> str:
 
 
 def grids(data: Dataset, question: str | None = None) -> list[Grid]:
-    """The full answer to one question; without one that of `best`, each question in a line, and the count of statuses.
-
-    If the dataset has the `points` of a sweep, the question `odd` also lists those that never ran.
-    """
+    """The answer to one question; else of `best`, each question in a line, and statuses. `odd` lists `points` that never ran."""
     if question is not None:
         answer = [*MODULES[question].grids(data), *(pad_up.grids(data) if question in pad_up.BESIDE else [])]
         how = [*how_timed.grids(data), *gpu_grids(data)] if answer else []

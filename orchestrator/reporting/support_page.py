@@ -34,10 +34,7 @@ Answers: TypeAlias = tuple[tuple[str, ...], ...]  # what is served, in columns
 
 
 def page(plugins: tuple[str, ...] = ()) -> str:
-    """The text of `docs/support.md`, with the backends of plugins added.
-
-    Raises ImportError, ValueError or AttributeError for a module that is no plugin.
-    """
+    """`docs/support.md`, also of plugins. Raises ImportError, ValueError or AttributeError for a module that is no plugin."""
     devices = {arch: known_devices()[name] for arch, name in ARCHITECTURES.items()}
     found = registry.adapters(plugins)
     parts = [USUAL["page"].format(s_qo=", ".join(DRAFT_LENGTHS), context=CONTEXT, features=", ".join(FEATURES))]

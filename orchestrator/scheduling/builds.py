@@ -33,10 +33,7 @@ class Builds(Protocol):
 
 
 class ThreadedBuilds:
-    """Builds in threads of this process.
-
-    `found` holds modules that an archive has compiled already; `loaded` are the architectures of the devices here.
-    """
+    """Builds in threads here. `found` was compiled before, `loaded` are the architectures of the devices here."""
 
     stranded = False
 
@@ -67,10 +64,7 @@ class ThreadedBuilds:
 
 
 def iter_built(builds: Builds) -> Iterator[Built]:
-    """Every module as soon as it is compiled or has failed; closes the builds at the end.
-
-    Raises NoWorkers if modules are left and no machine is left to compile them.
-    """
+    """Every module once compiled or failed; closes the builds. Raises NoWorkers if no machine is left for one."""
     try:
         while builds.left:
             if builds.stranded:

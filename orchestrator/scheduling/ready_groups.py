@@ -67,10 +67,7 @@ class ReadyGroups:
         return bool(self._waiting)
 
     def batches(self, timeout_s: float) -> list[Batch]:
-        """The groups that can start now, each once, as batches of tasks; waits at most that long if there is none.
-
-        Raises NoWorkers if the caller would wait and no machine is left to compile.
-        """
+        """The groups that can start now, each once, within `timeout_s`. Raises NoWorkers if no machine is left to compile."""
         self._require_compiler(give_up=timeout_s > 0)  # with a timeout of 0 other points are still at work
         ended = self.builds.wait(timeout_s) if self.builds.left and not self._complete() else []
         for built in ended:

@@ -356,10 +356,7 @@ class WorkQueue:
         self._batches.append(Batch((task,), devices))
 
     def take(self, device_name: str, others_at_work: bool) -> Batch | None:
-        """The next batch for a device; None if there is none for it now.
-
-        A task under which a machine was lost waits while other work could be lost with it (`others_at_work`).
-        """
+        """The next batch for a device, if any. A task that lost a machine waits while others are at work (`others_at_work`)."""
         found = next((b for b in self._batches if device_name in b.devices and not b.tasks[0].machines_lost), None)
         if found is None and not others_at_work:
             found = next((b for b in self._batches if device_name in b.devices), None)

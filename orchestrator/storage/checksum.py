@@ -46,10 +46,7 @@ def write(table: pa.Table, file: IO[bytes]) -> None:
 
 
 def require_whole(file: str | Path | IO[bytes], name: object) -> bool:
-    """Whether a file has a digest, which is right. A file of an older version has none.
-
-    Raises DamagedDataset if a byte has changed since it was written, OSError if it cannot be read. `name` is how messages call it.
-    """
+    """Whether a file has a digest; older ones have none. Raises DamagedDataset, with `name`, for a wrong one, and OSError."""
     if isinstance(file, str | Path):
         with open_to_read(file) as opened:
             return require_whole(opened, name)

@@ -1,7 +1,4 @@
-"""A row as a line of a journal, and what every reader takes of one. A row passes this check before it is stored.
-
-So one value that no column holds costs its own row, and never the dataset.
-"""
+"""A row as a line of a journal, checked by writer and readers: a value that no column holds costs its own row alone."""
 
 from __future__ import annotations
 

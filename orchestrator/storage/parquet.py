@@ -37,10 +37,7 @@ def foreign_names(names: Iterable[str]) -> list[str]:
 
 
 def data_file(path: str | Path) -> Path:
-    """The Parquet file of a dataset: that of its folder, or the file that `path` names with or without `.parquet`.
-
-    For a dataset that is not there yet, that of its folder.
-    """
+    """The Parquet file of a dataset: its folder's, also if there is none yet, or `path` itself, with or without `.parquet`."""
     place = Path(path)
     try:
         files = [] if place.is_dir() else [place, Path(f"{place}.parquet")]

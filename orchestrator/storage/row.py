@@ -1,7 +1,4 @@
-"""How a row is filled, and how it is written to Parquet and JSON. Every point gets one row, whether it ran or not.
-
-`columns/` says what each column means.
-"""
+"""How a row is filled, and written to Parquet and JSON: every point gets one. `columns/` says what each column means."""
 
 from __future__ import annotations
 
@@ -89,10 +86,7 @@ def begin(point: Point, common: Row) -> Row:
 
 
 def finish(row: Row, status: Status, reason: str = "") -> Row:
-    """The whole row: every column, null if unknown, and no result unless the status is `ok`.
-
-    Raises KeyError for a column that there is not.
-    """
+    """The whole row: unknown columns null, results only if `ok`. Raises KeyError for a column that there is not."""
     if unknown := set(row) - set(COLUMNS):
         raise KeyError(f"no such columns: {sorted(unknown)}")
     full = {name: row.get(name) for name in COLUMNS} | {"status": status, "reason": reason}

@@ -31,10 +31,7 @@ KINDS = {
 
 
 def require_plain(path: str | Path, *, follow: bool = False) -> bool:
-    """Whether there is a plain file. Raises NotPlain for anything else of that name, OSError if it cannot be looked at.
-
-    With `follow`, a link to a plain file is one too: of files that are only read.
-    """
+    """Whether a plain file is there, or with `follow` a link to one. Raises NotPlain for anything else, and OSError."""
     try:
         found = Path(path).stat(follow_symlinks=follow)
     except FileNotFoundError:
@@ -124,10 +121,7 @@ def written_at(path: str | Path) -> str:
 
 
 def read_text(path: str | Path, key: str, limit: int = 4 * 10**6) -> str:
-    """The text of a file that a person has named by `key`.
-
-    Raises UserError if it is not plain, has more than `limit` bytes, or is no UTF-8.
-    """
+    """The text of a file named by `key`. Raises UserError if it is not plain, above `limit` bytes, or no UTF-8."""
     try:
         content = read_bytes(path, limit)
     except OSError as error:

@@ -29,10 +29,7 @@ SPARE = 0.9  # of limits.point_seconds: the words of a process that hangs come b
 
 @dataclass
 class EnvironmentInputs(SharedInputs):
-    """The inputs of a problem in the process of an environment, equal to the worker's by checksum.
-
-    The right answer is the worker's, and so are the inputs that outputs are judged by.
-    """
+    """The inputs in an environment's process, equal by checksum; the right answer and the judged inputs are the worker's."""
 
     process: Process = field(kw_only=True)
     of_worker: SharedInputs = field(kw_only=True)
@@ -157,10 +154,7 @@ class Environments:
         self._inputs.clear()
 
     def restore(self, name: str) -> str:
-        """Draws the inputs of an environment again if a backend that failed has damaged them: the next one is not to blame.
-
-        What it wrote to, in words, as `restore_if_changed` says it.
-        """
+        """Draws an environment's inputs again if a failed backend damaged them; what it wrote to, as `restore_if_changed` says."""
         if name in self._inputs:
             with suppress(ProcessEnded):
                 return self._inputs[name].restore_if_changed()

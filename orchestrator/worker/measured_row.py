@@ -1,7 +1,4 @@
-"""From a measurement to its row: times, rates, energy and host time as columns, and notes on their limits.
-
-A backend may be credited with the time of another one whose call is the same.
-"""
+"""From a measurement to its row: times, rates, energy, host time, notes. A call that equals another's may have its time."""
 
 from __future__ import annotations
 
@@ -190,10 +187,7 @@ def _impossible(row: Row) -> str:
 
 
 def measure_host(timed: Sequence[PreparedBackend]) -> None:
-    """Adds the columns of the host's time to the rows of the backends that were timed.
-
-    The last check of the output follows: a plan that leaves the backend wrong makes the row a mismatch.
-    """
+    """Adds the host's time to rows that were timed. A plan that leaves the backend wrong makes the row a mismatch."""
     for one in timed:
         with _turn_of(one):
             inputs, timer = one.shared.inputs, one.series.timer

@@ -60,10 +60,7 @@ class PointRunner:
 
     @classmethod
     def create(cls, config: WorkerConfig, device: Device, node_id: str = "") -> PointRunner:
-        """Imports torch and the adapters, opens the device and gets its ceilings.
-
-        Raises OtherVersions if this process has other libraries than the plan and `config.versions` is "same".
-        """
+        """Imports torch, opens the device. Raises OtherVersions for other libraries than planned if `versions` is "same"."""
         with gc_pause.paused():  # a sixth of the time that the import takes
             import torch
 
@@ -125,10 +122,7 @@ class PointRunner:
             synchronize(self.device)
 
     def measure(self) -> WorkResult:
-        """Measures all prepared backends interleaved, checks each again, and returns their rows.
-
-        If the device's context breaks, no row follows that of the point that broke it.
-        """
+        """Measures all interleaved, checks each again, and returns their rows: none behind one that broke the device's context."""
         prepared, self._prepared = self._prepared, []
         if not self.healthy or not prepared:
             return WorkResult(healthy=self.healthy)
@@ -167,10 +161,7 @@ class PointRunner:
         return culprit
 
     def _rows_of(self, measured: Sequence[PreparedBackend], before: Sequence[str]) -> tuple[Row, ...]:
-        """The rows of those that were measured and checked.
-
-        None of a point in a process that another point has ended: it runs once more, alone.
-        """
+        """The rows of those that were measured; none of a point whose process another one ended: it runs once more, alone."""
         others = ", ".join(dict.fromkeys([*before, *self.provenance.other_processes()]))
         here = (others, self.config.timing, self.device, self.provenance)
         return tuple(measured_row(one, *here) for one in measured if not isinstance(one.series.error, ProcessGone))

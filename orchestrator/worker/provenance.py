@@ -1,7 +1,4 @@
-"""Where a row was measured: the device's identity, its driver and measured ceilings, and other processes on it.
-
-Ceilings are cached by device, driver and torch version, so that they are measured once.
-"""
+"""Where a row was measured: device, driver, other processes, and ceilings, cached by device, driver and torch version."""
 
 from __future__ import annotations
 

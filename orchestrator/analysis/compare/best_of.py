@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from orchestrator.analysis.compare.pairs import LIST_COLUMNS, PLACE_COLUMNS, tree_texts
-from orchestrator.analysis.keys import PROBLEM_KEYS
+from orchestrator.analysis.keys import GRID_AXES, PROBLEM_KEYS
 from orchestrator.analysis.noise import SAME, first_of_aa_pairs
 from orchestrator.analysis.questions import contenders_by, ranked_by, ranking_of
 from orchestrator.analysis.questions.exactness import error, named
@@ -74,36 +74,26 @@ def best_of(baseline: Selection, candidate: Selection, max_rel_err: float | None
     """Both sides' best backends by the ranking. If both have several devices, each is compared with itself."""
     sides = baseline.rows, candidate.rows
     places = [place for place in PLACE_COLUMNS if min(rows[place].nunique() for rows in sides) > 1]
-    devices = [_only(rows["device_name"]) for rows in sides]
-    of_devices = None not in devices and devices[0] != devices[1]
+    devices = [rows["device_name"].dropna().unique().tolist() for rows in sides]
+    of_devices = len(devices[0]) == len(devices[1]) == 1 and devices[0] != devices[1]
     places = [place for place in places if not of_devices or place != "env"]  # a workload counts once, whatever measured it
     keys = [key for key in PROBLEM_KEYS if key not in PLACE_COLUMNS or key in places]
     (first, _), (second, ran) = (_ranked(rows, keys, max_rel_err) for rows in sides)
     problems = first.merge(second.drop(columns=keys), on="place", suffixes=("_a", "_b"))
     problems = problems.merge(ran, left_on=["place", "kernel_a"], right_on=["place", "kernel"], how="left")
-    problems = problems.assign(
-        speed_up=problems["own_us_a"] / problems["own_us_b"], keeping=problems["kept_us"] / problems["own_us_b"]
-    )
-    names = (str(devices[0]), str(devices[1])) if of_devices else (baseline.name, candidate.name)
+    for name, us in (("speed_up", "own_us_a"), ("keeping", "kept_us")):
+        problems[name] = problems[us] / problems["own_us_b"]
+    names = (str(devices[0][0]), str(devices[1][0])) if of_devices else (baseline.name, candidate.name)
     return BestOfSides(names, of_devices, problems)
 
 
-def _only(values: pd.Series) -> str | None:
-    found = values.dropna().unique()
-    return str(found[0]) if len(found) == 1 else None
-
-
 def _ranked(rows: pd.DataFrame, keys: list[str], max_rel_err: float | None) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The best of each problem that is no reference, and the time of each kernel there. `place` is equal for equal keys.
-
-    Keys are text but for numbers that people read.
-    """
+    """The best of each problem (no reference), and the time of each kernel there; `place` is equal for equal keys."""
     once = first_of_aa_pairs(rows)
     masks = [mask if tree is None else f"{mask} {tree}" for mask, tree in zip(once["mask"], tree_texts(once), strict=True)]
     data = ranking_of(once.drop(columns=[*LIST_COLUMNS, "tree"], errors="ignore").assign(mask=masks), max_rel_err)
-    as_they_are = ("batch_size", "s_kv", "s_qo")
     shown = ", ".join(
-        quoted(key) if key in as_they_are else f"coalesce({quoted(key)}::VARCHAR, '–') AS {quoted(key)}" for key in keys
+        quoted(key) if key in GRID_AXES else f"coalesce({quoted(key)}::VARCHAR, '–') AS {quoted(key)}" for key in keys
     )
     best = f"""
         SELECT place, {shown}, best.backend, best.kernel, best.median_us AS us, best.own_us, best.rel_err
@@ -135,13 +125,8 @@ def by_batch(part: pd.DataFrame) -> list[BatchRange]:
 
 
 def grids(found: BestOfSides, same: float = SAME) -> list[Grid]:
-    """The ratio by dtypes, and the problems whose best kernel is another one; nothing if the sides share no problem.
-
-    Keeping a kernel costs something if it takes longer by more than `same`.
-    """
-    if found.problems.empty:
-        return []
-    return [_lines(found), *_changed(found, same)]
+    """The ratio by dtypes, and where another kernel is best: keeping one costs something beyond `same`. Empty without problems."""
+    return [] if found.problems.empty else [_lines(found), *_changed(found, same)]
 
 
 def headline(found: BestOfSides) -> str:
@@ -170,20 +155,11 @@ def _parts(found: BestOfSides) -> list[tuple[dict[str, Any], list[BatchRange]]]:
 
 
 def _lines(found: BestOfSides) -> Grid:
-    baseline, candidate = found.names
-    counts = found.problems.groupby(list(OF_LINE), sort=True).agg(
-        problems=("speed_up", "size"), least=("speed_up", "min"), most=("speed_up", "max")
-    )
-    yours = _yours(found)
+    (baseline, candidate), yours = found.names, _yours(found)
+    counts = found.problems.groupby(list(OF_LINE), sort=True)["speed_up"].agg(["size", "min", "max"])
     cells = tuple(
-        (
-            _title(key, found.problems, whole=True),
-            _words(ranges),
-            f"{one['least']:.2f} to {one['most']:.2f}",
-            f"{one['problems']:,.0f}",
-            *own,
-        )
-        for (key, ranges), one, own in zip(_parts(found), counts.to_dict("records"), yours, strict=True)
+        (_title(key, found.problems, whole=True), _words(ranges), f"{least:.2f} to {most:.2f}", f"{count:,.0f}", *own)
+        for (key, ranges), (count, least, most), own in zip(_parts(found), counts.to_numpy().tolist(), yours, strict=True)
     )
     title = f"{candidate} over {baseline}, the best backend of each: how many times as fast, geometric mean"
     header = ("what", "times as fast", "least to most", "problems", *(("by your weights",) if any(yours) else ()))
@@ -205,13 +181,8 @@ def _words(ranges: list[BatchRange], *, few: bool = False) -> str:
     if few and len(ranges) > 3:
         means = [one.mean for one in ranges]
         return f"{min(means):.2f} to {max(means):.2f} by batch"
-    return ", ".join(f"{one.mean:.2f} at batch {_range(one, ranges[-1])}" for one in ranges)
-
-
-def _range(one: BatchRange, last: BatchRange) -> str:
-    if one.first == one.last:
-        return f"{one.first}"
-    return f"{one.first} and up" if one is last else f"{one.first} to {one.last}"
+    ends = ["" if one.first == one.last else " and up" if one is ranges[-1] else f" to {one.last}" for one in ranges]
+    return ", ".join(f"{one.mean:.2f} at batch {one.first}{end}" for one, end in zip(ranges, ends, strict=True))
 
 
 def _changed(found: BestOfSides, same: float) -> list[Grid]:

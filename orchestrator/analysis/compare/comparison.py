@@ -130,10 +130,7 @@ def require_own_medians(side: Selection) -> None:
 
 
 def find_cards(sides: Sequence[Selection], path: str | None) -> Cards:
-    """How GPUs of one kind differ, from the datasets that `cards=` names, or from the rows of each side.
-
-    A candidate's row is no repeat of a baseline's: what changed between them is the question.
-    """
+    """How GPUs of one kind differ: from the datasets of `cards=`, or from each side's rows, which are no repeats of the other's."""
     if path is not None:
         return learn_from(path)
     rows = pd.concat([side.rows[list(COLUMNS)] for side in sides], ignore_index=True)
@@ -142,10 +139,7 @@ def find_cards(sides: Sequence[Selection], path: str | None) -> Cards:
 
 
 def find_noise_floors(paths: Sequence[str], noise: str | None) -> NoiseFloors:
-    """The fitted floors of the A/A pairs under `noise`, or of those beside the first of the paths that has enough.
-
-    Raises UserError if `noise` has too few pairs.
-    """
+    """The fitted floors under `noise` (UserError if it has too few pairs), or beside the first of the paths that has enough."""
     for path in [noise] if noise else [companion(owner(path) or path, "noise") for path in paths]:
         table = access.read(path).to_pandas()
         found = fitted_floors(table, path) if len(table) else NoiseFloors({})

@@ -58,10 +58,7 @@ DISTURBED = ("max_samples", "max_seconds")  # such a median did not settle: othe
 
 
 def red_points(points: pd.DataFrame, decided: GateDecision, missing: str) -> pd.Series:
-    """Which points are red: slower by the gate, without a time any more, or, unless `missing` is "allow", without a row.
-
-    Of two kinds of GPU no point is slower by the gate, since there is none.
-    """
+    """Which points are red: slower by the gate (of one kind of GPU), broken, or without a row unless `missing` is "allow"."""
     red = points["verdict"].isin(BROKEN) | (is_absent(points) & (missing != "allow"))
     if not is_of_two_kinds(points):
         red[points["counted"]] = decided.points
@@ -75,10 +72,7 @@ def is_of_two_kinds(points: pd.DataFrame) -> bool:
 
 
 def is_absent(points: pd.DataFrame) -> pd.Series:
-    """Points that the baseline has a time for and the candidate has nothing: no row, or one that was skipped.
-
-    On another kind of GPU a skipped point has its reason, such as too little memory.
-    """
+    """Points whose time the candidate lacks without a reason; one that was skipped on another kind of GPU has a reason."""
     has_reason = points["status_b"].isin(["unsupported", "skipped"] if is_of_two_kinds(points) else ["unsupported"])
     return (points["verdict"] == "missing") & ~has_reason
 

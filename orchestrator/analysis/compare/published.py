@@ -47,10 +47,7 @@ RULE = (
 
 
 def published_grids(settings: CompareSettings) -> list[Grid]:
-    """The tables, if one of the two sides of a comparison holds imported rows alone, or both do; else none.
-
-    Raises UserError if no workload is in both.
-    """
+    """The tables if a side holds imported rows alone; else none. Raises UserError if no workload is in both."""
     if not settings.baseline or not settings.candidate:
         return []
     sides = [

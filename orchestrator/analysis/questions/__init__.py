@@ -213,10 +213,7 @@ def _with_own_steps(data: Dataset, draft: Draft) -> Draft:
 
 
 def _create_workloads(data: Dataset, weights: WeightRules, traffic: Mix | None) -> None:
-    """`workloads`: of each problem its workload, phase and layers, and how much it counts.
-
-    `asked` is its weight even if it is too big for the GPU.
-    """
+    """`workloads`: workload, phase, layers and weight of each problem; `asked` is its weight even if it is too big for the GPU."""
     data.execute(f"""
         CREATE TEMP {_kind(data)} all_workloads AS
         SELECT problem, hash({WORKLOAD}) AS workload, phase, call_phase, of_layers, hash({WAY}) AS way, weight

@@ -188,10 +188,7 @@ def _break_even(record: Record) -> str:
 
 
 def break_even_acceptance(tokens: float, drafted: int) -> float | None:
-    """The constant chance at which a step with so many drafted tokens yields `tokens`; None if it cannot even at 1.
-
-    It inverts (1 - a^(k+1)) / (1 - a) = 1 + a + ... + a^k, which grows with a, by halving an interval.
-    """
+    """The `a` at which 1 + a + ... + a^drafted is `tokens`, by halving an interval; None if it is less even at 1."""
     if tokens > drafted + 1:
         return None
     low, high = 0.0, 1.0

@@ -20,10 +20,7 @@ def named(backend: str, kernel: str | None) -> str:
 
 
 def error(rel_err: float | None, ratio: float | None = None, than: str = "the next's") -> str:
-    """The relative error of an answer's worst row, and how many times the runner-up's that is if it is much more.
-
-    `than` names another error that `ratio` is over.
-    """
+    """The relative error of an answer's worst row, and by what factor it is over another one (`than`), if that is much."""
     if rel_err is None:
         return "unchecked"
     worse = f", {ratio:.0f}× {than}" if ratio is not None and ratio >= COARSE else ""

@@ -53,10 +53,7 @@ def group_by(records: Sequence[Record], keys: Sequence[str]) -> dict[tuple[Any, 
 def split_by_title(
     records: Sequence[Record], down: Sequence[str], names: Sequence[str] = TITLE_KEYS
 ) -> Iterator[tuple[str, list[Record]]]:
-    """The parts of an answer that become one table each.
-
-    A title is such as `llama_3_1_70b · q bf16, kv bf16 · clean L2 · NVIDIA H200`.
-    """
+    """The parts of an answer that become a table each, by title: `llama_3_1_70b · q bf16, kv bf16 · clean L2 · NVIDIA H200`."""
     extra = varying_keys(records, (*names, *down))
     for values, part in group_by(records, [*names, *extra]).items():
         key = dict(zip(names, values, strict=False))

@@ -1,7 +1,4 @@
-"""Reads aiconfigurator's tables: one row for each line, marked as imported.
-
-What its collectors do and the tables do not say is in their source: page sizes, the order of pages, and which queries have 8 bits.
-"""
+"""Reads aiconfigurator's tables, a row for each line. Page sizes and orders, and 8-bit queries, are in its collectors' source."""
 
 from __future__ import annotations
 

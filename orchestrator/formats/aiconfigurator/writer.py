@@ -67,10 +67,7 @@ def _ranked_first(rows: Sequence[Mapping[str, Any]]) -> list[Record]:
 
 
 def save(tables: Mapping[str, list[dict[str, Any]]], folder: str, notes: Sequence[str] = ()) -> list[str]:
-    """Writes the tables and `collection_meta.yaml`, which has the notes as comments; returns the names of the files.
-
-    Raises UserError as `save_files` does, and for no tables.
-    """
+    """Writes tables and `collection_meta.yaml` with notes; returns their names. Raises UserError as `save_files`, or for none."""
     if not tables:
         words = "no row of the dataset fits its tables; leave where out, or type another results.path"
         raise UserError(f"export=aiconfigurator: {words}")

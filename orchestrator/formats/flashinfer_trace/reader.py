@@ -65,10 +65,7 @@ SCALE_ERROR = 1e-3  # relative; float32 and the digits that were printed
 
 
 def read(path: str) -> tuple[list[Rule], str]:
-    """A rule of a sweep for each workload, equal ones once, and a sentence on where the lengths come from and what is left out.
-
-    Raises UserError if no line is left.
-    """
+    """A rule for each different workload, and what was assumed and left out in words. Raises UserError if none is left."""
     rest, root = Remainder(path), root_of(Path(path))
     found: dict[str, Rule] = {}
     taken = exact = 0
@@ -248,10 +245,7 @@ def _checked(queries: list[int], kvs: list[int], *, least: int) -> list[tuple[in
 
 
 def rows_of(path: str, device: Device | None, sweep: str) -> list[Row]:
-    """A row for each evaluation, of two of one solution at one workload the last. The GPU is the one that the trace names.
-
-    Raises UserError if no evaluation is left.
-    """
+    """A row for each evaluation, the last of a solution at a workload. Raises UserError if none is left."""
     rest, root = Remainder(path), root_of(Path(path))
     common = imported.common(path, read_bytes(path, MAX_BYTES), sweep, ORIGIN)
     rows: dict[str, Row] = {}

@@ -33,10 +33,7 @@ REFERENCE = "torch_sdpa"
 
 
 def to_traces(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, list[dict[str, Any]]], Counter[str]]:
-    """The traces of each definition by its name, and the number of rows that the schema cannot hold, by reason.
-
-    `rows` has each point once. A time that was not measured in full says so in `log`.
-    """
+    """The traces of each definition, rough ones named in `log`, and how many `rows` (each point once) it cannot hold, and why."""
     reference = {row["group_id"]: row["median_us"] for row in rows if row["backend"] == REFERENCE and row["status"] == "ok"}
     found, left_out = defaultdict(list), Counter[str]()
     for row in rows:
@@ -54,10 +51,7 @@ def notes_on(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def save(found: Mapping[str, list[dict[str, Any]]], folder: str) -> dict[str, int]:
-    """Writes the traces and their lengths below a folder; returns the lines of each file.
-
-    Raises UserError as `save_files` does, and for no traces.
-    """
+    """Writes traces and lengths below a folder; returns each file's lines. Raises UserError as `save_files`, and for no traces."""
     if not found:
         words = "no row of the dataset fits its schema; leave where out, or type another results.path"
         raise UserError(f"export=flashinfer_trace: {words}")

@@ -1,7 +1,4 @@
-"""The machines of a Ray cluster as they join, fall silent and leave.
-
-A machine that joins describes itself and gets the kernel modules; then it counts as one of the others.
-"""
+"""The machines of a Ray cluster as they join, fall silent and leave. One that joins gets the kernel modules first."""
 
 from __future__ import annotations
 
@@ -212,10 +209,7 @@ def identity(pid: int) -> tuple[int, str] | None:
 
 
 def end(process: tuple[int, str]) -> None:
-    """Kills a process, whatever it does, and returns once it is gone and its memory and GPU memory are free.
-
-    Raises TimeoutError for one that survives, as in a GPU driver that hangs.
-    """
+    """Kills a process; returns once its memory and GPU memory are free. Raises TimeoutError if it hangs, as in a driver."""
     deadline = time.monotonic() + END_SECONDS
     while identity(process[0]) == process:
         with suppress(ProcessLookupError):

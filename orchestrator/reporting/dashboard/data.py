@@ -62,10 +62,7 @@ NOISE = f"""floor_at(noise_floor, ranked_us, own_us) / 2 + CASE WHEN context = '
 
 
 def load(path: str | Path, where: Where) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Rows of a dataset that the page will hold, and what it says about them.
-
-    Of more rows than `MAX_ROWS`, the newest of each point stay. Raises UserError for no rows, an unknown column, or still too many.
-    """
+    """Rows of a page (beyond `MAX_ROWS` each point's newest), and what it says of them. Raises UserError: none, or too many."""
     return rows_and_header(open_views(path, where=where), path)
 
 
@@ -136,10 +133,7 @@ def _ran(table: pd.DataFrame) -> list[str]:
 
 
 def _ranking(data: Dataset, view: str, rows: pd.Series) -> pd.DataFrame:
-    """A ranking in the words of `question=best`: who is next, how far ahead the winner is, and both errors.
-
-    `row` is the winner's position among `rows`, the numbers of the page's rows in order.
-    """
+    """A ranking in words: who is next, the lead, both errors; `row` is the winner's position among `rows`, the page's."""
     position = {row: number for number, row in enumerate(rows)}
     lines = []
     for record in data.records(f"FROM {view} ORDER BY row"):

@@ -35,10 +35,7 @@ EXPORT = re.compile(r"^export ((?:async )?(?:function|class|const) (\w+))", re.M
 
 
 def make(path: str | Path, where: Where, *, served: bool) -> str:
-    """The page of the dataset under `path`. Served, it links to its Parquet; else it carries it where that is small.
-
-    Raises UserError as `data.load` does.
-    """
+    """The page of a dataset, with its Parquet if it is not served and that is small. Raises UserError as `data.load` does."""
     table, header = data.load(path, where)
     if not served:  # a page that is passed on names no folder of this machine
         table["again"] = table["again"].str.replace(r"results\.path='?/.*/", "results.path=", regex=True)

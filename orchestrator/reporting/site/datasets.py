@@ -64,10 +64,7 @@ class Listed:
 
 
 def find(path: str) -> list[str]:
-    """The datasets under a path or a pattern. A folder of datasets stands for all of them.
-
-    Raises UserError for too many.
-    """
+    """The datasets under a path or pattern, all those of a folder. Raises UserError for too many."""
     if access.in_objects(path):
         return [path]
     places = local_datasets(path)
@@ -112,10 +109,7 @@ def table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 
 def digest(place: str, where: Where, code: str) -> str:
-    """A digest of what the pages of a dataset are made of: its files, those of its A/A pairs, the rows chosen, and the code.
-
-    Empty if rows come from elsewhere, such as a journal or an object store.
-    """
+    """A digest of dataset, A/A pairs, chosen rows and code; empty if rows come from a journal or an object store."""
     sources, noise = find_sources(place)
     found = hashlib.sha256(f"{code} {place} {where!r} {len(sources)}".encode())
     for file in (*sources, *noise):

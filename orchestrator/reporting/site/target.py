@@ -132,10 +132,7 @@ class Target:
             shutil.rmtree(self.root, ignore_errors=True)
 
     def finish(self) -> int:
-        """Removes what an earlier run wrote and this one did not. Returns the number of bytes of the site.
-
-        Raises UserError if a file cannot be removed.
-        """
+        """Removes what only an earlier run wrote. Returns the bytes of the site. Raises UserError if it cannot."""
         try:
             self._save_manifest(self._before | self._made.keys())
             for name in self._before - self._made.keys() - {MANIFEST}:
@@ -160,10 +157,7 @@ def _remove(file: Path) -> None:
 
 
 def _put(file: Path, content: bytes) -> None:
-    """Writes a file beside its place and moves it there, unless it is there: a reader sees the old one or the new.
-
-    A link there is replaced itself.
-    """
+    """Writes a file, or takes the place of a link, in one step: a reader sees the old one or the new."""
     if not file.is_symlink() and file.is_file() and file.stat().st_size == len(content) and file.read_bytes() == content:
         return
     if file.is_symlink():

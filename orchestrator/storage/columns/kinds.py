@@ -12,10 +12,7 @@ Status = Literal["ok", "unsupported", "skipped", "mismatch", "failed", "timeout"
 
 @dataclass(frozen=True)
 class FromColumn:
-    """The value of a newer column in an older row: the value of `column`, or another one that `values` gives for it.
-
-    `prefix` stands before a value that `values` does not have.
-    """
+    """A newer column's value in an older row: what `values` has for that of `column`, or `prefix` and that value itself."""
 
     column: str
     values: Mapping[str, str] = field(default_factory=dict)

@@ -1,7 +1,4 @@
-"""Objects under a prefix of an S3-compatible store, through pyarrow. Knows nothing of rows.
-
-Relies on what S3 promises: an object is there as a whole or not at all, and who lists or reads next sees it.
-"""
+"""Objects under a prefix of an S3 store, through pyarrow: each is there whole or not, and whoever lists next sees it."""
 
 from __future__ import annotations
 

@@ -144,10 +144,7 @@ class ObjectStore:
 
 
 def read(path: str) -> pa.Table:
-    """The dataset under `path`, including rows that are still only in the journal.
-
-    Raises UserError if it cannot be read, DamagedDataset for an object that is damaged or not this project's.
-    """
+    """The dataset under `path` with its journal. Raises UserError if it cannot be read, DamagedDataset if it is not ours."""
     try:
         return _look(Bucket(path), path)[0]
     except OSError as error:
