@@ -137,14 +137,11 @@ def _line(error: dict[str, object], prefix: str, nearest: Callable[[str], str]) 
             return f"{key}: there is no such key; {hint}"
         case "missing":
             return f"{key}: a value is needed"
-    allowed = ALLOWED.get(str(error["type"])) or _plain(message.removeprefix("Input should be "))
+    bound = message.removeprefix("Input should be ")  # as people say it
+    plain = bound.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
+    allowed = ALLOWED.get(str(error["type"])) or plain
     near = did_you_mean(error["input"], re.findall(r"'([^']*)'", allowed)) if error["type"] == "literal_error" else ""
     return f"{key}={shown(error['input'])}:{near} allowed: {allowed}"
-
-
-def _plain(bound: str) -> str:
-    """A bound as people say it: `at least 1` for pydantic's `greater than or equal to 1`."""
-    return bound.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
 
 
 def shown(value: object) -> str:

@@ -19,7 +19,7 @@ from orchestrator import libraries
 from orchestrator.errors import UserError
 
 # Conservative rates for GPUs that conf/device does not know, so that no point is skipped wrongly.
-UNKNOWN_TB_PER_SEC, UNKNOWN_FP32_TFLOPS, UNKNOWN_HALF_TFLOPS = 0.5, 10.0, 80.0
+UNKNOWN_TB_PER_SEC, UNKNOWN_TFLOPS = 0.5, {"fp32": 10.0, "fp16": 80.0, "bf16": 80.0}
 
 
 @dataclass(frozen=True)
@@ -51,23 +51,15 @@ def mixed(machine: Machine) -> str:
         return ""
     return (
         f"{machine.host} has GPUs of several kinds ({', '.join(kinds)}), and Ray would give a worker any of them; "
-        f"show it one kind, "
-        f"by CUDA_VISIBLE_DEVICES for cluster=local, by a container for a node of another Ray"
+        "show it one kind, by CUDA_VISIBLE_DEVICES for cluster=local, by a container for a node of another Ray"
     )
 
 
 def describe(node_id: str = "", names: tuple[str, ...] = ()) -> Machine:
     """This machine. Without a CUDA device it has one worker, on its CPU. `names` are libraries that plugins need."""
-    devices = tuple(_cuda_devices()) or (cpu(),)
-    return Machine(
-        platform.node(),
-        devices,
-        versions(names),
-        node_id,
-        cores=len(os.sched_getaffinity(0)),
-        has_nvcc=find_nvcc() is not None,
-        isa=platform.machine(),
-    )
+    devices, cores = tuple(_cuda_devices()) or (cpu(),), len(os.sched_getaffinity(0))
+    compiles = find_nvcc() is not None
+    return Machine(platform.node(), devices, versions(names), node_id, cores, compiles, isa=platform.machine())
 
 
 def cpu() -> Device:
@@ -145,11 +137,7 @@ def _cuda_device(handle: object) -> Device:
     for device in known_devices().values():
         if name in device.match:
             return device.model_copy(update={"memory_bytes": memory, "name": name})
-    tflops = {"fp32": UNKNOWN_FP32_TFLOPS, "fp16": UNKNOWN_HALF_TFLOPS, "bf16": UNKNOWN_HALF_TFLOPS}
+    capability = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
     return Device(
-        name=name,
-        compute_capability=pynvml.nvmlDeviceGetCudaComputeCapability(handle),
-        memory_bytes=memory,
-        tb_per_sec=UNKNOWN_TB_PER_SEC,
-        tflops=tflops,
+        name=name, compute_capability=capability, memory_bytes=memory, tb_per_sec=UNKNOWN_TB_PER_SEC, tflops=UNKNOWN_TFLOPS
     )

@@ -20,26 +20,24 @@ class Output(io.TextIOWrapper):
 
     def write(self, text: str) -> int:
         """Writes, or drops the text."""
-        try:
-            return super().write(text)
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            self._drop(error)
+        with self._dropping():
+            super().write(text)
         return len(text)
 
     def flush(self) -> None:
         """Writes what is kept, or drops it."""
-        try:
+        with self._dropping():
             super().flush()
+
+    @contextmanager
+    def _dropping(self) -> Iterator[None]:
+        try:
+            yield
         except BrokenPipeError:
             raise
         except OSError as error:
-            self._drop(error)
-
-    def _drop(self, error: OSError) -> None:
-        self.unwritten = self.unwritten or error.strerror or str(error)
-        discard(self)
+            self.unwritten = self.unwritten or error.strerror or str(error)
+            discard(self)
 
 
 class Closed(Output):
@@ -84,13 +82,8 @@ def _stream(before: io.TextIOWrapper | None) -> Iterator[Output]:
             yield closed
         return
     before.flush()
-    stream = Output(
-        before.buffer,
-        encoding=before.encoding,
-        errors="replace",
-        line_buffering=before.line_buffering,
-        write_through=before.write_through,
-    )
+    as_before = {name: getattr(before, name) for name in ("encoding", "line_buffering", "write_through")}
+    stream = Output(before.buffer, errors="replace", **as_before)
     try:
         yield stream
     finally:

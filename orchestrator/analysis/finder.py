@@ -41,8 +41,7 @@ def find(wanted: Wanted, engines: Sequence[Engine], drafts: int | None) -> str:
     if not places:
         raise NoRows(f"{RESULTS}/: there is no dataset here; type results.path=DIR, or run a sweep: +sweep=specdec_long_ctx")
     with duckdb.connect() as con:
-        files = ", ".join(map(file_literal, places))
-        every = f"read_parquet([{files}], union_by_name = true, filename = true)"
+        every = f"read_parquet([{', '.join(map(file_literal, places))}], union_by_name = true, filename = true)"
         con.execute(f"CREATE TEMP VIEW rows AS FROM {every} WHERE {ISOLATED}")
         length = [] if drafts is None else [f"s_qo = {drafts + 1}"]
         own, calls = _calls(engines)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from orchestrator.config.ranges import Bounds, several
 from orchestrator.config.weights import WEIGHT, WeightRules
 from orchestrator.errors import UserError, unknown
-from orchestrator.storage.columns import COLUMNS, Column, ColumnType, FromColumn
+from orchestrator.storage.columns import CALLED, COLUMNS, Column, ColumnType, FromColumn
 
 Where = Mapping[str, object]  # a column's value, or several in a tuple, by its name
 LISTS: tuple[ColumnType, ...] = ("list<double>", "list<int32>")
@@ -18,15 +18,6 @@ COMPUTED = (  # columns of question=best that no row has
     "reference_backend",
     *("noise_floor", "above_noise"),
 )
-SQL_TYPES: dict[ColumnType, str] = {
-    "string": "VARCHAR",
-    "int64": "BIGINT",
-    "double": "DOUBLE",
-    "bool": "BOOLEAN",
-    "list<double>": "DOUBLE[]",
-    "list<int32>": "INTEGER[]",
-    "timestamp": "TIMESTAMP WITH TIME ZONE",
-}
 
 
 def todays_columns(known: Mapping[str, str]) -> str:
@@ -109,7 +100,7 @@ def _as_text(value: object) -> str:
 
 def sql_type(name: str) -> str:
     """The SQL type of a column."""
-    return SQL_TYPES[COLUMNS[name].type]
+    return CALLED[COLUMNS[name].type][0]
 
 
 def quoted(name: str) -> str:

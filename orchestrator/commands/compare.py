@@ -69,6 +69,5 @@ def _again(invocation: Invocation[CompareSettings], found: Comparison) -> list[s
 
 def _sweep_of(command: object) -> tuple[str, ...]:
     """The overrides of a row's command that name its sweep and how it was measured; none if the row has no command."""
-    words = shlex.split(command) if isinstance(command, str) else []
-    overrides = words[3:]  # after python -m PROGRAM
+    overrides = shlex.split(command)[3:] if isinstance(command, str) else []  # after python -m PROGRAM
     return tuple(without_folder(override) for override in overrides if not override.startswith(NOT_OF_ROWS))

@@ -92,8 +92,7 @@ def _compile(invocation: Invocation[CompileSettings]) -> list[Compilation]:
             bring = settings.modules is not None
             asked = CompileRequest(environment, needed, settings.adapters, archived, settings.device, bring=bring)
             found = pool.compile_in(asked, progress.stage)
-            of_table = any(one.error for one in found.built)  # then the table has them
-            errors = () if of_table else tuple(found.errors.values())
+            errors = () if any(one.error for one in found.built) else tuple(found.errors.values())  # the table has those of modules
             parts.append(Compilation(environment.name, found.built, versions, errors))
         return parts
 
@@ -149,14 +148,11 @@ def calibrate(invocation: Invocation[Settings]) -> int:
 
 def _cells(ceilings: Ceilings) -> tuple[tuple[str, str, str], ...]:
     """Bandwidths, matrix rates by dtype, and the time of a launch; with what reached each."""
-    rates = {"read": ceilings.tb_per_sec, "copy": ceilings.copy_tb_per_sec}
-    return (
-        *((name, f"{rate:.3f} TB/s", ceilings.reached_by[name]) for name, rate in rates.items()),
-        *((f"matrix {dtype}", f"{rate:.1f} TFLOP/s", ceilings.reached_by[dtype]) for dtype, rate in ceilings.tflops.items()),
-        ("launch", f"{ceilings.launch_us:.2f} µs", "a graph of one kernel"),
-        *(
-            [("launch of a call", f"{real:.2f} ± {ceilings.call_launch_spread_us:.2f} µs", "attention: events minus CUPTI")]
-            if (real := ceilings.call_launch_us)
-            else []
-        ),
-    )
+    rates, by = {"read": ceilings.tb_per_sec, "copy": ceilings.copy_tb_per_sec}, ceilings.reached_by
+    found = [(name, f"{rate:.3f} TB/s", by[name]) for name, rate in rates.items()]
+    found += [(f"matrix {dtype}", f"{rate:.1f} TFLOP/s", by[dtype]) for dtype, rate in ceilings.tflops.items()]
+    found.append(("launch", f"{ceilings.launch_us:.2f} µs", "a graph of one kernel"))
+    if real := ceilings.call_launch_us:
+        spread = ceilings.call_launch_spread_us
+        found.append(("launch of a call", f"{real:.2f} ± {spread:.2f} µs", "attention: events minus CUPTI"))
+    return tuple(found)

@@ -27,9 +27,8 @@ def execute(invocation: Invocation[PlanSettings]) -> int:
     else:
         here = machines.describe()
         devices, cores = list(here.devices), (here.cores,)
-    plan = make_plan(
-        points, devices, settings, () if settings.device else [machines.versions(libraries.named_by(settings.adapters))]
-    )
+    versions = () if settings.device else [machines.versions(libraries.named_by(settings.adapters))]
+    plan = make_plan(points, devices, settings, versions)
     names = ", ".join(dict.fromkeys(device.name for device in devices))
     about = f": {settings.sweep.about}" if settings.sweep.about else ""
     invocation.remark(f"sweep {settings.sweep.name} on {names}{about}")

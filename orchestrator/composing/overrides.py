@@ -64,9 +64,7 @@ class Arguments:
 def read(argv: Sequence[str]) -> Arguments:
     """The arguments, with `~` as the home folder. Raises UserError for a wrong one, and for more than a person means."""
     typed = _parser().parse_intermixed_args(with_models([_at_home(word) for word in argv]))
-    shows = [
-        word for name in ("help", "hydra_help", "resolve", "shell_completion") if getattr(typed, name) for word in [_dashed(name)]
-    ]
+    shows = [_dashed(name) for name in ("help", "hydra_help", "resolve", "shell_completion") if getattr(typed, name)]
     shows += [word for name in ("cfg", "info", "package") if (value := getattr(typed, name)) for word in (_dashed(name), value)]
     if typed.shell_completion:
         if "COMP_LINE" not in os.environ and any(word.startswith("query=") for word in typed.overrides):
@@ -132,9 +130,8 @@ def _at_home(word: str) -> str:
 
 
 def _quoted(path: str) -> str:
-    if PLAIN_PATH.fullmatch(path):
-        return path
-    return "'" + path.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    escaped = path.replace("\\", "\\\\").replace("'", "\\'")
+    return path if PLAIN_PATH.fullmatch(path) else f"'{escaped}'"
 
 
 def _refuse_option(message: str) -> NoReturn:

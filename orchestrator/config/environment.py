@@ -48,10 +48,6 @@ def shown(typed: str) -> str:
     return typed if found is None else str(found)
 
 
-def _as_texts(given: Any) -> Any:
-    return [given] if isinstance(given, str) else given or ()
-
-
 class Environment(Frozen):
     """The keys of `conf/env/*.yaml`.
 
@@ -62,7 +58,7 @@ class Environment(Frozen):
     """
 
     name: Annotated[str, Field(pattern=rf"^{NAME.pattern}$")]
-    requirements: Annotated[tuple[str, ...], BeforeValidator(_as_texts)] = ()
+    requirements: Annotated[tuple[str, ...], BeforeValidator(lambda given: [given] if isinstance(given, str) else given or ())] = ()
     wheels: Annotated[str, AfterValidator(expanded)] | None = None
     python: Annotated[str, AfterValidator(expanded)] | None = None
     shares: Literal["torch", "all"] = "torch"

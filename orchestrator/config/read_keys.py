@@ -28,8 +28,7 @@ SUSPECTS = "rerun=suspects"
 
 def modes_with(key: str) -> tuple[str, ...]:
     """The modes that have a key, named by its first part; all of them for a key that is none."""
-    found = tuple(mode for mode, settings in OF_MODE.items() if key in keys_of(settings))
-    return found or tuple(OF_MODE)
+    return tuple(mode for mode, settings in OF_MODE.items() if key in keys_of(settings)) or tuple(OF_MODE)
 
 
 def is_read(override: str, mode: str, question: str | None = None, *, suspects: bool = False) -> bool:
@@ -71,13 +70,11 @@ def complaint(overrides: Sequence[str], mode: str, question: str | None = None) 
                 return "export: it is a command of its own: leave mode=report and question out, and keep the other words"
             if key == "backend":
                 return f"backend: mode={mode} takes the backends of its sweep; type sweep.backend=[...]"
-            of_mode = mode not in modes_with(key)
-            does_not = f"mode={mode}" if of_mode else f"question={question}"
-            does = (
-                f"mode={', '.join(modes_with(key))}"
-                if of_mode
-                else " or ".join(f"question={name}" for name in _questions_of(override, "best"))
-            )
+            if mode not in modes_with(key):
+                does_not, does = f"mode={mode}", f"mode={', '.join(modes_with(key))}"
+            else:
+                does_not = f"question={question}"
+                does = " or ".join(f"question={name}" for name in _questions_of(override, "best"))
             return f"{path_of(override)}: {does_not} does not read it; leave it out, or type {does}"
     return _of_measuring(overrides, mode)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cache
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, Field, PositiveInt, ValidationError, model_validator
 
@@ -56,6 +56,7 @@ class Settings(Frozen):
     This class, and each of those below, raises ValidationError for keys that contradict each other.
     """
 
+    needed: ClassVar[tuple[tuple[str, ...], str]] = ((), "")  # keys that its mode must be given, and what is said without them
     mode: str = "run"
     versions: parts.VersionRule = "same"
     source: parts.UserPath | None = Field(None, alias="import")
@@ -91,6 +92,8 @@ class Settings(Frozen):
             raise ValueError("timing.context=engine: mode=check_power tests the check of answers, and an engine shows none")
         if self.mode == "check_power" and not self.check.enabled:
             raise ValueError("check.enabled=false: mode=check_power tests the check; leave it enabled")
+        if any(getattr(self, key) is None for key in self.needed[0]):
+            raise ValueError(self.needed[1])
         return self
 
     @property
@@ -182,15 +185,10 @@ class SuspectSettings(RunSettings, Compared):
 class ReplaySettings(Points):
     """mode=replay: its point runs again whatever is stored. The dataset at `results.path` stays as it is, unless `into` is it."""
 
+    needed = ("point",), "point: mode=replay needs one; type mode=replay point=ID with a point_id of the dataset"
     into: parts.UserPath | None = None
     profile: Literal["ncu", "nsys", "marks"] | None = None
     same: float = Compared.model_fields["same"].default
-
-    @model_validator(mode="after")
-    def _has_point(self) -> Self:
-        if self.point is None:
-            raise ValueError("point: mode=replay needs one; type mode=replay point=ID with a point_id of the dataset")
-        return self
 
     @property
     def rerun(self) -> str:
@@ -224,16 +222,11 @@ class PlanSettings(CompileSettings):
 class BisectSettings(Chosen):
     """mode=bisect."""
 
+    needed = ("good", "bad"), "good: mode=bisect needs two releases; type good=flashinfer:0.5.3 bad=flashinfer:0.6.3 with your own"
     good: str | None = None
     bad: str | None = None
     predicate: Literal["slower", "resolved_backend", "status"] = "slower"
     bisect: parts.Bisect = parts.Bisect()
-
-    @model_validator(mode="after")
-    def _two_releases(self) -> Self:
-        if self.good is None or self.bad is None:
-            raise ValueError("good: mode=bisect needs two releases; type good=flashinfer:0.5.3 bad=flashinfer:0.6.3 with your own")
-        return self
 
 
 class WatchSettings(Chosen):
@@ -270,14 +263,9 @@ class AskSettings(Answers, ForDeployment):
 class DocumentSettings(Settings):
     """mode=document: `results.path` replaces the datasets that the document names, if it is typed."""
 
+    needed = ("document",), "document: mode=document renders one; type document=findings/decode.md, or yours (docs/dashboard.md)"
     format: Literal["terminal", "markdown", "html"] = "terminal"
     document: parts.UserPath | None = None
-
-    @model_validator(mode="after")
-    def _has_document(self) -> Self:
-        if self.document is None:
-            raise ValueError("document: mode=document renders one; type document=findings/decode.md, or yours (docs/dashboard.md)")
-        return self
 
 
 class CompareSettings(Compared):

@@ -71,10 +71,8 @@ def _decided(point: Point, models: Sequence[_DeviceModel], settings: Settings, b
     except BaseException as error:
         if not point.plugin_code or isinstance(error, OrchestratorError):
             raise
-        names = tuple(model.device.name for model in models)
-        return Decision(
-            point, "failed", f"the plugin cannot say where {point.backend} runs: {said(error)}", names, Cost(0, 0, 0), ()
-        )
+        words, names = f"the plugin cannot say where {point.backend} runs: {said(error)}", tuple(one.device.name for one in models)
+        return Decision(point, "failed", words, names, NO_COST, ())
 
 
 class _Questions:

@@ -70,9 +70,8 @@ def _expanded(settings: Settings) -> list[Point]:
         if (id(problem), name, place) not in points:
             adapter, code = known[problem.routine, name]
             called = () if refused else _distributions(adapter, problem, code)
-            points[id(problem), name, place] = Point(
-                problem, name, how, distributions=called, env=place, plugin_code=code, refused=refused
-            )
+            point = Point(problem, name, how, distributions=called, env=place, plugin_code=code, refused=refused)
+            points[id(problem), name, place] = point
     if not points:
         empty = ", ".join(f"sweep.{axis}" for axis, values in settings.sweep.axes.items() if not values)
         raise UserError(f"sweep {settings.sweep.name} has no points: {empty or 'every point'} is empty or excluded; give it values")

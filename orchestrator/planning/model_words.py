@@ -45,8 +45,7 @@ def with_typed(config: Mapping[str, Any], words: Sequence[str]) -> Config:
 
 def _replaces(values: object) -> bool:
     """Whether an axis sets heads, and none of the model's."""
-    listed = values if isinstance(values, list) else [values]
-    return values is not None and MODEL not in listed
+    return values is not None and MODEL not in (values if isinstance(values, list) else [values])
 
 
 def say(settings: Settings, points: Sequence[Point], words: Sequence[str]) -> None:

@@ -83,11 +83,8 @@ class Plan:
     @cached_property
     def groups(self) -> list[Group]:
         """Longest first, so that the last worker does not end long after the others."""
-        groups = [
-            Group(tuple(part), part[0].devices, seconds_of(part))
-            for members in self.sharing_inputs()
-            for part in _fitting_parts(members)
-        ]
+        parts = (part for members in self.sharing_inputs() for part in _fitting_parts(members))
+        groups = (Group(tuple(part), part[0].devices, seconds_of(part)) for part in parts)
         return sorted(groups, key=lambda group: -group.cost_s)
 
     def without_modules(self, broken: Mapping[ModuleKey, str], archs: Mapping[str, str]) -> tuple[Plan, dict[Decision, str]]:

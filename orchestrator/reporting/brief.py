@@ -87,8 +87,7 @@ def _maps(data: Dataset, width: int) -> Iterator[list[Text]]:
     order = sorted(group_by(won, PLACE).items(), key=lambda of: (not is_usual(of[0]), of[0][PLACE.index("model")] == CUSTOM))
     for place, records in order:
         extra = varying_keys(records, (*PLACE, "routine", "q_dtype", "out_dtype", "batch_size", "s_qo", "s_kv"))
-        variants = [*group_by(records, extra).items()]
-        values, of_one = variants[0]
+        values, of_one = next(iter(group_by(records, extra).items()))
         here = dict(zip(PLACE, place, strict=True))
         others = [f"{key} {value}" for key, value in zip(extra, values, strict=True)]
         about = ", ".join((server_name(here), str(here["device_name"]), f"{here['kv_dtype']} cache", *others))

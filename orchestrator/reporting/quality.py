@@ -56,11 +56,8 @@ def noise_grids(current: pd.DataFrame) -> list[Grid]:
     found = []
     for device, pairs in aa_pairs(current).groupby("device_name_a", sort=True):
         ranges = pd.cut(pairs["median_us_a"], list(RANGES_US))
-        cells = [
-            _noise_row(f"{part.left:g} to {part.right:g} µs", rows["rel_diff"])
-            for part, rows in pairs.groupby(ranges, observed=True)
-        ]
-        cells.append(_noise_row("all", pairs["rel_diff"]))
+        parts = {f"{part.left:g} to {part.right:g} µs": rows for part, rows in pairs.groupby(ranges, observed=True)}
+        cells = [_noise_row(name, rows["rel_diff"]) for name, rows in (*parts.items(), ("all", pairs))]
         header = ("median time", "points", "median", "95th percentile", "99th percentile", "worst")
         found.append(Grid(f"noise: |A'/A - 1| of the same points measured twice, interleaved · {device}", header, tuple(cells)))
         worst = pairs.sort_values("rel_diff", ascending=False, kind="stable").head(MAX_WORST_PAIRS)
@@ -79,8 +76,7 @@ def _worst_row(pair: dict[Hashable, object]) -> tuple[str, ...]:
 
 
 def _noise_row(name: str, rel_diff: pd.Series) -> tuple[str, ...]:
-    quantiles = (f"{rel_diff.quantile(q):.2%}" for q in (0.5, 0.95, 0.99, 1.0))
-    return (name, str(len(rel_diff)), *quantiles)
+    return (name, str(len(rel_diff)), *(f"{rel_diff.quantile(q):.2%}" for q in (0.5, 0.95, 0.99, 1.0)))
 
 
 def power_grids(current: pd.DataFrame) -> list[Grid]:
@@ -91,7 +87,7 @@ def power_grids(current: pd.DataFrame) -> list[Grid]:
     ran = current[_is_mutant(current) & (current["backend"].str.partition("@")[0].isin(listed))]
     found = []
     for (device, model), part in ran.groupby(["device_name", "model"], sort=True):
-        columns = [(kv, s_kv) for kv, s_kv in sorted(set(zip(part["kv_dtype"], part["s_kv"], strict=True)))]
+        columns = sorted(set(zip(part["kv_dtype"], part["s_kv"], strict=True)))
         cells = []
         for mutant, rows in part.groupby("backend", sort=False):
             by_column = dict(list(rows.groupby(["kv_dtype", "s_kv"])))
@@ -118,6 +114,7 @@ def _caught(rows: pd.DataFrame | None) -> str:
 FAULT = r"mutant of (?P<kernel>[^:]+): (?P<kind>[a-z]+)(?: (?P<size>\d+))?(?P<rows> in some rows)?: "
 RIGHT = r"^right output of (?P<kernel>.+)$"  # in `resolved_backend` of a backend without a fault that stands beside mutants
 Z95 = 1.96
+OF_FAULT = ("tolerance of", "fault", "cache")  # the first columns of its tables
 CAUGHT = 0.99  # share of faults that the statement of docs/correctness.md is about
 
 
@@ -140,7 +137,7 @@ def drawn_faults(current: pd.DataFrame) -> pd.DataFrame:
 def curve_grids(current: pd.DataFrame) -> list[Grid]:
     """For each device: the share of faults that was caught, by kernel, kind, size and the dtype of the cache."""
     found = []
-    header = ("tolerance of", "fault", "cache", "keys", "caught", "rate", "95% interval")
+    header = (*OF_FAULT, "keys", "caught", "rate", "95% interval")
     for device, rows in drawn_faults(current).groupby("device_name", sort=True):
         ranges = rows["size"].map(lambda size: 4 ** math.ceil(math.log(size, 4)))
         groups = rows.groupby(["judged_as", "kind", "kv_dtype", ranges], sort=True)
@@ -154,15 +151,7 @@ def curve_grids(current: pd.DataFrame) -> list[Grid]:
 
 def size_grids(current: pd.DataFrame) -> list[Grid]:
     """For each device: the smallest size from which on 99% of the faults were caught, by kernel, kind and dtype of the cache."""
-    header = (
-        "tolerance of",
-        "fault",
-        "cache",
-        "99% are caught from",
-        "faults caught",
-        "rate at least (95%)",
-        "faults needed to tell",
-    )
+    header = (*OF_FAULT, "99% are caught from", "faults caught", "rate at least (95%)", "faults needed to tell")
     title = "smallest size from which the check catches 99% of all faults as large or larger"
     found = []
     for device, rows in drawn_faults(current).groupby("device_name", sort=True):

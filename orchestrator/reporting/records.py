@@ -44,7 +44,10 @@ def write(settings: AskSettings, file: TextIO) -> None:
         csv.writer(file, lineterminator="\n").writerows([list(map(for_csv, line)) for line in (columns, *rows)])
     else:
         found = [dict(zip(columns, row, strict=True)) for row in rows]
-        file.write(for_json(json.dumps(found, ensure_ascii=False, indent=1, default=_plain)) + "\n")
+        text = json.dumps(
+            found, ensure_ascii=False, indent=1, default=lambda v: v.isoformat() if isinstance(v, datetime) else str(v)
+        )
+        file.write(for_json(text) + "\n")
 
 
 def short_table(settings: AskSettings) -> Grid:
@@ -117,8 +120,7 @@ def _no_column(name: str, question: str, known: Sequence[str]) -> str:
 
 def _tell_of_problems_alike(data: Dataset, question: str, columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
     """A note if several rows look like one problem, since `columns` leaves out what tells them apart. It names those keys."""
-    keys = _keys_of(question)
-    shown = [name for name in columns if name in keys]
+    shown = [name for name in columns if name in _keys_of(question)]
     alike = {tuple(row[i] for i, name in enumerate(columns) if name in shown) for row in rows}
     if not set(shown) & set(PROBLEM_KEYS) or len(alike) == len(rows) or POINT_ID in columns:
         return
@@ -145,7 +147,3 @@ def _keys_that_differ(data: Dataset, question: str, shown: Sequence[str]) -> lis
     most = ", ".join(f"max({quoted(name)})" for name in hidden)
     found = data.single_row(f"SELECT {most} FROM (SELECT {counts} FROM {source} GROUP BY {', '.join(map(quoted, shown))})")
     return [name for name, values in zip(hidden, found, strict=True) if values > 1]
-
-
-def _plain(value: Any) -> str:
-    return value.isoformat() if isinstance(value, datetime) else str(value)

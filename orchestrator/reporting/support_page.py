@@ -139,7 +139,6 @@ def supports(adapter: Adapter, device: Device, **keys: object) -> bool:
 
 @cache  # one problem for all backends and devices
 def _problem(routine: str, keys: tuple[tuple[str, Any], ...]) -> Problem:
-    usual_keys = {"routine": routine, "batch_size": 8, "s_kv": CONTEXT, **USUAL["shapes"][routine]}
-    given = {**usual_keys, **dict(keys)}
+    given = {"routine": routine, "batch_size": 8, "s_kv": CONTEXT, **USUAL["shapes"][routine], **dict(keys)}
     listed = {"batch_size", "s_qo", "s_kv"} if "batch_spec" in given else set()
     return Problem.model_validate({key: value for key, value in given.items() if key not in listed})

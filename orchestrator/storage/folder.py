@@ -202,8 +202,7 @@ class FolderStore:
             raise self._cannot(error) from error
         if not gone:
             return
-        there = self.path.is_dir()
-        what = f"{gone} in it was" if there else "the folder was"
+        what = f"{gone} in it was" if self.path.is_dir() else "the folder was"
         kept = f"{self.table.num_rows:,} rows are in {DATA}" if require_plain(self.path / DATA) else f"{DATA} is gone too"
         raise DatasetGone(
             f"results.path={str(self.path)!r}: {what} deleted or exchanged while this run wrote to it; "

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from kernels.contract.runner import said
 from orchestrator.notes import note_once
-from orchestrator.storage.columns import COLUMNS, Column, ColumnType, Row
+from orchestrator.storage.columns import CALLED, COLUMNS, Column, ColumnType, Row
 from orchestrator.storage.row import KEY, LATER, STATUSES, finish
 from orchestrator.untrusted.door import from_json
 
@@ -23,15 +23,6 @@ CHECKED = (*TIMES, *SIZES, *DATES)
 NEVER_NULL = ("point_id", "status", "finished_at")
 MAX_TEXT = 100_000  # characters
 RENAMED = frozenset(name for name, column in COLUMNS.items() if column.renamed)
-CALLED: dict[ColumnType, str] = {
-    "string": "text",
-    "bool": "true or false",
-    "int64": "whole number",
-    "double": "number",
-    "timestamp": "time with its zone, from 1970 to 2261",
-    "list<double>": "list of numbers",
-    "list<int32>": "list of whole numbers",
-}
 INT64, INT32 = 1 << 63, 1 << 31
 
 
@@ -115,7 +106,7 @@ def _wrong_with(name: str, value: Any) -> str:
         return ""
     column = COLUMNS[name]
     if not _fits(value, column):
-        return f"{name}={_short(value)} is no {CALLED[column.type]}"
+        return f"{name}={_short(value)} is no {CALLED[column.type][1]}"
     if name == "status" and value not in STATUSES:
         return f"status={_short(value)}; allowed: {', '.join(STATUSES)}"
     if (name == TIME and not 0 < value < math.inf) or (name in SIZES and not 1 <= value <= MAX_SIZE):

@@ -64,11 +64,10 @@ def measured_row(one: PreparedBackend, others: str, timing: Timing, device: Devi
     row |= rate_columns(problem, row["median_us"], one.runner.compute_dtype, device, provenance.ceilings)
     row |= one.step.columns() if one.step else {}
     row["own_us"] = own_us(row, provenance.ceilings)
-    rival = timed.decided_by
-    decided = (
-        f"decided: over {WITHIN - 1:.0%} slower than {rival.task.point.backend} for certain; its time is rough" if rival else ""
-    )
-    notes = (caveats(row, measurement), decided, step_note(row))
+    notes = [caveats(row, measurement), step_note(row)]
+    if rival := timed.decided_by:
+        decided = f"decided: over {WITHIN - 1:.0%} slower than {rival.task.point.backend} for certain; its time is rough"
+        notes.insert(1, decided)
     return finish_row(row, one.task, "ok", " | ".join(filter(None, notes)))
 
 
@@ -150,8 +149,7 @@ def min_seconds(problem: Problem, tb_per_sec: float, tflops: float) -> dict[str,
 
 def caveats(row: Row, measurement: Measurement) -> str:
     """What a reader of an `ok` row must know about its time; empty if nothing is wrong."""
-    found = (_impossible(row), throttled_note(measurement), shared_note(row))
-    return " | ".join(filter(None, found))
+    return " | ".join(filter(None, (_impossible(row), throttled_note(measurement), shared_note(row))))
 
 
 def throttled_note(measurement: Measurement) -> str:

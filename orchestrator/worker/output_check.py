@@ -119,8 +119,7 @@ class OutputCheck:
     def start(cls, call: JudgedCall, coin: random.Random) -> OutputCheck:
         """Runs once exactly what is timed, on an output full of NaN, and judges it. `coin` decides what is poisoned later."""
         call.launch(poisoned=True)
-        first = call.judge(*call.outputs.now())
-        return cls(call, first, call.outputs.compare_launches(), coin)
+        return cls(call, call.judge(*call.outputs.now()), call.outputs.compare_launches(), coin)
 
     def after_block(self) -> None:
         """Compares what the last timed launch left with the first output, then poisons the output before every other block."""

@@ -1,4 +1,4 @@
-"""A point between its preparation and its row: the call to time, and the check of its outputs."""
+"""A point between its preparation and its row: the call to time, the check of its outputs, and whether its batch matters."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, cast
 
 from kernels.adapter import Adapter, Runner
 from kernels.device import Device
+from kernels.environment.remote import RemoteTimer
+from kernels.problem.routine import routine_of
+from kernels.split.adapter import Ordered, part_of
+from kernels.split.batch import part_problem
 from kernels.timing.series import Series
 from orchestrator.storage.row import Row
-from orchestrator.worker.batch_mates import is_batch_invariant
 from orchestrator.worker.messages import Task
-from orchestrator.worker.output_check import OutputCheck
+from orchestrator.worker.output_check import JudgedCall, OutputCheck
 from orchestrator.worker.shared_inputs import SharedInputs
 from orchestrator.worker.step_part import StepPart
 
@@ -105,3 +108,32 @@ def _columns(verdict: Verdict) -> Row:
     told = {CALLED.get(name, name): value for name, value in vars(verdict).items() if name not in UNTOLD}
     told |= {"check": "passed" if verdict.passed else "failed", "err_over_tolerance": verdict.of_tolerance}
     return cast(Row, told)
+
+
+def is_batch_invariant(call: JudgedCall, device: Device) -> bool | None:
+    """Whether the first request alone, and the first half of the batch, get the bits that they have in the whole batch.
+
+    The smaller batches have the same queries, pages and cache, at the same addresses. None if nothing can be said: of one request,
+    of requests that share a prefix or are padded, of a merge, of a backend whose rule forbids the smaller batches or that runs in
+    another process.
+    """
+    import torch
+
+    adapter, inputs, p, same = call.adapter, call.shared.inputs, call.shared.inputs.problem, []
+    alone = p.batch_size == 1 or p.prefix_tokens or p.num_states is not None or inputs.padded is not None
+    if alone or routine_of(p.routine) or isinstance(call.timer, RemoteTimer):
+        return None
+    call.launch(poisoned=True)
+    out, _ = call.outputs.now()
+    for size in dict.fromkeys((1, p.batch_size // 2)):
+        if not any(p.kv_lens[:size]):
+            continue
+        part = part_problem(p, tuple(range(size)), p.routine)
+        if adapter.unmet(part, device):
+            continue
+        runner = adapter.prepared(part_of(inputs, part, range(size), Ordered(inputs.q, inputs.empty_output(), None), 0), device)
+        runner.refresh()
+        runner()
+        ours, theirs = (rows.contiguous().view(torch.uint8) for rows in (runner.as_asked(runner.out), out[: part.num_q_tokens]))
+        same.append(torch.equal(ours, theirs))
+    return all(same) if same else None

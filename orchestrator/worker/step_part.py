@@ -157,9 +157,8 @@ def _judge_layers(step: PreparedStep, answer: Answer, outs: Sequence[Tensor], ls
 
 def _named(verdict: Verdict, number: int, layers: int) -> Verdict:
     """The verdict, with its layer in the reason if it failed."""
-    if verdict.passed:
-        return verdict
-    return replace(verdict, reason=f"in layer {number + 1} of {layers} of the step: {verdict.reason}")
+    reason = f"in layer {number + 1} of {layers} of the step: {verdict.reason}"
+    return verdict if verdict.passed else replace(verdict, reason=reason)
 
 
 def _most_different(outs: list[Tensor]) -> int:
@@ -168,8 +167,7 @@ def _most_different(outs: list[Tensor]) -> int:
 
     first = outs[0].float()
     size = first.norm(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
-    distances = torch.stack([((out.float() - first).norm(dim=-1) / size).max() for out in outs])
-    return int(distances.argmax())
+    return int(torch.stack([((out.float() - first).norm(dim=-1) / size).max() for out in outs]).argmax())
 
 
 @dataclass

@@ -33,8 +33,9 @@ WORKLOAD = (  # what a published table says of one
     *("head_dim_kpe", "q_dtype", "kv_dtype", "mask", "window", "sinks", "seq_lens", "batch_spec", "min_s_qo", "shared_prefix"),
 )
 NAMED_IF_UNLIKE = (*TIMING_SETTINGS, "page_size", "page_order", "device_name")
-OF_ROW = (*dict.fromkeys((*WORKLOAD, *NAMED_IF_UNLIKE, "cluster", "resolved_backend", "backend")),)
+OF_ROW = tuple(dict.fromkeys((*WORKLOAD, *NAMED_IF_UNLIKE, "cluster", "resolved_backend", "backend")))
 NO_RATIO = "none: other GPU"
+HERE = ("the same backend here", "the fastest here")  # the last columns
 MAX_WORKLOADS = 60  # lines of the second table
 BETWEEN_TABLES = NoiseFloor(BETWEEN_RUNS.us, THROTTLED_CLOCK)
 WIDE = 2  # standard deviations
@@ -76,10 +77,9 @@ def _joined(published: pd.DataFrame, measured: pd.DataFrame) -> pd.DataFrame:
     a = there.con.sql(f"SELECT {place} AS place, {columns}, median_us FROM current WHERE status = 'ok' ORDER BY row").df()
     best = f"({ranked_by(WORKLOAD)}) AS best JOIN current USING (row)"
     b = here.con.sql(f"SELECT place, {columns}, best.median_us FROM {best} WHERE NOT reference").df()
-    of_backend = (
-        f"SELECT {place} AS place, backend AS backend_a, min(median_us) AS same_us FROM points JOIN problems USING (problem)"
-    )
-    same = here.con.sql(f"{of_backend} WHERE status = 'ok' GROUP BY ALL").df()
+    same = here.con.sql(f"""
+        SELECT {place} AS place, backend AS backend_a, min(median_us) AS same_us
+        FROM points JOIN problems USING (problem) WHERE status = 'ok' GROUP BY ALL""").df()
     return a.merge(b, on="place", suffixes=("_a", "_b")).merge(same, on=["place", "backend_a"], how="left")
 
 
@@ -92,18 +92,7 @@ def _summary(joined: pd.DataFrame) -> Grid:
         one_device = values[1] == values[2]
         of_both = (of_own, f"{np.exp(best.mean()):.2f}") if one_device else (NO_RATIO, NO_RATIO)
         cells.append((*map(str, values), str(len(part)), *of_both))
-    header = (
-        "published",
-        "on",
-        "measured on",
-        "its kernel",
-        "routine",
-        "q",
-        "kv",
-        "workloads",
-        "the same backend here",
-        "the fastest here",
-    )
+    header = ("published", "on", "measured on", "its kernel", "routine", "q", "kv", "workloads", *HERE)
     others = joined[joined["device_name_a"] != joined["device_name_b"]]
     ratios = "published times beside measured ones"
     if len(others) < len(joined):
@@ -145,7 +134,7 @@ def _workloads(joined: pd.DataFrame) -> Grid:
         for r in lines[:MAX_WORKLOADS]
     )
     more = f"; the first {MAX_WORKLOADS} of {len(lines)}" if len(lines) > MAX_WORKLOADS else ""
-    header = ("routine", "q", "kv", "batch", "s_qo", "s_kv", "published µs", "the same backend here", "the fastest here")
+    header = ("routine", "q", "kv", "batch", "s_qo", "s_kv", "published µs", *HERE)
     return Grid(f"by workload{more}", header, cells)
 
 

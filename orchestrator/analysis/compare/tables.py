@@ -32,18 +32,8 @@ MEANING = {
 }
 # Columns that identify a point in a table, in this order, if they vary; those of `ALWAYS_SHOWN` do in every table.
 SHOWN_IF_VARYING = (
-    "device_name",
-    "routine",
-    "model",
-    "q_dtype",
-    "kv_dtype",
-    "mask",
-    "page_size",
-    "kv_layout",
-    "seq_lens",
-    "page_order",
-    "kv_memory",
-    "num_qo_heads",
+    *("device_name", "routine", "model", "q_dtype", "kv_dtype", "mask", "page_size", "kv_layout", "seq_lens", "page_order"),
+    *("kv_memory", "num_qo_heads"),
 )
 ALWAYS_SHOWN = GRID_AXES
 SIDE_COLUMNS = (*CONDITION_COLUMNS.values(), "timer", "l2", "icache", "sweep", "backend")
@@ -63,9 +53,7 @@ def of_points(found: Comparison) -> list[Grid]:
     is_slower = (points["verdict"] == "slower") | (points["red"] & points["comparable"])
     slower = points[is_slower].sort_values("change", ascending=False, kind="stable")
     faster = points[points["verdict"] == "faster"].sort_values("change", kind="stable")
-    undecided = points[points["verdict"] == "undecided"].sort_values(
-        "change", ascending=False, key=abs, na_position="last", kind="stable"
-    )
+    undecided = points[points["verdict"] == "undecided"].sort_values("change", ascending=False, key=abs, kind="stable")
     others = "suspects: slower, but an unchanged run may have such points" if found.has_gate else "slower, on another kind of GPU"
     return [
         _timed("slower, red", slower[slower["red"]], MAX_REGRESSIONS_SHOWN),
@@ -184,12 +172,9 @@ def _summary(found: Comparison) -> Grid:
 
 def _differences(found: Comparison) -> Grid:
     sides = [side.rows[side.rows["status"] == "ok"] for side in (found.baseline, found.candidate)]
-    cells = []
-    for column in SIDE_COLUMNS:
-        a, b = (", ".join(sorted(rows[column].dropna().astype(str).unique())) or "–" for rows in sides)
-        if a != b:
-            cells.append((column, a, b))
-    return Grid("what differs between the sides", ("what", "baseline", "candidate"), tuple(cells))
+    values = {name: [", ".join(sorted(rows[name].dropna().astype(str).unique())) or "–" for rows in sides] for name in SIDE_COLUMNS}
+    cells = tuple((name, a, b) for name, (a, b) in values.items() if a != b)
+    return Grid("what differs between the sides", ("what", "baseline", "candidate"), cells)
 
 
 def _groups(found: Comparison) -> Grid:
@@ -234,8 +219,8 @@ def _names(rows: pd.DataFrame) -> list[str]:
 
 
 def _point(row: dict[str, Any], names: Sequence[str]) -> list[str]:
-    kernels = [row.get(f"resolved_backend_{side}") for side in "ba"]
-    return [shown(str(row["backend"]), next((k for k in kernels if isinstance(k, str)), None)), *(str(row[name]) for name in names)]
+    ran = [kernel for side in "ba" if isinstance(kernel := row.get(f"resolved_backend_{side}"), str)]
+    return [shown(str(row["backend"]), ran[0] if ran else None), *(str(row[name]) for name in names)]
 
 
 def _change(row: dict[str, Any]) -> list[str]:

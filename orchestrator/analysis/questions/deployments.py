@@ -132,18 +132,15 @@ class Choice:
     @property
     def not_right(self) -> str:
         """At how many workloads it has no right answer, and why; empty if at none."""
-        others = Counter({status: count for status, count in self.record["statuses"].items() if status not in ("ok", "mismatch")})
-        others["not measured"] += int(self.record["workloads"]) - sum(
-            self.record["statuses"].values()
-        )  # a backend has no row there
-        others = +others
-        return ", ".join(filter(None, [self.wrong, *(f"{status} at {count:,}" for status, count in sorted(others.items()))]))
+        others = Counter[str](self.record["statuses"])
+        others["not measured"] += int(self.record["workloads"]) - others.total()  # a backend has no row there
+        told = (f"{name} at {count:,}" for name, count in sorted(others.items()) if count > 0 and name not in ("ok", "mismatch"))
+        return ", ".join(filter(None, [self.wrong, *told]))
 
     @property
     def ran(self) -> str:
         """The backends here that it stands for, with the kernels that ran."""
-        found = {named(ran["shown"], ran["kernel"]) for ran in self.record["ran"] or ()}
-        return ", ".join(sorted(found))
+        return ", ".join(sorted({named(ran["shown"], ran["kernel"]) for ran in self.record["ran"] or ()}))
 
     @property
     def known(self) -> str:
@@ -334,8 +331,7 @@ class Part:
         return Advice(default, best.margin.why_not(best.label))
 
     def _without(self, why: str) -> str:
-        fastest = next((f"; of what was measured, {one.label} is fastest" for one in self.measured), "")
-        return why + fastest
+        return why + next((f"; of what was measured, {one.label} is fastest" for one in self.measured), "")
 
 
 def at(record: Mapping[str, Any]) -> str:
@@ -356,8 +352,7 @@ def in_order(phases: Iterable[str]) -> list[str]:
 def costs(data: Dataset) -> list[Record]:
     """The rows of `costs.sql`."""
     text = files(__package__).joinpath("costs.sql").read_text(encoding="utf-8")
-    query = text.format(place=", ".join(PLACE), rough=ROUGH, much=MUCH_SLOWER)
-    return data.records(f"{query} ORDER BY ALL")
+    return data.records(f"{text.format(place=', '.join(PLACE), rough=ROUGH, much=MUCH_SLOWER)} ORDER BY ALL")
 
 
 def deployment_titles(data: Dataset) -> dict[tuple[Any, ...], str]:

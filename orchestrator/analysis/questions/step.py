@@ -26,7 +26,7 @@ def grids(data: Dataset) -> list[Grid]:
         count = part[0]["layers"]  # of the one model in the title
         in_order = sorted(part, key=lambda r: (*(r[axis] for axis in AXES), r["step_rank"], r["backend"]))
         title = f"attention of a step: a plan and {count} layer{'s' * (count > 1)} · {name}"
-        found.append(Grid(title, HEADER, tuple(_line(r) for r in in_order)))
+        found.append(Grid(title, HEADER, tuple(map(_line, in_order))))
     return found
 
 
@@ -34,13 +34,10 @@ def _line(r: Record) -> tuple[str, ...]:
     problem = (str(r["s_qo"]), str(r["batch_size"]), f"{r['s_kv']:,}")
     graph = "–" if r["graph_step_us"] is None else f"{r['graph_step_us']:,.0f} ({r['over_least']:.2f}×)"
     eager, plan = f"{r['eager_step_us']:,.0f}", f"{r['plan_host_us']:,.1f} ({percent(r['plan_share'])})"
-    work = ", ".join(_count(r[f"plan_{what}"]) for what in ("syncs", "d2h_copies", "h2d_copies", "kernels"))
+    counts = (r[f"plan_{what}"] for what in ("syncs", "d2h_copies", "h2d_copies", "kernels"))
+    work = ", ".join("–" if count is None else str(count) for count in counts)
     layer = f"{r['own_us']:,.1f} ({r['kernel_rank']})"
     return (*problem, str(r["step_rank"]), r["backend"], graph, eager, plan, work, f"{r['call_host_us']:,.1f}", layer)
-
-
-def _count(value: int | None) -> str:
-    return "–" if value is None else str(value)
 
 
 def summary(data: Dataset) -> str | None:

@@ -114,11 +114,8 @@ def rule_of(trace: Mapping[str, Any], root: Path) -> tuple[Rule, bool]:
         lengths = _of_table(definition, axes, inputs, tensors)
     else:
         lengths = _exact(definition, axes, tensors) if tensors else _even(definition, axes)
-    keys = (
-        definition.keys
-        | batch_spec.keys_of(batch_spec.name(_checked(*lengths, least=0 if tensors else 1)))
-        | {"mask": "causal", "sinks": False}
-    )
+    batch = batch_spec.name(_checked(*lengths, least=0 if tensors else 1))
+    keys = definition.keys | batch_spec.keys_of(batch) | {"mask": "causal", "sinks": False}
     if "page_size" in keys and not definition.has_table:
         keys |= _order(tensors)
     return keys | _scale(definition, inputs), bool(tensors)

@@ -179,9 +179,8 @@ def _within(node: dict[str, Any], machine: Machine) -> Machine:
     if machines.mixed(machine):  # it is not known which of its GPUs Ray offers; the pool refuses it
         return machine
     compiling = machine.with_cores(int(resources.get("CPU", 0)))
-    return (
-        compiling.with_gpus(int(resources.get("GPU", 0))) if resources.keys() & {"GPU", "CPU"} else replace(compiling, devices=())
-    )
+    offers = resources.keys() & {"GPU", "CPU"}
+    return compiling.with_gpus(int(resources.get("GPU", 0))) if offers else replace(compiling, devices=())
 
 
 def pinned_to(node_id: str) -> NodeAffinitySchedulingStrategy:

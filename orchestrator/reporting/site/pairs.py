@@ -55,8 +55,7 @@ def find(measured: pd.DataFrame) -> list[tuple[int, ComparedRows, ComparedRows]]
         return []
     # An environment is where a version comes from: the same point in two of them is what is to be compared.
     keys = [key for key in POINT_KEYS if key != "env"]
-    point = measured.groupby(keys, dropna=False, sort=False).ngroup()
-    rows = measured.assign(point=point)
+    rows = measured.assign(point=measured.groupby(keys, dropna=False, sort=False).ngroup())
     gpus = {str(gpu): part for gpu, part in rows.groupby("device_name", sort=True)}
     pairs = [*combinations([_side(part, gpu) for gpu, part in gpus.items()], 2)]
     for gpu, part in gpus.items():

@@ -6,18 +6,62 @@ dataset. The Parquet schema, the SQL types, `docs/columns.md` and the dashboard'
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib.resources import files
 from types import NoneType
-from typing import Any, get_args, get_type_hints, is_typeddict
+from typing import Any, Literal, get_args, get_type_hints, is_typeddict
 
 import yaml
 
 from kernels.problem import Problem
 from kernels.timing.config import RENAMED_L2
 from orchestrator.storage.columns import sections
-from orchestrator.storage.columns.kinds import Column, ColumnType, FromColumn, Status
+from orchestrator.storage.columns.sections import Status
 
-__all__ = ["COLUMNS", "RESULT_COLUMNS", "SECTIONS", "Column", "ColumnType", "FromColumn", "Row", "Status"]
+__all__ = ["CALLED", "COLUMNS", "RESULT_COLUMNS", "SECTIONS", "Column", "ColumnType", "FromColumn", "Row", "Status"]
+
+ColumnType = Literal["string", "int64", "double", "bool", "list<double>", "list<int32>", "timestamp"]
+CALLED: dict[ColumnType, tuple[str, str]] = {  # in SQL, and in messages
+    "string": ("VARCHAR", "text"),
+    "int64": ("BIGINT", "whole number"),
+    "double": ("DOUBLE", "number"),
+    "bool": ("BOOLEAN", "true or false"),
+    "list<double>": ("DOUBLE[]", "list of numbers"),
+    "list<int32>": ("INTEGER[]", "list of whole numbers"),
+    "timestamp": ("TIMESTAMP WITH TIME ZONE", "time with its zone, from 1970 to 2261"),
+}
+
+
+@dataclass(frozen=True)
+class FromColumn:
+    """A newer column's value in an older row: what `values` has for that of `column`, or `prefix` and that value itself."""
+
+    column: str
+    values: Mapping[str, str] = field(default_factory=dict)
+    prefix: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A column of the dataset. `nullable`: a row may have no value in it. `columns.yaml` explains the rest."""
+
+    name: str
+    type: ColumnType
+    meaning: str
+    section: str
+    nullable: bool
+    unit: str = ""
+    only_if_ok: bool = False
+    default: object = None
+    renamed: Mapping[str, str] = field(default_factory=dict)  # values of older rows, by which they are called today
+
+    def default_in(self, row: Mapping[str, Any]) -> Any:
+        """What a row that is older than the column holds in it."""
+        if not isinstance(self.default, FromColumn):
+            return self.default
+        value = row.get(self.default.column)
+        return value and self.default.values.get(value, self.default.prefix + value)
 
 
 class Row(
@@ -47,8 +91,6 @@ TYPES: dict[object, ColumnType] = {
     list[int]: "list<int32>",
     list[int | None]: "list<int32>",
 }
-
-
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 ABOUT: dict[str, dict[str, Any]] = yaml.load(files(__name__).joinpath("columns.yaml").read_text(encoding="utf-8"), LOADER)
 RENAMED = {"l2": RENAMED_L2}

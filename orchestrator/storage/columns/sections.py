@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import Literal, TypedDict
 
-from orchestrator.storage.columns.kinds import Status
+Status = Literal["ok", "unsupported", "skipped", "mismatch", "failed", "timeout", "oom"]
 
 
 class Identity(TypedDict, total=False):

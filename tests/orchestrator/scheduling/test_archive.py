@@ -25,8 +25,7 @@ from orchestrator import ROOT
 from orchestrator.errors import UserError
 from orchestrator.planning.plan import ModuleKey
 from orchestrator.scheduling import archive
-from orchestrator.scheduling.archive import load_archive
-from orchestrator.scheduling.manifest import LAYOUT
+from orchestrator.scheduling.archive import LAYOUT, load_archive
 from tests.helpers.command_line import environment, run
 
 ONE, OTHER = ("9.0a", Module("a.b:c", ("bf16", 64, True), FLASHINFER)), ("10.0a", Module("a.b:c", ("bf16", 64, True), FLASHINFER))
