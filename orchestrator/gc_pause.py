@@ -1,7 +1,4 @@
-"""Pauses Python's garbage collector while many objects are made, because it would scan all of them again and again.
-
-Frozen objects are given back before the process ends: some libraries, such as DuckDB, count what is left then, and print it.
-"""
+"""Pauses garbage collection while many objects are made; they thaw at exit, since DuckDB counts and prints what is left."""
 
 from __future__ import annotations
 

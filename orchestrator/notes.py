@@ -1,7 +1,4 @@
-"""What a person should know although nothing is wrong: one line on stderr, once.
-
-The command line keeps notes until the answer is on the screen; in a notebook they come at once.
-"""
+"""Lines on stderr, each once, of what a person should know: behind the answer of a command, at once in a notebook."""
 
 from __future__ import annotations
 

@@ -39,10 +39,7 @@ log = logging.getLogger(__name__)
 
 
 class Run:
-    """One run of a sweep into a dataset, on the workers of a pool. `written` counts the rows that it has stored.
-
-    Raises UserError if the machines' library versions differ and `versions=any` was not typed.
-    """
+    """One run of a sweep into a dataset; `written` counts its rows. Raises UserError for versions that differ unless any may."""
 
     def __init__(
         self,

@@ -1,8 +1,4 @@
-"""What a command does, as lines on stderr with the time: for `-v`, and silent without it.
-
-Modules of the driver log by `logging.getLogger(__name__)`, at INFO what happens to machines, workers and modules. A program that
-uses the Python interface sees the same through the logger of the package.
-"""
+"""What a command does, as lines on stderr for `-v`: what the package's loggers say at INFO of machines, workers, modules."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The names of backends and kernels that people read, so that nobody takes FlashInfer's `fa3` for FlashAttention-3.
-
-Rows and answers keep the plain name. Only what a person reads on a page or a terminal has the library beside it.
-"""
+"""Names of backends for people, so that nobody takes FlashInfer's `fa3` for FlashAttention-3. Rows keep the plain ones."""
 
 from __future__ import annotations
 
@@ -46,9 +43,5 @@ def libraries_of(values: Iterable[object]) -> list[str]:
 
 
 def of_references() -> str:
-    """A regular expression for the names of backends that are references and no choice.
-
-    It finds such a backend alone, or as one of the two calls of a split batch, in rows and on pages. Python, DuckDB and
-    JavaScript read it alike.
-    """
+    """A pattern, alike in Python, DuckDB and JavaScript, of backends that are references: alone, or one of two calls."""
     return f"(?:^|[+])(?:{'|'.join(map(re.escape, REFERENCES))})(?:$|[+@ ])"

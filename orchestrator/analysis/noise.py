@@ -130,10 +130,7 @@ def first_of_aa_pairs(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def percentile_floor_sql(pairs: str) -> str:
-    """A query for the percentile floor from a table of A/A pairs: `device_name`, `from_us`, `to_us`, `noise_floor`.
-
-    `noise_floor` is the 99th percentile of `rel_diff` over a device's pairs with from_us < a_us <= to_us.
-    """
+    """A query for `device_name`, `from_us`, `to_us`, `noise_floor`: the 99th percentile of `rel_diff`, from_us < a_us <= to_us."""
     ranges = ", ".join(f"({low}::DOUBLE, '{high}'::DOUBLE)" for low, high in pairwise(RANGES_US))
     in_range = "FILTER (a_us > from_us AND a_us <= to_us)"
     return f"""
@@ -161,10 +158,7 @@ def fitted_floors(rows: pd.DataFrame, source: str) -> NoiseFloors:
 
 
 def fitted_floor(log_ratio: Floats, variance: Floats, times_us: Floats) -> NoiseFloor:
-    """The floor that makes the log ratios of A/A pairs most likely, if they are normal with the sum of both variances.
-
-    `variance` is that of each pair's samples. Tries 61 values of each part: 0.01 to 10 µs, and 0.01% to 10%.
-    """
+    """The likeliest floor of normal log ratios with their samples' `variance`, of 61 values each: 0.01 to 10 µs, 0.01% to 10%."""
     import numpy as np
 
     def unlikeliness(floor: NoiseFloor) -> float:

@@ -51,10 +51,7 @@ def local_datasets(path: str) -> list[Path]:
 
 
 def nearest_dataset(path: str) -> str:
-    """` did you mean 'DIR'?` with the dataset nearby whose name is nearest, or nothing if none is near.
-
-    Nearby are the folder of `path`, the folders in it and those beside it. `h200_a` is also near to `h200_main/a`.
-    """
+    """` did you mean 'DIR'?` with the nearest name in the folder, its folders or those beside it: `h200_a` or `h200_main/a`."""
     if access.in_objects(path) or any(sign in path for sign in ",*?["):
         return ""
     wanted = Path(path.rstrip("/").removesuffix(".parquet"))
@@ -67,10 +64,7 @@ def nearest_dataset(path: str) -> str:
 
 
 def _nearby(folder: Path) -> Iterator[Path]:
-    """The Parquet files of the datasets in a folder and in its folders; in those beside it too, unless it holds other things.
-
-    Of folders beside it those of the same GPU, the first word of their names, come first.
-    """
+    """Datasets in a folder and its folders, and beside it (of the same GPU, a name's first word, first) unless it has others."""
     yield from sorted(folder.glob("*.parquet"))
     yield from sorted(folder.glob("*/*.parquet"))
     if not folder.is_dir() or _files_in(folder):

@@ -81,10 +81,7 @@ def _first_refused(search: Sequence[str], words: Sequence[str]) -> Override:
 
 @contextmanager
 def _model_files(words: Sequence[str]) -> Iterator[tuple[list[str], list[Path]]]:
-    """The words, in which `model=PATH/config.json` is the name of a file as in conf/model, and the folder that has it, if any.
-
-    Raises UserError for a config.json that cannot be read, or describes no model of this project's.
-    """
+    """The words, in which `model=PATH/config.json` names a file, and the folder that has it, if any. Raises UserError."""
     paths = [word.partition("=")[2].strip("'\"") for word in words if word.startswith("model=")]
     if not paths or not config_json.is_named(paths[-1]):
         yield list(words), []

@@ -303,10 +303,7 @@ def _layer_of(c: Keys) -> Keys | None:
 
 
 def _named(found: Keys, path: Path) -> Keys:
-    """The keys with a name: that of a model of conf/model with the same attention and sizes, which it then takes the rest from.
-
-    Of several such models it is the one that the file's folder is named after, else the first.
-    """
+    """The keys with a name: of the like model of conf/model, whose rest it takes; of several, that of the file's folder."""
     architecture, said = found.pop("architecture", None), found.pop("path", None)
     sizes = found.pop("sizes")
     names = "_".join(_plain(part) for part in (*path.resolve().parts[:-1], said or ""))

@@ -1,7 +1,4 @@
-"""Ranges of numbers, as a sweep or a filter names them: `{from: 4096, to: 60000, step: 4096}`, `{from: 1, to: 128, factor: 2}`.
-
-With a step or a factor a range stands for its numbers, both ends included, and without one for all numbers between its ends.
-"""
+"""Ranges: `{from: 1, to: 128, factor: 2}` is its numbers, ends included; without step or factor, all numbers between its ends."""
 
 from __future__ import annotations
 

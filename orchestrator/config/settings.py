@@ -397,10 +397,7 @@ def nearest_key(key: str) -> str:
 
 
 def load(config: Mapping[str, Any]) -> Settings:
-    """The settings of the mode that Hydra's composed configuration names. Raises UserError that lists every wrong key.
-
-    A key that only other modes have is left out here: `read_keys.complaint` refuses it where it was typed.
-    """
+    """The settings of a composed configuration's mode, without keys of others. Raises UserError that lists every wrong key."""
     if config.get("mode") not in MODES:
         raise UserError(unknown_mode(str(config.get("mode"))))
     if config.get("sweep") is None:

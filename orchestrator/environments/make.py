@@ -63,11 +63,7 @@ class EnvironmentInfo:
 
 
 def make(environment: Environment, say: Say = lambda _words: None) -> EnvironmentInfo:
-    """The environment on this machine, made if it is not there. `say` gets progress in words.
-
-    Raises UserError if an interpreter is not there or cannot run `kernels`, if requirements conflict, and if what they name
-    cannot be had.
-    """
+    """The environment here, made if need be; `say` gets progress. Raises UserError if a Python or a requirement cannot be had."""
     if not environment.requirements:
         python = environment.python or ""
         found = _described(environment, python)

@@ -36,10 +36,7 @@ class CompileRequest:
 
 @dataclass
 class Compiled:
-    """By the index of each point: seconds that its modules took, and the words for one that did not compile.
-
-    `built` has the modules themselves, with a library only if that was asked for.
-    """
+    """Seconds or words of failure of each point's modules, by its index; `built` has them, with libraries if asked for."""
 
     seconds: dict[int, float] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)

@@ -182,10 +182,7 @@ def steps_of(data: Dataset, part: Part, runs: Choice) -> list[Record]:
 
 
 def best_drafts(steps: Sequence[Record]) -> list[BatchDrafts]:
-    """The best number of drafted tokens for each batch size at which one query token and more were measured.
-
-    A batch is left out if the longest draft that draft.rest has a step for is its best one: a longer one may be better.
-    """
+    """The best draft of each batch with one query token and more; none if it is the longest with a rest: a longer may be better."""
     found = (_of_batch(size, of_batch) for (size,), of_batch in group_by(steps, ("batch_size",)).items())
     return [b for b in found if b is not None and not (b.without_rest and b.drafts == b.measured[-1])]
 

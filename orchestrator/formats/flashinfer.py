@@ -1,7 +1,4 @@
-"""FlashInfer's benchmark in our terms: its routines, dtypes, backends, columns, test lists, and how it draws lengths.
-
-From benchmarks/routines/attention.py and flashinfer_benchmark_utils.py of flashinfer-ai/flashinfer, 2025 to 2026.
-"""
+"""FlashInfer's benchmark (benchmarks/routines/attention.py, flashinfer_benchmark_utils.py, 2025 to 2026) in our terms."""
 
 from __future__ import annotations
 
@@ -212,10 +209,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def read_testlist(path: str, known: Mapping[str, frozenset[str]] | None) -> tuple[list[Rule], str]:
-    """A rule of a sweep for each line of attention, and a sentence on what of the file is ignored or left out.
-
-    `known` has the backends of each routine; None leaves the file's backends unchecked. Raises UserError if no line is left.
-    """
+    """A rule for each line of attention (backends as `known`, if given), and what is left out. Raises UserError if none is left."""
     rest, given, rules = Remainder(path), set[str](), list[Rule]()
     lines = ((number, line.strip()) for number, line in enumerate(read_text(path, "import", MAX_BYTES).split("\n"), 1))
     cases = ((number, line) for number, line in lines if line and not line.startswith("#"))

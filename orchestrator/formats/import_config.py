@@ -42,11 +42,7 @@ NO_MODEL = {"name": "custom", "num_qo_heads": 1, "num_kv_heads": 1, "head_dim_qk
 
 
 def resolve_files(config: Mapping[str, Any]) -> Config:
-    """The composed configuration with the points of `import=` as its sweep, or with mode=import or mode=export.
-
-    Unchanged without `import=` and `export=`. Raises UserError for a file that cannot be read or mapped, and for keys that
-    contradict it.
-    """
+    """The configuration with points of `import=` as its sweep, or mode=import or export. Raises UserError if that cannot be."""
     source, export = config.get("import"), config.get("export")
     if config.get("traffic") is not None:
         if export is not None and config.get("mode") in ("run", "export"):

@@ -80,11 +80,7 @@ def kind_of(module: Module) -> str:
 
 
 def compile_seconds(modules: Iterable[Module], cores: int) -> float:
-    """Seconds of wall time to compile these modules on so many cores.
-
-    The cores share all sources, but no module is faster than it was on `HOST_CORES`. A kind that no committed run has compiled
-    counts as the median of the kinds that are known.
-    """
+    """Wall seconds on `cores` that share all sources (none beats its time on `HOST_CORES`); unknown kinds as the median one."""
     wanted = [kind_of(module) for module in modules]
     if not wanted:
         return 0.0

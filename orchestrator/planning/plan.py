@@ -88,10 +88,7 @@ class Plan:
         return sorted(groups, key=lambda group: -group.cost_s)
 
     def without_modules(self, broken: Mapping[ModuleKey, str], archs: Mapping[str, str]) -> tuple[Plan, dict[Decision, str]]:
-        """What can still run if some modules do not compile, and each point that no device is left for, with the reason.
-
-        `broken` has the compiler's message for each such module, `archs` the architecture of each kind of device.
-        """
+        """What still runs without `broken` modules (with their errors), by devices' `archs`, and why each other point does not."""
         left, uncompiled = [], {}
         for decision in self.decisions_of("run"):
             failed = [key for key in decision.modules if key in broken]
@@ -112,10 +109,7 @@ class Plan:
         return Counter(headline(kind, decision.reason) for decision in self.decisions_of(kind))
 
     def eta_s(self, workers: int) -> float:
-        """Seconds of wall time from the first point on, without compilation: each worker takes the longest group that is left.
-
-        With fewer groups than workers some have nothing to do.
-        """
+        """Seconds from the first point on, without compiling: each worker takes the longest group that is left, if there is one."""
         busy = [0.0] * min(workers, len(self.groups))
         for group in self.groups:
             heapq.heapreplace(busy, busy[0] + group.cost_s)

@@ -102,11 +102,7 @@ LACKS = "not in this dataset"
 
 
 def columns_there(path: str | Path) -> dict[str, str]:
-    """What to know of each column of the dataset under `path`, by name; empty for one with values in some row.
-
-    A column that the files lack is read with its default by this project, and by pandas not at all. Raises UserError as
-    `open_dataset` does.
-    """
+    """What to know of each column, by name: not in the files (a default then), or empty. Raises UserError as `open_dataset`."""
     data = open_dataset(path)
     held = [_names(data, source) for source in data.sources]
     names = list(COLUMNS)

@@ -24,10 +24,7 @@ def mix_of(settings: Settings) -> Mix | None:
 
 
 def located(settings: Asking, overrides: Sequence[str]) -> Asking:
-    """The settings with the rows that `model`, `tp` and `device` choose; without `results.path` the dataset that has them.
-
-    `overrides` are the words of the command, which say whether a model was typed. Raises NoRows, with what there is.
-    """
+    """Settings whose rows are of the typed model, tp and device, in the dataset that has them unless given. Raises NoRows."""
     wanted: dict[str, tuple[Any, ...]] = {}
     if any(word.startswith("model=") for word in overrides):
         wanted["model"] = (settings.model.name,)

@@ -119,10 +119,7 @@ CAUGHT = 0.99  # share of faults that the statement of docs/correctness.md is ab
 
 
 def drawn_faults(current: pd.DataFrame) -> pd.DataFrame:
-    """The rows of drawn mutants that ran, with columns `kind`, `size` (keys), `caught`, and `judged_as`.
-
-    The last is the kernel at whose tolerance a fault was judged: `check.tolerance=each` names it, otherwise it is the widest.
-    """
+    """Rows of drawn mutants that ran, with `kind`, `size` (keys), `caught`, and `judged_as`: whose tolerance, or "the widest"."""
     named = current["resolved_backend"].fillna("").str.extract(FAULT)
     own = current["backend"].str.contains("@", regex=False)
     faults = current.assign(

@@ -35,11 +35,7 @@ STALE_UNSEEN = "of these: an answer kept from before would not have shown in som
 
 
 def dataset_grids(settings: Answers, question: str | None = None) -> list[Grid]:
-    """The tables of the dataset at `results.path`: of its measurements, or of the quality of measurements and checks.
-
-    Raises UserError if there are no rows, or for a question to A/A pairs or mutants: they are no candidates for the fastest
-    backend.
-    """
+    """The tables of a dataset's measurements, or of quality. Raises UserError for no rows, and for a question to quality."""
     mix = mix_of(settings)
     data = opened(settings, mix)
     if not quality.is_about_quality(data):

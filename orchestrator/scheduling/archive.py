@@ -99,11 +99,7 @@ def parsed(content: bytes) -> Manifest:
 def load_archive(
     path: str | None, machine_versions: Sequence[LibraryVersions], wanted: Collection[ModuleKey]
 ) -> dict[ModuleKey, Library]:
-    """Those of the wanted modules that the archive of a run has; none without an archive (`modules=null`).
-
-    `machine_versions` are the library versions of the machines that will load them.
-    Raises UserError if the archive cannot be read, or if it does not fit every machine.
-    """
+    """The wanted modules of a run's archive, if it has one. Raises UserError if it cannot be read or fits not every machine."""
     if path is None:
         return {}
     first, *others = machine_versions
@@ -137,11 +133,7 @@ def read(
 
 
 def read_fitting(path: str | None, versions: LibraryVersions, archs: Collection[str]) -> dict[ModuleKey, Library]:
-    """The modules of an archive that fit these library versions, with their CUDA, and architectures; none without an archive.
-
-    The others are left out without a word: what is not found here is compiled.
-    Raises UserError as `read` does for a file that is no such archive.
-    """
+    """The modules of an archive, if any, for these versions and `archs`; others compile here. Raises UserError as `read`."""
     if path is None:
         return {}
 

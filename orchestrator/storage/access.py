@@ -30,10 +30,7 @@ class DatasetWriter(Protocol):
 
 
 def open_writer(path: str, *, background: bool = False) -> DatasetWriter:
-    """Opens a dataset for writing; creates it if there is none. With `background` a large folder is merged in a thread.
-
-    Raises UserError if it cannot be written, is a file, or another process writes to it; DamagedDataset if a file is not ours.
-    """
+    """Opens, or makes, a dataset (merged in a thread with `background`). Raises UserError, DamagedDataset for a file not ours."""
     if in_objects(path):
         from orchestrator.storage.s3.store import ObjectStore
 

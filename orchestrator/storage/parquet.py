@@ -1,7 +1,4 @@
-"""Reads a dataset's files as one table: the Parquet file in today's columns, and the journal's newer rows.
-
-A dataset with columns of a newer version may be read, without them, but not written, since they would be lost.
-"""
+"""A dataset's files as one table of today's columns; one with columns of a newer version, which would be lost, is only read."""
 
 from __future__ import annotations
 
@@ -47,10 +44,7 @@ def data_file(path: str | Path) -> Path:
 
 
 def read(path: str | Path) -> pa.Table:
-    """The dataset under `path`, including rows that are still only in the journal. Of a line there that is no row, a note says so.
-
-    Raises DamagedDataset for a file that is damaged or not this project's, UserError for one that may not be read.
-    """
+    """The dataset with its journal, whose wrong lines a note names. Raises DamagedDataset if it is not ours, UserError."""
     return look(path)[0]
 
 
@@ -203,10 +197,7 @@ def _todays_values(values: pa.ChunkedArray, to: pa.DataType, column: Column) -> 
 
 
 def should_seal(journaled: int, rows: int, sealed_at: float) -> bool:
-    """Whether a journal of so many rows is merged into the file of so many now; `sealed_at` (`time.monotonic`) is the last time.
-
-    Merging rewrites the whole file, so a large dataset waits until it has grown by half.
-    """
+    """Whether a journal is merged: that rewrites the file, so a large one grows by half first. `sealed_at` of `time.monotonic`."""
     return time.monotonic() - sealed_at > SEAL_SECONDS and journaled * 2 > rows - SMALL_ROWS
 
 

@@ -1,7 +1,4 @@
-"""The door for data of others. Whatever reading them raises becomes words, and JSON is taken only if it says one thing.
-
-A reader checks what it knows, and this door catches the rest: what somebody wrote into a file is wrong input, never a bug.
-"""
+"""The door for data of others: whatever reading them raises becomes words, and is wrong input, never a bug."""
 
 from __future__ import annotations
 

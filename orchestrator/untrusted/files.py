@@ -66,10 +66,7 @@ def open_to_write(path: str | Path, *, new: bool = False) -> IO[bytes]:
 
 
 def write_whole(path: str | Path, data: bytes) -> None:
-    """Replaces a plain file, or makes one, as a whole: a reader finds the old bytes or the new ones, also if the disk is full.
-
-    Raises NotPlain if something else stands there, such as a device or a link, and OSError if it cannot be written.
-    """
+    """Replaces a plain file, or makes one, as a whole, also on a full disk. Raises NotPlain for a device or link, and OSError."""
     require_plain(path)
     fresh = Path(path).with_name(f".{secrets.token_hex(8)}.part")  # a name that nobody else's file has
     try:

@@ -80,10 +80,7 @@ class Contest:
 
 
 def credit(prepared: Sequence[PreparedBackend]) -> None:
-    """Sets `measured_as` of each backend whose call is the same as another's, by its key and by its output, bit by bit.
-
-    The one that is measured is named like the kernel, if one is: `auto` has the time of what it chose.
-    """
+    """Sets `measured_as` where calls agree, by key and output, bit by bit; `auto` has the time of the kernel that it chose."""
     by_call: dict[Hashable, list[PreparedBackend]] = defaultdict(list)
     for one in prepared:
         if (key := _call_of(one)) is not None:

@@ -115,10 +115,7 @@ class Environments:
     """The processes of a worker's environments. One that ended is started again by the next point that needs it."""
 
     def __init__(self, config: WorkerConfig, device: Device, on_start: Callable[[], object] = lambda: None) -> None:
-        """Starts all of them, so that none makes a point wait for its imports. One that cannot start costs its own points alone.
-
-        `on_start` is called after each that has opened the device.
-        """
+        """Starts all at once; one that cannot costs its own points. `on_start` is called after each that opened the device."""
         self.config, self.device, self.on_start = config, device, on_start
         self.seconds = config.point_seconds * SPARE
         self._made = {one.name: make(one) for one in config.environments}

@@ -132,10 +132,7 @@ def rate_columns(problem: Problem, median_us: float, compute_dtype: str, device:
 
 
 def own_us(row: Row, ceilings: Ceilings | None) -> float | None:
-    """The time of the call alone: its cost in the step, or its median without what the launch of a graph adds to a call.
-
-    None if that launch was not measured: `analysis/keys.py` then says what hosts like this one add.
-    """
+    """The call's own time: in the step, or the median less a graph's launch; None if that is unknown (`analysis/keys.py`)."""
     if row.get("in_step_us") is not None or row["timer"] != GraphReplay.name:
         return row.get("in_step_us") or row["median_us"]
     real, median_us = ceilings.call_launch_us if ceilings else None, row["median_us"]

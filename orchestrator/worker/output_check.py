@@ -32,10 +32,7 @@ AFTER_CHANGE = "wrong after tokens of the cache had changed between two launches
 
 @dataclass(frozen=True)
 class JudgedCall:
-    """A backend's call, and the right answer to judge its outputs by.
-
-    `outputs` may lie in the process of another environment: what is judged here is what came from there.
-    """
+    """A call and the right answer for its `outputs`, which may lie in an environment's process: what came from there is judged."""
 
     shared: SharedInputs
     answer: Answer
@@ -56,10 +53,7 @@ class JudgedCall:
         return self.unless_it_wrote_elsewhere(self.judge_outputs(out, lse))
 
     def judge_outputs(self, out: Tensor, lse: Tensor | None) -> Verdict:
-        """The verdict on these alone: checksums of the inputs cost a pass over the whole cache.
-
-        What has the bits of an output that was judged has its verdict: several backends end in one kernel.
-        """
+        """The verdict without checksums of inputs (a pass over the cache); equal bits have one verdict, as kernels are shared."""
         from kernels.check.answer import KEPT_ELEMENTS
         from kernels.check.judgement import judge_whole
 

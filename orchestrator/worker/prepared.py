@@ -30,10 +30,7 @@ UNTOLD = frozenset({"passed", "reason", "inputs_needed"})
 
 @dataclass(eq=False)
 class PreparedBackend:
-    """A backend that is ready to be timed, its task, and its row so far. Without an `output_check`, nothing is checked.
-
-    `measured_as` is the backend whose time it is credited with, since its call is the same. `rivals` are those that it races.
-    """
+    """A backend ready to be timed, checked if it has an `output_check`; `measured_as` is whose time it gets, `rivals` it races."""
 
     task: Task
     adapter: Adapter

@@ -21,11 +21,7 @@ FOLDER = "attention-orchestrator/ceilings"
 
 
 class Provenance:
-    """Facts about the device that this process computes on.
-
-    `pacer` sets the duty cycle of the device while samples are taken. `l2_bytes` is the size of its L2 cache.
-    On a CPU, and wherever NVML does not know the device, fewer columns are known.
-    """
+    """Facts of this process's device, fewer without NVML. `pacer` sets its duty cycle in sampling; `l2_bytes` is its L2."""
 
     def __init__(self, device: Device, recalibrate: bool = False) -> None:
         self.device = device

@@ -1,7 +1,4 @@
-"""The row of a task: begun and finished in the same way by the worker that runs it and by the driver if no worker can.
-
-Its columns of seconds grow while the point runs. An exception becomes the status and the reason of the point that raised it.
-"""
+"""The row of a task, begun and finished alike by worker and driver. An exception becomes its point's status and reason."""
 
 from __future__ import annotations
 

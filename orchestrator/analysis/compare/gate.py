@@ -154,20 +154,14 @@ class Gate:
 
 
 def point_limits(se: Floats) -> Floats:
-    """The change, as a log ratio, from which a point is red alone, if `len(se)` points are judged.
-
-    By Student's t with `TAIL` degrees of freedom, but no more than `CLEAR`, unless normal noise alone reaches further.
-    """
+    """The log ratio from which a point is red alone: by Student's t (`TAIL`), at most `CLEAR` unless normal noise reaches on."""
     share = SPENT_ON_POINTS / max(1, len(se))
     normal, heavy = -NORMAL.inv_cdf(share), t_quantile(share, TAIL)
     return np.minimum(heavy * se, np.maximum(CLEAR, normal * se))
 
 
 def t_quantile(share: float, freedom: int) -> float:
-    """The value that Student's t exceeds with the probability `share`.
-
-    For an even number of degrees of freedom its distribution is a finite sum (Abramowitz and Stegun, 26.7.4); bisection inverts it.
-    """
+    """The value that Student's t exceeds with probability `share`, by bisection (even degrees; Abramowitz and Stegun, 26.7.4)."""
 
     def above(t: float) -> float:
         angle = math.atan(t / math.sqrt(freedom))

@@ -28,11 +28,7 @@ LONG_CODE_KERNELS = "xqa"  # their names begin so; with drafts their code fills 
 
 
 def pair(baseline: pd.DataFrame, candidate: pd.DataFrame) -> pd.DataFrame:
-    """Rows of both sides side by side (`_a` baseline, `_b` candidate), one line for each point that was measured on either.
-
-    If a side has several rows of a point, the newest one counts. If both sides have several devices, a point is
-    paired with itself on the same one.
-    """
+    """Newest rows of both sides side by side (`_a`, `_b`), a line for each point, and for each device if both have several."""
     a, b = _summarised(baseline), _summarised(candidate)
     places = [place for place in PLACE_COLUMNS if min(a[place].nunique(), b[place].nunique()) > 1]
     key = [*POINT_COLUMNS, *places]

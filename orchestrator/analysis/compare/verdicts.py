@@ -74,11 +74,7 @@ def _interval(rows: pd.DataFrame) -> dict[str, pd.Series]:
 
 
 def _uncertainty(pairs: pd.DataFrame, floors: NoiseFloors) -> tuple[Floats, Floats]:
-    """The standard error of each log ratio, and the part of its variance that a whole group of pairs may have in common.
-
-    In common are `rel` of the floors, and what clocks and memories leave open: a GPU that is one percent slower is so for every
-    point.
-    """
+    """The standard error of each log ratio, and the variance that a group may have in common: a GPU is slower for every point."""
     time = np.exp((pairs["log_us_a"] + pairs["log_us_b"]).to_numpy() / 2)
     total, common = own_variance(pairs, floors, time)
     separate, devices = ~is_interleaved(pairs), clock_uncertainty(pairs) ** 2 + memory_difference(pairs) ** 2
@@ -88,10 +84,7 @@ def _uncertainty(pairs: pd.DataFrame, floors: NoiseFloors) -> tuple[Floats, Floa
 
 
 def own_variance(pairs: pd.DataFrame, floors: NoiseFloors, time: Floats) -> tuple[Floats, Floats]:
-    """The variance of each log ratio if both sides are measured interleaved, and the part of it that is `rel` of the floors.
-
-    Each side's device contributes half of the floor of interleaved measurements. `time` is that of each pair in µs.
-    """
+    """Variance of log ratios measured interleaved (half a floor from each side), and its part `rel`; `time` in µs."""
     total, common = (pairs["log_se_a"] ** 2 + pairs["log_se_b"] ** 2).to_numpy(), np.zeros(len(pairs))
     for side in "ab":
         us, rel = floors.parts(pairs[f"device_name_{side}"])
@@ -136,10 +129,7 @@ def adjusted(p_values: Sequence[float]) -> Floats:
 
 
 def judge_groups(judged: pd.DataFrame, by: Sequence[str], same: float) -> pd.DataFrame:
-    """A line for all comparable pairs that count, and one for each value of each column in `by`: the mean change and its verdict.
-
-    A group's change is the mean of its log ratios. Of their variance, the common part stays and the rest averages out.
-    """
+    """A line for all pairs that count, and for each value of `by`: the mean change, whose common variance does not average out."""
     needed = [*by, "log_ratio", "se", "common_variance", "verdict"]  # alone, since each grouping copies the frame
     comparable = judged.loc[judged["counted"], needed]
     parts = [(name, value, part) for name in by for value, part in comparable.groupby(name, dropna=False, sort=True)]

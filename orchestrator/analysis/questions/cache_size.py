@@ -28,10 +28,7 @@ LAYER_BYTES = f"""CASE
 
 
 def create(data: Dataset, layers: int | None) -> None:
-    """The table `cache_sizes`: problem, cache_bytes, memory_bytes and layers, of each problem of which all are known.
-
-    `layers` is how many of the model's layers one GPU has; None for all of them. Call it before the view `workloads` is made.
-    """
+    """`cache_sizes` (problem, cache_bytes, memory_bytes, layers), before the view `workloads`; `layers` of a GPU, None for all."""
     memory = {name: device.memory_bytes for device in known_devices().values() for name in (device.name, *device.match)}
     data.create_table("gpu_memory(device_name VARCHAR, memory_bytes DOUBLE)", memory.items())
     models = [model for (model,) in data.execute("SELECT DISTINCT model FROM problems WHERE model IS NOT NULL")]

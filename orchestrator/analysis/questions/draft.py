@@ -224,10 +224,7 @@ class WithoutRest(NamedTuple):
 
 
 def without_rest(data: Dataset, source: str) -> list[WithoutRest]:
-    """What has no answer since draft.rest, `source`, has no step with as many query tokens; an entry for each model and device.
-
-    The command measures all batches and drafts of the dataset, since the dataset that it writes takes the place of `source`.
-    """
+    """What has no answer since `source` has no such step, by model and device, with the command that measures all steps again."""
     records = _records(data)
     steps = dict(
         ((model, device, tp), of)

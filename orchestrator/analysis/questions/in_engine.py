@@ -20,11 +20,7 @@ MEDIAN_ERROR, WITHIN, SAME_SIGN = 0.02, 0.9, 0.98
 
 
 def create(data: Dataset, points: str) -> None:
-    """The tables that the views of this question read: `engine_points`, of the query `points`, and
-
-    `engine_runs`, the calls here that are what `conf/engine` says of the flags of these rows, and `kernel_names`, how profiles name
-    kernels.
-    """
+    """The tables `engine_points` (the query `points`), `engine_runs` (calls by `conf/engine`) and `kernel_names` (in profiles)."""
     data.execute(f"CREATE TEMP TABLE engine_points AS {points}")
     asked = data.execute("""
         SELECT DISTINCT engine, engine_version, flag, major, of_layers, phase, kv_dtype, sinks FROM engine_points""")

@@ -74,10 +74,7 @@ def across_contexts(
     cell: Callable[[Record], str],
     last: tuple[str, Callable[[list[Record]], str]] | None = None,
 ) -> Grid:
-    """A table with a line for each draft length and batch, and a column for each context.
-
-    `cell` gives the text of a record. `last` adds a column: its header, and its text from all records of a line.
-    """
+    """A table of `cell`s: a line for each draft length and batch, a column for each context, and `last`, a header and its text."""
     contexts = sorted({r["s_kv"] for r in records})
     cells = []
     for (s_qo, batch), row in group_by(records, ("s_qo", "batch_size")).items():

@@ -157,11 +157,7 @@ def _share(r: Record) -> str:
 
 
 def shares(data: Dataset, mix: Mix) -> list[Grid]:
-    """A line for each table of question=best and each s_qo: the backends by their share, and how much of the traffic is far off.
-
-    Decode steps weigh the workloads of a table, prompts those that have as many query tokens as KV tokens.
-    Each line is of all traffic.
-    """
+    """A line for each table of question=best and s_qo (prompts have s_qo = s_kv): the backends' shares, and what is far."""
     cells, far = [], []
     for name, part in split_by_title(fetch(data, "best"), ("s_qo", "batch_size", "s_kv")):
         drafts = group_by([r for r in part if r["s_qo"] < r["s_kv"]], ("s_qo",))

@@ -1,8 +1,4 @@
-"""The histograms of an engine's Prometheus endpoint as traffic.
-
-From `vllm/v1/metrics/loggers.py`, `sglang/srt/metrics/collector.py`, text-generation-inference and Dynamo's frontend, in the text
-format 0.0.4 of Prometheus.
-"""
+"""Histograms of Prometheus (text 0.0.4) as traffic: vLLM's v1/metrics/loggers.py, SGLang's metrics/collector.py, TGI, Dynamo."""
 
 from __future__ import annotations
 

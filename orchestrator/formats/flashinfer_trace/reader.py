@@ -1,7 +1,4 @@
-"""Reads flashinfer-trace: workloads as points, with lengths of their tensors or else split evenly, and evaluations as rows.
-
-A definition is what its name says, and its file if that is there.
-"""
+"""Reads flashinfer-trace: workloads as points, by their tensors' lengths or split evenly; evaluations as rows."""
 
 from __future__ import annotations
 
@@ -313,10 +310,7 @@ class Definition:
 
 
 def definition_of(name: object, root: Path) -> Definition:
-    """A definition by its name. Its file under `definitions/` counts where it is at hand, and the name's parts otherwise.
-
-    Raises ValueError for an operation that this project does not have, and for a file that cannot be read.
-    """
+    """A definition by its file under `definitions/`, else by its name. Raises ValueError for no operation here, and a bad file."""
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_]{1,200}", name):
         raise ValueError(f"definition={str(name)[:80]!r}: allowed: the name of a definition, of letters, digits and _")
     matches = ((routine, pattern.match(name)) for routine, pattern in NAMES)

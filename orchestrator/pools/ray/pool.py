@@ -141,10 +141,7 @@ class RayPool:
         return found
 
     def compile_in(self, wanted: CompileRequest, say: Say) -> Compiled:
-        """On this machine here, with progress; on others in tasks of Ray's, on each whose devices load the modules.
-
-        For a device that no machine has, one that can compile is enough.
-        """
+        """Here with progress; else by tasks, where devices load the modules, or where one can compile if no machine has them."""
         archs = [wanted.device] if wanted.device else list({device.arch: device for device in self.devices}.values())
         if self.nodes.local:
             return merged([compile_there(make(wanted.environment), wanted, device, say) for device in archs])

@@ -171,10 +171,7 @@ def compared(data: Dataset) -> dict[str, dict[str, Any]]:
 
 
 def deployments(data: Dataset) -> list[dict[str, Any]]:
-    """Each deployment with its phases: what a user types for each engine, and the tables of `one_backend` and `engine_default`.
-
-    Named models come first. `usual` are those whose times were taken as a server's are.
-    """
+    """Each deployment, named models first: what to type for each engine, and its tables, by phase. `usual`: timed as servers."""
     found, close = parts(data), engine_default.close(data)
     by_place: dict[tuple[Any, ...], dict[str, list[Part]]] = {}
     for part in found:

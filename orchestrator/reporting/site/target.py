@@ -94,10 +94,7 @@ class Target:
         return name in self._before and found == self._made_before.get(name, {}).get("sha256")
 
     def write(self, name: str, content: str | bytes, key: str = "", facts: dict[str, Any] | None = None) -> None:
-        """Writes a file of the site, or leaves it if it holds that already. Raises UserError if it cannot, or if it is too much.
-
-        `kept` of a later run gives `facts`, which are JSON, if it asks with the same `key`.
-        """
+        """Writes a file, unless it is there already; `kept` gives its `facts` (JSON) to a later `key`. Raises UserError."""
         assert OWN_NAME.fullmatch(name), name
         whole = content.encode() if isinstance(content, str) else content
         digest = hashlib.sha256(whole).hexdigest()

@@ -164,10 +164,7 @@ def _words(error: OSError) -> str:
 
 
 def _look(bucket: Bucket, path: str) -> tuple[pa.Table, dict[str, int], bytes | None, list[bytes]]:
-    """The rows, the number of objects in each journal folder, the Parquet file, and lines of the journal that are no rows.
-
-    Reads the journal, then the file: an object that is deleted in between is already in the file.
-    """
+    """Rows, objects by journal folder, Parquet file, wrong lines. Reads the journal first: what goes meanwhile is in the file."""
     import pyarrow.parquet as pq
 
     names = list(bucket.objects(JOURNAL))
