@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.resources import files
 from typing import Any
+
+import yaml
 
 from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
@@ -17,6 +20,11 @@ NEEDS = (
 )
 # What an isolated time is good for: the error of attention at the median, the share of points within 5% or 2 µs, pairs of one sign.
 MEDIAN_ERROR, WITHIN, SAME_SIGN = 0.02, 0.9, 0.98
+SELECT = "SELECT device_name AS device, engine || ' ' || engine_version AS engine, "
+TELLS = {  # flags and points apart
+    "flag": "flag, phase, kv_dtype AS cache",
+    "point": "kv_dtype AS cache, s_qo - 1 AS drafts, batch_size AS batch, s_kv, layers",
+}
 
 
 def create(data: Dataset, points: str) -> None:
@@ -52,9 +60,9 @@ def grids(data: Dataset) -> list[Grid]:
     """What holds, in figures; then flags, points, pairs of flags, what starts differ by, and what a step takes beside attention."""
     if not data.scalar("SELECT count(*) FROM engine_points"):
         return []
-    found = (data.con.sql(f"SELECT {RELEASE}, {query} LIMIT {MAX_SHOWN}") for query in TABLES.values())
-    tables = (formatted(title, of.columns, of.fetchall()) for title, of in zip(TABLES, found, strict=True))
-    return [statement(data), *tables]
+    tables = yaml.safe_load(files(__package__).joinpath("in_engine.yaml").read_text(encoding="utf-8"))
+    found = {title: data.con.sql(SELECT + query.format(**TELLS) + f" LIMIT {MAX_SHOWN}") for title, query in tables.items()}
+    return [statement(data), *(formatted(title, of.columns, of.fetchall()) for title, of in found.items())]
 
 
 def statement(data: Dataset) -> Grid:
@@ -102,36 +110,3 @@ def summary(data: Dataset) -> str | None:
         for r in data.records("FROM in_engine_figures ORDER BY ALL")
     )
     return "; ".join(found) or None
-
-
-RELEASE = "device_name AS device, engine || ' ' || engine_version AS engine"
-OF_FLAG = "flag, phase, kv_dtype AS cache"
-OF_POINT = "kv_dtype AS cache, s_qo - 1 AS drafts, batch_size AS batch, s_kv, layers"
-TABLES = {  # of the rest of their queries
-    "error of attention by flag: measured inside the engine over predicted, less 1": f"""
-        {OF_FLAG}, called AS "predicted by", ran AS "kernels that ran", known AS "conf/engine",
-        compared || ' of ' || points AS compared, median_error AS "median|+.1%", most_error AS "90th percentile|.1%",
-        most_us AS "µs at most|.1f", share AS "share of a step|.0%"
-        FROM in_engine_flags ORDER BY ALL""",
-    "not compared": f"""
-        {OF_FLAG}, why_not AS why, count(*) AS points, median(measured_us) AS "median µs|.1f"
-        FROM in_engine WHERE why_not IS NOT NULL GROUP BY ALL ORDER BY ALL""",
-    "attention in a layer, each point": f"""
-        flag, {OF_POINT}, kv_tokens AS "KV tokens|,.0f", start, isolated_us AS "isolated µs|,.1f",
-        predicted_us AS "predicted µs|,.1f", measured_us AS "measured µs|,.1f", error AS "error|+.1%",
-        metadata_us AS "plan µs a step|,.1f", kernels_us AS "kernels µs a step|,.0f", step_us AS "step µs (GPU)|,.0f",
-        wall_us AS "step µs (wall)|,.0f", share AS "share of a step|.0%"
-        FROM in_engine ORDER BY ALL""",
-    "each two flags: what the other takes over the first, less 1": f"""
-        flag, other, {OF_POINT}, predicted AS "predicted|+.1%", attention AS "attention|+.1%",
-        kernels AS "kernels of a step|+.1%", step AS "step (GPU)|+.1%", wall AS "step (wall)|+.1%", so
-        FROM in_engine_pairs ORDER BY ALL""",
-    "what starts of one point differ by: the range over the least": f"""
-        flag, {OF_POINT}, starts, gpus AS "GPUs", attention_range AS "attention|.1%", step_range AS "step (GPU)|.1%",
-        wall_range AS "step (wall)|.1%"
-        FROM in_engine_starts ORDER BY ALL""",
-    "the kernels of a step beside attention: of each layer, and once a step if several numbers of layers were measured": """
-        model, tp, tokens AS "query tokens", array_to_string(layers, ', ') AS "layers measured", layer_us AS "a layer, µs|,.1f",
-        if(len(layers) > 1, fixed_us, NULL) AS "once, µs|,.1f"
-        FROM engine_rest ORDER BY ALL""",
-}
