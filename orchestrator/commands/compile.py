@@ -5,20 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from kernels.compile.build import Built
+from kernels.compile.module_cache import Library
+from kernels.timing.ceilings import Ceilings
+from orchestrator import libraries
 from orchestrator.commands.invocation import BAD_POINTS, OK, Invocation
+from orchestrator.config.environment import find
+from orchestrator.config.settings import CompileSettings, Settings
+from orchestrator.environments.modules import CompileRequest
 from orchestrator.errors import NoWorkers, WorkerDied
-
-if TYPE_CHECKING:
-    from kernels.compile.build import Built
-    from kernels.compile.module_cache import Library
-    from kernels.timing.ceilings import Ceilings
-    from orchestrator.config.settings import CompileSettings, Settings
-    from orchestrator.libraries import LibraryVersions
-    from orchestrator.planning.plan import ModuleKey, Plan
-    from orchestrator.pools import ComputePool
-    from orchestrator.scheduling.progress import Progress
+from orchestrator.libraries import LibraryVersions
+from orchestrator.machines import require_same_versions
+from orchestrator.planning.decide import make_plan
+from orchestrator.planning.plan import ModuleKey, Plan
+from orchestrator.planning.replay import points_of
+from orchestrator.pools import ComputePool, connect
+from orchestrator.scheduling import archive
+from orchestrator.scheduling.builds import iter_built
+from orchestrator.scheduling.progress import Progress
+from orchestrator.tables import Grid, draw
+from orchestrator.worker.messages import WorkerConfig
 
 
 @dataclass(frozen=True)
@@ -33,8 +40,6 @@ class Compilation:
 
 def execute(invocation: Invocation[CompileSettings]) -> int:
     """Compiles each module once in each environment; `modules` is the archive to write. Returns 1 if one does not compile."""
-    from orchestrator.tables import Grid, draw
-
     try:
         parts = _compile(invocation)
     except NoWorkers as error:
@@ -56,8 +61,6 @@ def execute(invocation: Invocation[CompileSettings]) -> int:
 
 
 def _write(invocation: Invocation[CompileSettings], path: str, parts: Sequence[Compilation]) -> None:
-    from orchestrator.scheduling import archive
-
     for part in parts:
         counts = archive.write(path, {b.key: b.library for b in part.built if b.library}, part.versions)
     of = ", ".join(f"{count} for {library}" for library, count in counts.items())
@@ -67,15 +70,6 @@ def _write(invocation: Invocation[CompileSettings], path: str, parts: Sequence[C
 
 def _compile(invocation: Invocation[CompileSettings]) -> list[Compilation]:
     """The plan's modules, those of the command's own environment first. Raises NoWorkers if no machine can compile."""
-    from orchestrator import libraries
-    from orchestrator.config.environment import find
-    from orchestrator.environments.modules import CompileRequest
-    from orchestrator.machines import require_same_versions
-    from orchestrator.planning.decide import make_plan
-    from orchestrator.planning.replay import points_of
-    from orchestrator.pools import connect
-    from orchestrator.scheduling.progress import Progress
-
     settings = invocation.settings
     points = points_of(settings)
     wanted = [find(name, settings.env) for name in dict.fromkeys(point.env for point in points) if name is not None]
@@ -99,8 +93,6 @@ def _compile(invocation: Invocation[CompileSettings]) -> list[Compilation]:
 
 def _built_here(settings: CompileSettings, plan: Plan, pool: ComputePool, progress: Progress) -> list[Built]:
     """The modules of the points that need no other environment."""
-    from orchestrator.scheduling.builds import iter_built
-
     modules = list(plan.modules)
     found = _archived(settings, pool.versions[0], {arch for arch, _ in modules})
     progress.begin_modules(len(modules), len(found.keys() & set(modules)))
@@ -112,18 +104,12 @@ def _built_here(settings: CompileSettings, plan: Plan, pool: ComputePool, progre
 
 
 def _archived(settings: CompileSettings, versions: LibraryVersions, archs: set[str]) -> dict[ModuleKey, Library]:
-    from orchestrator.scheduling.archive import read_fitting
-
     there = settings.modules is not None and Path(settings.modules).exists()
-    return read_fitting(settings.modules, versions, archs) if there else {}
+    return archive.read_fitting(settings.modules, versions, archs) if there else {}
 
 
 def calibrate(invocation: Invocation[Settings]) -> int:
     """Measures anew and prints the ceilings of every device of the cluster; 1 if a worker could not start."""
-    from orchestrator.pools import connect
-    from orchestrator.tables import Grid, draw
-    from orchestrator.worker.messages import WorkerConfig
-
     settings = invocation.settings
     config = WorkerConfig(settings.timing, settings.check.enabled, settings.adapters, {}, recalibrate=True)
     try:

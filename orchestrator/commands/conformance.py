@@ -4,28 +4,25 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING
 
+from kernels import registry
+from kernels.adapter import Adapter
+from kernels.conformance.isolation import Isolated
+from kernels.conformance.purity import impure_backends
+from kernels.conformance.suite import conformance
+from kernels.registry import Registered
 from kernels.split import Split
+from orchestrator import libraries, machines
 from orchestrator.commands.invocation import BAD_POINTS, OK, Invocation
 from orchestrator.config.settings import ConformanceSettings
 from orchestrator.errors import UserError, unknown
-
-if TYPE_CHECKING:
-    from kernels.adapter import Adapter
-    from kernels.registry import Registered
+from orchestrator.tables import Grid
 
 TRIAL_SECONDS = {"cpu": 120.0, "cuda": 600.0}  # of one check on one problem; on a GPU it may compile a module first
 
 
 def execute(invocation: Invocation[ConformanceSettings]) -> int:
     """Checks the named backends, those of `adapters`, or all; returns 1 if one failed. Raises UserError for an unknown one."""
-    from kernels.conformance.isolation import Isolated
-    from kernels.conformance.purity import impure_backends
-    from kernels.conformance.suite import conformance
-    from orchestrator import libraries, machines
-    from orchestrator.tables import Grid
-
     plugins = invocation.settings.adapters
     chosen = _chosen(plugins, invocation.settings.backend)
     device, known = machines.describe().devices[0], list(machines.known_devices().values())
@@ -52,8 +49,6 @@ def _planned_by(adapter: Adapter) -> list[tuple[str, str]]:
 
 
 def _chosen(plugins: tuple[str, ...], names: tuple[str, ...]) -> dict[tuple[str, str], Registered]:
-    from kernels import registry
-
     try:
         found = {**registry.registered(plugins), **registry.splits(names, plugins)}
     except (ImportError, ValueError) as error:

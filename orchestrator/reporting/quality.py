@@ -7,17 +7,14 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Hashable
-from typing import TYPE_CHECKING
+
+import pandas as pd
 
 from kernels.problem.routine import found
+from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.names import shown
 from orchestrator.analysis.noise import RANGES_US, aa_pairs
 from orchestrator.tables import Grid
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from orchestrator.analysis.dataset import Dataset
 
 MAX_WORST_PAIRS = 8
 MUTANT = "mutant of "  # how `resolved_backend` of a mutant begins
@@ -51,8 +48,6 @@ def _is_mutant(table: pd.DataFrame) -> pd.Series:
 
 def noise_grids(current: pd.DataFrame) -> list[Grid]:
     """Quantiles of the noise by the kernels' median time, and the points with the most noise."""
-    import pandas as pd
-
     found = []
     for device, pairs in aa_pairs(current).groupby("device_name_a", sort=True):
         ranges = pd.cut(pairs["median_us_a"], list(RANGES_US))

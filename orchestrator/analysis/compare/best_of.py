@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from statistics import geometric_mean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from orchestrator.analysis.compare.pairs import LIST_COLUMNS, PLACE_COLUMNS, tree_texts
+from orchestrator.analysis.compare.selection import Selection
 from orchestrator.analysis.keys import GRID_AXES, PROBLEM_KEYS
 from orchestrator.analysis.noise import SAME, first_of_aa_pairs
 from orchestrator.analysis.questions import contenders_by, ranked_by, ranking_of
@@ -24,9 +25,6 @@ from orchestrator.analysis.sql import quoted
 from orchestrator.analysis.traffic import Mix, weights
 from orchestrator.config.weights import WEIGHT, WeightRules
 from orchestrator.tables import Grid
-
-if TYPE_CHECKING:
-    from orchestrator.analysis.compare.selection import Selection
 
 ALIKE = 0.05  # neighbouring batches whose ratios differ by less are one range
 OF_LINE = ("model", "q_dtype", "kv_dtype", "l2")  # each combination is a line of the answer

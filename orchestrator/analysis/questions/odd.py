@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset, again
 from orchestrator.analysis.names import shown
 from orchestrator.analysis.questions import SPIKE
 from orchestrator.analysis.questions.tables import describe_point
+from orchestrator.point import Point
 from orchestrator.tables import Grid
-
-if TYPE_CHECKING:
-    from orchestrator.point import Point
 
 NEEDS = "a row"
 
 MAX_ODD_POINTS = 10  # in each list
 POINT_KEYS = "routine, model, q_dtype, kv_dtype"  # that a list shows beside the workload
-
-
 # By the view of each kind: what it is, and in few words.
 KINDS = {
     "bad": ("mismatch, failed, timeout or oom", "bad"),

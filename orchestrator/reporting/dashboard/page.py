@@ -13,16 +13,13 @@ import re
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from orchestrator.analysis.sources import SIGNS, local_datasets, name_of
+from orchestrator.analysis.sql import Where
 from orchestrator.errors import UserError
 from orchestrator.reporting.dashboard import data, packing
 from orchestrator.storage.access import in_objects
 from orchestrator.storage.exported import save_file
-
-if TYPE_CHECKING:
-    from orchestrator.analysis.sql import Where
 
 ECHARTS_SHA256 = "b66b25aeb4df84e33199dc21694014d336d222cbd9deb0e5a7c14bd6aa0d0fd0"
 EMBEDDED_PARQUET = 2 * 10**6  # bytes of a dataset that travel in an exported page as they are
