@@ -29,8 +29,7 @@ MEASURING = ("flashinfer", "pynvml", "ray", "torch", "uv")  # what the extra `ru
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command with these arguments, by default those of the process, and returns its exit code.
 
-    Wrong input prints one message on stderr and gives 2; an output that cannot be written gives 74. Any other exception is a
-    bug and is raised.
+    Wrong input prints a message on stderr and gives 2; an output that cannot be written gives 74. Any other exception is a bug.
     """
     with output.guarded() as stream:
         code = _run(list(sys.argv[1:] if argv is None else argv))

@@ -32,8 +32,7 @@ def find(wanted: Wanted, engines: Sequence[Engine], drafts: int | None) -> str:
     """The path of the dataset under results/ that says most about these values of columns.
 
     Datasets with rows of the engines' own builds come first, then those with more kernels of flags, more workloads, the newest.
-    `drafts` asks for steps with so many drafted tokens. Raises NoRows, with what there is, if no dataset has such rows or if
-    nothing is asked for.
+    `drafts` asks for steps with so many drafted tokens. Raises NoRows, with what there is, for no such rows and no question.
     """
     import duckdb
 

@@ -180,8 +180,7 @@ def summarise_samples(rows: pd.DataFrame) -> pd.DataFrame:
     block than Binomial(n, 1/2) allows. The factor by which its variance is larger, at least 1, is the design effect (Kish, Survey
     Sampling, section 8.2). The effective number of samples is n over the design effect: each sample counts as one if blocks
     agree, and each block as one if they do not. The standard error is half the distance between the ranks n/2 -+ sqrt(n)/2 for
-    that many samples (Conover, Practical Nonparametric Statistics, section 3.2, at one standard deviation). All three are null
-    for a row without samples.
+    that many samples (Conover, Practical Nonparametric Statistics, section 3.2, at one standard deviation). Null without samples.
     """
     import numpy as np
     import pandas as pd

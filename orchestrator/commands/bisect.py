@@ -126,8 +126,7 @@ def require_able(settings: Chosen, points: Sequence[Point], typed: str) -> None:
 class ReleaseRuns:
     """Measures two releases by a run of the sweep with `sweep.env` of both, as a process of its own, and reads its rows.
 
-    A run of its own keeps what breaks in a release away from the search. Its group of processes is that of this one, so that
-    Ctrl-C reaches both.
+    A run of its own keeps what breaks in a release away from the search. Ctrl-C reaches both, as one group of processes.
     """
 
     invocation: Invocation[Any]

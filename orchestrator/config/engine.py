@@ -1,7 +1,6 @@
 """What a release of an inference engine runs by each of its attention flags, read from `conf/engine/<engine>_<release>.yaml`.
 
-The files are data: a new release is one more file. What a flag runs was read in the engine's source, unless a profile of a running
-engine showed it (`Sighting`).
+The files are data: a new release is one more. What a flag runs was read in the engine's source, or seen in a profile (`Sighting`).
 """
 
 from __future__ import annotations
@@ -177,8 +176,7 @@ class Engine(Frozen):
     """A release of an engine. The first flag whose `default` matches a workload is the one that the engine takes by itself.
 
     `per_layers`: its names of the kinds of layers, if it takes a backend for each; then `type_per_layers` is how that is typed,
-    with `{layers}` and `{name}`. `page_flag` sets its page size. `has_draft_table`: it takes a draft length for each range of batch
-    sizes.
+    with `{layers}` and `{name}`. `page_flag` sets its page size. `has_draft_table`: it takes a draft length by range of batches.
     """
 
     engine: str

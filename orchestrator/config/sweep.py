@@ -70,8 +70,7 @@ def keys_of(axis: str, value: AxisValue) -> dict[str, Scalar | None]:
     """The problem keys that one value of an axis sets: the axis itself, or the keys of a mapping.
 
     In a mapping, `q` under `dtype` means `q_dtype`, and `{min: 1, max: 8}` under `s_qo` means `min_s_qo` and `s_qo`. A
-    `batch_spec` sets all lengths, `drafts` one query token more, and `heads: model` none: they are the model's. Raises ValueError
-    for one that cannot be read.
+    `batch_spec` sets all lengths, `drafts` one query token more, `heads: model` none. Raises ValueError for what cannot be read.
     """
     if (axis, value) == OF_MODEL:
         return {}

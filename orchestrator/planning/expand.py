@@ -41,8 +41,7 @@ OF_POINTS = ("backend", "env", "num_splits", "out_dtype", "flag", "drafts")
 def expand(settings: Settings) -> list[Point]:
     """The points of a sweep in the order of its axes, none twice. What its model cannot have is `refused`, and does not run.
 
-    Raises UserError for a value that no problem can have, a backend that does not exist, a sweep without points, and a model that
-    can have none of them.
+    Raises UserError for a value that no problem can have, an unknown backend, and a sweep without points for its model.
     """
     with gc_pause.paused():
         return _expanded(settings)

@@ -121,8 +121,7 @@ def replay_command(overrides: Sequence[str], mode: str) -> Callable[[Point], str
     """From what was typed for a sweep, a function that gives the command to run exactly one of its points again.
 
     It names no folder of the machine that measured: another one has none of them. So an absolute results.path is left out, and
-    a file of points or of traffic, or a folder of configuration files, keeps its name alone. Both points of an A/A pair have the
-    same command.
+    a file of points or of traffic, or a folder of configuration, keeps its name alone. Both points of an A/A pair have one command.
     """
     kept = [without_folder(o) for o in only_read(overrides, "replay") if not o.startswith(NOT_ON_A_REPLAY) and not OF_HERE.match(o)]
     again = "check_power" if mode == "check_power" else "replay"

@@ -99,7 +99,7 @@ def parsed(content: bytes) -> Manifest:
 def load_archive(
     path: str | None, machine_versions: Sequence[LibraryVersions], wanted: Collection[ModuleKey]
 ) -> dict[ModuleKey, Library]:
-    """The wanted modules of a run's archive, if it has one. Raises UserError if it cannot be read or fits not every machine."""
+    """The wanted modules of a run's archive, if it has one. Raises UserError if it cannot be read or does not fit all machines."""
     if path is None:
         return {}
     first, *others = machine_versions
@@ -297,8 +297,7 @@ def _too_large(member: tarfile.TarInfo, limit: int) -> BadManifest:
 def locked(path: str) -> Iterator[None]:
     """Waits for other writers of an archive, on this machine and on others that share its disk.
 
-    The lock is a hidden file beside the archive, removed at the end. A disk that locks no files has one writer at a time only if
-    all are on one machine.
+    The lock is a hidden file beside the archive, removed at the end. On a disk that locks no files it holds on one machine alone.
     """
     with FileLock(_local_lock_of(path)):
         lock = Path(path).with_name(f".{Path(path).name}.lock")

@@ -268,8 +268,7 @@ class Retries:
     def timed_out(self, active: ActiveWorker) -> None:
         """A task that does not end has its row, if it is surely the one that hangs.
 
-        If it shared the worker with others, one of these may have stopped the process before the answer of this one had left it.
-        Then this one runs once more, alone.
+        Another one of the worker may have stopped the process before the answer had left it: then it runs once more, alone.
         """
         running = active.take_running()
         if len(running) == 1 and (running[0].exclusive or not active.has_unfinished):

@@ -53,8 +53,7 @@ class FolderStore:
 
     With `background` a large dataset is merged in a thread: not where this process also measures, which a thread would disturb.
 
-    Raises UserError if the folder cannot be written or another process writes to it, DamagedDataset if a file in it is damaged or
-    not this project's.
+    Raises UserError if it cannot be written or another process writes to it, DamagedDataset if a file in it is not ours.
     """
 
     def __init__(self, path: str, *, background: bool = False) -> None:

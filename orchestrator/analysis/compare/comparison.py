@@ -77,8 +77,7 @@ def compare(
     `noise` is a dataset of mode=noise. Without it the one beside the candidate's or the baseline's dataset is used
     (`<its path>_noise`). `same` is the largest change that counts as none, as a share of the time. `missing="allow"` lets points
     of the baseline have no row in the candidate. `cards` is a dataset, or a pattern of several, that tells how GPUs of one kind
-    differ. Raises UserError if the conditions select nothing, the same rows twice, or rows without a common point, and if a row's
-    median contradicts its own samples.
+    differ. Raises UserError if the conditions select nothing, the same rows, or no common point, or a median is not its samples'.
     """
     sides = select("baseline", baseline, path, where), select("candidate", candidate, path, where)
     if sides[0].path == sides[1].path and sides[0].rows.index.equals(sides[1].rows.index):

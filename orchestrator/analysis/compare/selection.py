@@ -50,8 +50,7 @@ def select(side: str, conditions: Sequence[str], path: str, where: Where | None 
 
     A condition is `KIND:VALUE`, a library with its version, a bare value of any kind, or a dataset's folder, or a pattern of
     several, to read instead of `path`. A value may be shortened to a part that no other value has. `where` keeps the rows with
-    some values. Raises UserError, which lists the choices, if a condition matches nothing or several values, and if `where`
-    leaves no row.
+    some values. Raises UserError with the choices if a condition matches nothing or several values, or `where` leaves no row.
     """
     folders = [c for c in conditions if exists(c)]
     if len(folders) > 1:

@@ -1,8 +1,7 @@
 """The one place that prices a choice: what each flag of an engine, and each backend, costs over the workloads of a deployment.
 
 A deployment is a GPU, a model and its share of it, a KV cache, and how times were taken (`PLACE`). Decode and drafts are priced
-apart: one that drafts runs every step as a draft. `question=one_backend`, `engine_default`, the exports, the page and the site
-print what stands here.
+apart: one that drafts runs every step as a draft. The questions, the exports, the page and the site print what stands here.
 """
 
 from __future__ import annotations

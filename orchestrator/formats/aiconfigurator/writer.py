@@ -42,8 +42,7 @@ KEYS = (*LENGTHS, *HEADS, "q_dtype", "kv_dtype", "window")
 def to_tables(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, list[dict[str, Any]]], Counter[str], list[str]]:
     """The rows of each table by its name; the number of rows that they cannot hold, by reason; notes on rough and credited times.
 
-    `rows` has each point once. Raises UserError if the rows are of several GPUs, or were timed in several ways: a table has one
-    time for a workload.
+    `rows` has each point once. Raises UserError for several GPUs or ways of timing: a table has one time for a workload.
     """
     reasons = [_inexpressible(row) for row in rows]
     left_out = Counter(filter(None, reasons))

@@ -1,8 +1,4 @@
-"""Whole-number vectors in a safetensors file: eight bytes with the length of a JSON header, the header, then the data.
-
-The format is described at https://huggingface.co/docs/safetensors. Only vectors of whole numbers are needed here, for which
-NumPy suffices.
-"""
+"""Whole-number vectors in a safetensors file (https://huggingface.co/docs/safetensors): the header's length, it, and data."""
 
 from __future__ import annotations
 

@@ -7,8 +7,7 @@ that a crash or a slow deletion left behind are therefore ignored: a crash at an
 The lease says which process may write. pyarrow has no conditional PUT. So a driver writes an object with its own name, and then
 lists the others: the later of two drivers sees the earlier one and withdraws. The owner renews its object every few seconds. An
 owner counts as dead if its object was not renewed for `STALE_SECONDS`, by the store's clock, or if its process is known to have
-ended. An owner that could not renew for `LOST_SECONDS`, because it was stopped or disconnected, stops writing, before others take
-it for dead.
+ended. An owner that could not renew for `LOST_SECONDS`, stopped or disconnected, stops writing, before others take it for dead.
 """
 
 from __future__ import annotations
@@ -52,8 +51,7 @@ TRIES = 3  # of two drivers that start at the same time both may withdraw
 class ObjectStore:
     """An open dataset in an object store, which this process alone writes to, with the methods of `FolderStore`.
 
-    Raises UserError if the store cannot be written or another process writes to the dataset, DamagedDataset if an object in it is
-    damaged or not this project's.
+    Raises UserError if it cannot be written or another process writes to it, DamagedDataset if an object in it is not ours.
     """
 
     def __init__(self, path: str) -> None:
