@@ -39,10 +39,7 @@ class Point(_Point):
 
     @cached_property
     def group_id(self) -> str:
-        """Hash of the problem: points of one group run on the same inputs and the same reference.
-
-        A field at its default does not enter, so that the ids of old rows outlive a new axis.
-        """
+        """Hash of the problem, whose points share inputs and reference. No default enters, so that old ids outlive a new axis."""
         return _group_id(self.problem, self.how)
 
     @property

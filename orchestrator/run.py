@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections import Counter, defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -17,6 +17,7 @@ from orchestrator.config.environment import Environment, find
 from orchestrator.config.settings import ReplaySettings, RunSettings, Settings
 from orchestrator.environments.modules import CompileRequest
 from orchestrator.errors import NoWorkers, UserError
+from orchestrator.grouped import grouped
 from orchestrator.libraries import LibraryVersions
 from orchestrator.machines import require_same_versions
 from orchestrator.planning.decide import make_plan
@@ -175,10 +176,7 @@ def worker_config(
     settings: Settings, common: Row, environments: tuple[Environment, ...], imports: tuple[str, ...], todo: Plan
 ) -> WorkerConfig:
     """What every worker of a run needs to know. An engine is as large as the points that are left for it need."""
-    of_engines: dict[Hashable, list[Point]] = defaultdict(list)
-    for decision in todo.decisions_of("run"):
-        if decision.point.engine:
-            of_engines[decision.point.shares].append(decision.point)
+    of_engines = grouped((d.point.shares, d.point) for d in todo.decisions_of("run") if d.point.engine)
     layer, layers = settings.model.layer, settings.timing.step_layers or LAYERS
     starts = {
         key: EngineStart(of[0].backend, tuple(point.problem for point in of), layer, layers)

@@ -63,10 +63,7 @@ class Found:
 
 
 def most_looks(releases: int, rounds: int) -> int:
-    """How many verdicts a search over so many releases may ask for: one after each round of each release but the good one.
-
-    It asks for far fewer. But which ones follows from what it saw, so all of them count.
-    """
+    """One verdict after each round of each release but the good one: what it saw decides which it asks for, so all count."""
     return rounds * (releases - 1)
 
 

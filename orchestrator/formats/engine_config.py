@@ -7,12 +7,10 @@ the first one from 1 (vLLM's docs/features/speculative_decoding/dynamic_speculat
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import exp, isqrt, log
 from statistics import fmean
-from typing import Any
 
 from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
@@ -31,6 +29,7 @@ from orchestrator.analysis.step_rest import PRESET
 from orchestrator.config.draft_cost import Draft
 from orchestrator.config.engine import Engine
 from orchestrator.errors import UserError
+from orchestrator.grouped import grouped
 from orchestrator.untrusted.text import for_line
 
 FLAGS_OF_CACHE = {"fp8_e4m3": "--kv-cache-dtype fp8_e4m3", "fp8_e5m2": "--kv-cache-dtype fp8_e5m2"}  # 16 bits are the default
@@ -44,9 +43,7 @@ def config_text(data: Dataset, engine: Engine, draft: Draft, path: str) -> str:
         too_big = left_out(data, ["device_name"])
         why = "; ".join(too_big.values()) if too_big else "no row is of a GPU and a workload that a flag of it serves"
         raise UserError(f"export={engine.engine}: results.path={path!r}: {why}; type another results.path=..., or leave where= out")
-    sections: dict[tuple[Any, ...], list[Part]] = defaultdict(list)
-    for part in found:
-        sections[part.place].append(part)
+    sections = grouped((part.place, part) for part in found)
     texts = ["\n".join(map(for_line, _section(data, engine, section, draft, path))) for section in sections.values()]
     nothing = _nothing_to_type(found)
     return "\n\n".join([*([nothing] if nothing else []), *texts]) + "\n"

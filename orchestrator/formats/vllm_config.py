@@ -183,10 +183,7 @@ def _rules(chosen: _Chosen, where: str, spec: str, phase: Phase, shape: Mapping[
 
 
 def _keys(routine: str, flag: Flag | None, shape: Mapping[str, Any], latent: bool, kv_dtype: str) -> dict[str, object]:
-    """The problem of a call without its lengths. MLA is before absorption, and its prompts are bf16 whatever the cache.
-
-    With an FP8 cache vLLM casts the queries to FP8 if the kernel takes such, which those of MLA do.
-    """
+    """The problem of a call without its lengths, MLA before absorption. vLLM casts queries to FP8 for kernels that take such."""
     heads: dict[str, object] = {
         "routine": routine,
         "sinks": False,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 from kernels.adapter import Module
 from kernels.problem import Problem
 from kernels.problem.padded import launched
+from orchestrator.grouped import grouped
 from orchestrator.planning.cost import Cost
 from orchestrator.point import Point
 
@@ -67,18 +68,12 @@ class Plan:
     @cached_property
     def modules_of_environments(self) -> dict[tuple[str | None, ModuleKey], list[Point]]:
         """The modules of every environment, by its name (None is the one that runs the command), each with its points."""
-        waiting: dict[tuple[str | None, ModuleKey], list[Point]] = defaultdict(list)
-        for decision in self.decisions_of("run"):
-            for module in (*decision.modules, *decision.modules_there):
-                waiting[decision.point.env, module].append(decision.point)
-        return dict(waiting)
+        runs = self.decisions_of("run")
+        return grouped(((d.point.env, module), d.point) for d in runs for module in (*d.modules, *d.modules_there))
 
     def sharing_inputs(self) -> list[list[Decision]]:
         """The points that run, by problem or start of an engine, how they are measured and where they may run."""
-        members: dict[tuple[Hashable, str, tuple[str, ...]], list[Decision]] = defaultdict(list)
-        for decision in self.decisions_of("run"):
-            members[decision.point.shares, decision.point.how, decision.devices].append(decision)
-        return list(members.values())
+        return list(grouped(((d.point.shares, d.point.how, d.devices), d) for d in self.decisions_of("run")).values())
 
     @cached_property
     def groups(self) -> list[Group]:

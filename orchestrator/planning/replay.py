@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import PurePath
 
@@ -14,6 +13,7 @@ from orchestrator import PROGRAM
 from orchestrator.config.read_keys import key_of, only_read, path_of
 from orchestrator.config.settings import Points, Settings, mutants_of
 from orchestrator.errors import UserError
+from orchestrator.grouped import grouped
 from orchestrator.planning.expand import chosen, expand
 from orchestrator.point import Point
 from orchestrator.storage import access
@@ -146,13 +146,10 @@ def _mutants_of(points: Sequence[Point], settings: Settings) -> list[Point]:
     known = registry.registered(settings.adapters)
     problems = dict.fromkeys((point.problem, point.how) for point in points)
     ours = [key for key, one in known.items() if one.module == mutants_of(settings)]
-    made_of = defaultdict(list)
-    for (routine, name), one in known.items():
-        if one.made_of:
-            made_of[routine, one.made_of].append(name)
+    made_of = grouped(((routine, one.made_of), name) for (routine, name), one in known.items() if one.made_of)
     return [
         *(Point(problem, name, how) for problem, how in problems for routine, name in ours if routine == problem.routine),
-        *(point._replace(backend=name) for point in points for name in made_of[point.problem.routine, point.backend]),
+        *(point._replace(backend=name) for point in points for name in made_of.get((point.problem.routine, point.backend), ())),
     ]
 
 

@@ -124,10 +124,7 @@ class _Beginning:
 
 
 def _show_token() -> None:
-    """Makes Ray send this user's token to a cluster that is named by its address, which it does not do by default.
-
-    Ray (2.60) requires a token on clusters that it starts, and reads the mode once, when it is imported.
-    """
+    """Makes Ray (2.60) send the user's token to a cluster named by address, as it does not by itself. It reads this at import."""
     token = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", Path.home() / ".ray" / "auth_token"))
     if "RAY_AUTH_TOKEN" in os.environ or token.is_file():
         os.environ.setdefault("RAY_AUTH_MODE", "token")

@@ -17,6 +17,7 @@ from orchestrator.analysis.questions.deployments import PLACE, Part, briefs, is_
 from orchestrator.analysis.questions.exactness import named
 from orchestrator.analysis.questions.tables import group_by, spread, varying_keys
 from orchestrator.config.model import CUSTOM
+from orchestrator.grouped import grouped
 from orchestrator.reporting.dashboard.data import facts
 from orchestrator.storage.row import BAD, STATUSES
 from orchestrator.untrusted.text import for_line
@@ -62,9 +63,7 @@ def _head(data: Dataset, width: int) -> list[Text]:
 def _decisions(data: Dataset, width: int) -> list[Text]:
     """The best flag of each engine for the first deployments and phases."""
     every = sorted(parts(data), key=lambda part: (not is_usual(part.place), _of(part, "model") == CUSTOM))
-    groups: dict[tuple[Any, ...], list[Part]] = {}
-    for part in every:
-        groups.setdefault((part.place, part.what), []).append(part)
+    groups = grouped(((part.place, part.what), part) for part in every)
     names = [name for name in ("device_name", "model", "tp") if len({_of(part, name) for part in every}) > 1]
     found = [Text("what to type: times the fastest backend's time, geometric mean (at worst)")] if groups else []
     for of in list(groups.values())[:DECISIONS]:

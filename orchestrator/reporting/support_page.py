@@ -14,6 +14,7 @@ from kernels import registry
 from kernels.adapter import Adapter
 from kernels.device import Device
 from kernels.problem import Problem
+from orchestrator.grouped import grouped
 from orchestrator.machines import known_devices
 from orchestrator.tables import Grid, markdown
 
@@ -54,19 +55,14 @@ def dtype_grid(adapters: list[Adapter], devices: dict[str, Device]) -> Grid:
 
 def _alike(served: Mapping[str, Answers]) -> list[tuple[str, Answers]]:
     """The names that have one answer, together, in the order of the first of them."""
-    together: dict[Answers, list[str]] = {}
-    for name, answers in served.items():
-        together.setdefault(answers, []).append(name)
+    together = grouped((answers, name) for name, answers in served.items())
     return [(", ".join(names), answers) for answers, names in together.items() if answers]
 
 
 def _by_dtypes(adapter: Adapter, devices: dict[str, Device]) -> tuple[tuple[str, str], ...]:
     """Pairs of dtypes, and what is served of them: the query lengths by architecture."""
-    pairs: dict[str, list[tuple[str, str]]] = {}
-    for q, kv in DTYPE_PAIRS:
-        if served := _lengths_by_architecture(adapter, devices, q, kv):
-            pairs.setdefault(served, []).append((q, kv))
-    return tuple((_spelled(found), served) for served, found in pairs.items())
+    pairs = grouped((_lengths_by_architecture(adapter, devices, *dtypes), dtypes) for dtypes in DTYPE_PAIRS)
+    return tuple((_spelled(found), served) for served, found in pairs.items() if served)
 
 
 def _spelled(pairs: list[tuple[str, str]]) -> str:

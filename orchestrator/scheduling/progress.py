@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Self
@@ -20,6 +19,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from kernels.compile.build import Built
+from orchestrator.grouped import grouped
 from orchestrator.planning.plan import Plan
 from orchestrator.storage.row import BAD, Row
 from orchestrator.untrusted.text import for_terminal
@@ -147,10 +147,7 @@ class TimeLeft:
     """Counts the plan's seconds of points that have ended. `now` is a clock in seconds."""
 
     def __init__(self, plan: Plan, workers: int, now: Callable[[], float] = time.monotonic) -> None:
-        self._costs: dict[str, list[float]] = defaultdict(list)
-        for group in plan.groups:
-            for point in group.points:
-                self._costs[point.point_id].append(group.cost_s / len(group.points))
+        self._costs = grouped((point.point_id, group.cost_s / len(group.points)) for group in plan.groups for point in group.points)
         self._total = self._left = sum(sum(costs) for costs in self._costs.values())
         self._workers, self._now = max(1, workers), now
         self._began = self._updated = None  # type: float | None

@@ -266,10 +266,7 @@ class Retries:
             self._each_exclusively([replace(task, shared_deaths=task.shared_deaths + 1) for task in running], active)
 
     def timed_out(self, active: ActiveWorker) -> None:
-        """A task that does not end has its row, if it is surely the one that hangs.
-
-        Another one of the worker may have stopped the process before the answer had left it: then it runs once more, alone.
-        """
+        """A task that surely hangs has its row. If another of the worker may have stopped it, it runs once more, alone."""
         running = active.take_running()
         if len(running) == 1 and (running[0].exclusive or not active.has_unfinished):
             reason = f"no answer after limits.point_seconds={self.limits.point_seconds:g}; the worker was killed"
@@ -288,10 +285,7 @@ class Retries:
                 self.rows.append(self.on_fault(again, active.slot, "failed", reason))
 
     def _keep(self, rows: Iterable[Row], tasks: Sequence[Task], active: ActiveWorker) -> None:
-        """Keeps rows, except those of tasks that ran out of memory and have not had the worker to themselves yet.
-
-        Nor of those that went wrong where the plugin of another may have patched a library, or closed a file.
-        """
+        """Keeps rows, but no `oom`, and no fault that a plugin may share in, of a task that was not alone in its worker yet."""
         crowded = {task.point.point_id: task for task in tasks if not task.exclusive}
         for row in rows:
             task = crowded.get(row["point_id"])

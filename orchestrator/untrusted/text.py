@@ -26,7 +26,7 @@ def without_credentials(text: str) -> str:
 
 def for_terminal(text: str) -> str:
     """The text with every character that a terminal would obey, or that hides text, in Python's escaped form."""
-    return _OBEYED.sub(_escaped, text)
+    return _OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def for_line(text: str) -> str:
@@ -57,7 +57,3 @@ def for_csv(cell: object) -> object:
 def for_json(text: str) -> str:
     """A text in JSON, in which what a terminal would obey is escaped as JSON has it."""
     return _OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
-
-
-def _escaped(found: re.Match[str]) -> str:
-    return found[0].encode("unicode_escape").decode()

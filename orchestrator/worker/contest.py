@@ -7,13 +7,13 @@ out wrong, or fails, those that depended on it are measured themselves.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kernels.timing.config import Timing
 from kernels.timing.racing import Race
+from orchestrator.grouped import grouped
 from orchestrator.worker.output_check import equal_bits
 from orchestrator.worker.prepared import PreparedBackend
 
@@ -81,10 +81,8 @@ class Contest:
 
 def credit(prepared: Sequence[PreparedBackend]) -> None:
     """Sets `measured_as` where calls agree, by key and output, bit by bit; `auto` has the time of the kernel that it chose."""
-    by_call: dict[Hashable, list[PreparedBackend]] = defaultdict(list)
-    for one in prepared:
-        if (key := _call_of(one)) is not None:
-            by_call[key].append(one)
+    by_call = grouped((_call_of(one), one) for one in prepared)
+    by_call.pop(None, None)
     for members in by_call.values():
         source = min(members, key=lambda one: one.task.point.backend != one.runner.resolved_backend)
         for one in members:

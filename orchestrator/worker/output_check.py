@@ -154,11 +154,7 @@ class OutputCheck:
         return max(MIN_LAUNCHES - in_blocks, if_short, 1) - 1
 
     def _judge_after_change(self, verdict: Verdict) -> Verdict:
-        """The verdict, unless the backend is wrong after tokens of the cache have changed since the last launch.
-
-        The output still holds the answer of before. Who returns early, or answers from what it kept, is wrong then. The changes are
-        those of all backends of the problem that compute alike.
-        """
+        """The verdict, unless it is wrong after cached tokens changed: it returns early, or answers from what it kept."""
         from kernels.check.changed_token import change_tokens
 
         inputs, answer, how = self.call.shared.inputs, self.call.answer, self.call.arithmetic

@@ -29,10 +29,7 @@ def import_all(packages: Iterable[str]) -> None:
 
 @dataclass(frozen=True)
 class LoadedFiles:
-    """The files that this process has loaded, Python's and shared objects, and the folders that it imports from.
-
-    Each has its size and time of change: a folder's changes if something is installed there.
-    """
+    """The files that this process has loaded, and the folders that it imports from, each with its size and time of change."""
 
     states: Mapping[str, tuple[int, int] | None]
 

@@ -57,12 +57,9 @@ class SharedInputs:
         return self.sums() if self._right_sums is None else self._right_sums
 
     def restore_small(self, wait: bool = False) -> None:
-        """Puts page tables, lengths and masks back if somebody has changed them, and notes it without waiting for the device.
-
-        To be called between a backend and whoever reads them next: another backend, or the check itself.
-        """
+        """Puts page tables, lengths and masks back before anybody else reads them, and notes a change without waiting."""
         if self.answer is not None:
-            self._small_changed = self._small_changed | self._restore_small(wait)
+            self._small_changed = self._small_changed | self._small.restore(wait)
 
     def blame(self) -> WroteInputs | None:
         """After the turn of one backend, when the device is done: an error if it changed small inputs, which are then put back."""
@@ -170,10 +167,6 @@ class SharedInputs:
         """Forgets what the check keeps for all backends of the problem."""
         if self.answer is not None:
             self.answer.forget()
-
-    def _restore_small(self, wait: bool) -> Tensor | bool:
-        """Puts small inputs back where they lie. Whether somebody had changed them."""
-        return self._small.restore(wait)
 
     @property
     def _of_layers(self) -> list[Inputs]:

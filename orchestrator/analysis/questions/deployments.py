@@ -319,7 +319,8 @@ class Part:
         if default is None or not default.served:
             name = "the engine's default is not known" if default is None else f"the default {default.label} has no time"
             why = f" ({default.not_right})" if default is not None else ""
-            return Advice(None, self._without(name + why))
+            fastest = next((f"; of what was measured, {one.label} is fastest" for one in self.measured), "")
+            return Advice(None, name + why + fastest)
         best = min(others, key=lambda choice: (-choice.margin.saving if choice.margin else 1.0, choice.name), default=None)
         if default.record["wrong"] and (right := next((one for one in self.measured if one.is_complete and one in others), None)):
             return Advice(right, f"the default {default.label} was {default.wrong}")
@@ -328,9 +329,6 @@ class Part:
         if best.margin.is_clear:
             return Advice(best, f"{best.margin.words} less time than the default {default.label}")
         return Advice(default, best.margin.why_not(best.label))
-
-    def _without(self, why: str) -> str:
-        return why + next((f"; of what was measured, {one.label} is fastest" for one in self.measured), "")
 
 
 def at(record: Mapping[str, Any]) -> str:

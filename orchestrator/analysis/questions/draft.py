@@ -17,6 +17,7 @@ from orchestrator.analysis.questions.tables import fetch, group_by, split_by_tit
 from orchestrator.analysis.rough import legend, mark
 from orchestrator.analysis.step_rest import PRESET, PRESETS
 from orchestrator.config.draft_cost import CURVES, Draft
+from orchestrator.grouped import grouped
 from orchestrator.tables import Grid
 
 NEEDS = "causal drafts of two lengths, such as sweep.s_qo=[1,4]; with draft.rest, in batches that it was measured for"
@@ -240,11 +241,8 @@ def without_rest(data: Dataset, source: str) -> list[WithoutRest]:
 
 def drafts_without_rest(data: Dataset) -> dict[tuple[object, ...], list[int]]:
     """The drafted tokens that were measured but have no answer for lack of a step, by `PLACE` and batch size."""
-    left: dict[tuple[object, ...], list[int]] = defaultdict(list)
-    for record in _records(data):
-        if record["lacks"]:
-            left[*(record[key] for key in PLACE), record["batch_size"]].append(record["s_qo"] - 1)
-    return dict(left)
+    lacking = (r for r in _records(data) if r["lacks"])
+    return grouped(((*(r[key] for key in PLACE), r["batch_size"]), r["s_qo"] - 1) for r in lacking)
 
 
 def _records(data: Dataset) -> list[Record]:

@@ -10,10 +10,7 @@ COARSE = 2  # from this many times the error of the runner-up on, a cell says so
 
 
 def named(backend: str, kernel: str | None) -> str:
-    """A backend and the kernel that it ran, if the name does not tell it: `trtllm-native(xqa_hopper_fp8)`, `auto(fa2_tc)`.
-
-    `flash_attn_3_32_splits` tells that it ran `flash_attn_3`.
-    """
+    """A backend and the kernel that it ran, if the name does not tell it (`flash_attn_3_32_splits` does): `auto(fa2_tc)`."""
     if kernel is None or "(" in backend or backend.startswith(kernel) or kernel.startswith(backend):
         return shown(backend)
     return f"{backend}({kernel}){mark(backend) or mark(kernel)}"

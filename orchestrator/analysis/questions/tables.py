@@ -13,6 +13,7 @@ from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.keys import GRID_AXES, PROBLEM_KEYS
 from orchestrator.analysis.names import shown
+from orchestrator.grouped import grouped
 from orchestrator.tables import Grid
 
 TITLE_KEYS = ("device_name", "model", "q_dtype", "kv_dtype", "l2")  # each combination gets a table; so do other keys that vary
@@ -44,9 +45,7 @@ def varying_keys(records: Sequence[Record], shown: Sequence[str]) -> list[str]:
 
 def group_by(records: Sequence[Record], keys: Sequence[str]) -> dict[tuple[Any, ...], list[Record]]:
     """Records by the values of some keys, sorted by these; None comes last."""
-    parts: dict[tuple[Any, ...], list[Record]] = defaultdict(list)
-    for record in records:
-        parts[tuple(record[k] for k in keys)].append(record)
+    parts = grouped((tuple(record[k] for k in keys), record) for record in records)
     return dict(sorted(parts.items(), key=lambda part: [(v is None, v) for v in part[0]]))
 
 

@@ -21,6 +21,7 @@ from orchestrator.analysis.names import shown
 from orchestrator.analysis.questions.deployments import PLACE, deployment_titles
 from orchestrator.analysis.questions.tables import fetch, group_by, percent, split_by_title, varying_keys
 from orchestrator.analysis.traffic import NEAR, Mix, WorkloadWeights, axes_to_measure, weights
+from orchestrator.grouped import grouped
 from orchestrator.notes import note_once
 from orchestrator.tables import Grid
 
@@ -50,9 +51,7 @@ def _found(data: Dataset, mix: Mix, longest_draft: int) -> Iterator[list[Any]]:
         WHERE status = 'ok' AND NOT is_reference(backend) AND batch_spec IS NULL AND coalesce(seq_lens, 'fixed') = 'fixed'
             AND (s_qo <= {longest_draft} OR s_qo = s_kv)
         ORDER BY ALL""")
-    groups: dict[tuple[Any, ...], list[Record]] = defaultdict(list)
-    for record in served:
-        groups[(*(record[key] for key in PLACE), None if record["is_prompt"] else record["s_qo"])].append(record)
+    groups = grouped(((*(r[key] for key in PLACE), None if r["is_prompt"] else r["s_qo"]), r) for r in served)
     for (*_, s_qo), workloads in groups.items():
         if s_qo is None and not mix.prompts:
             continue
@@ -128,10 +127,8 @@ def _lines(of_deployment: list[Record]) -> Iterator[tuple[str, ...]]:
 
 def _far_lines(of_deployment: list[Record]) -> Iterator[tuple[str, ...]]:
     """A line for all draft lengths of which the same is far."""
-    alike: dict[tuple[float, str], list[str]] = defaultdict(list)
-    for part in group_by(of_deployment, ("length", "way")).values():
-        alike[part[0]["far"], part[0]["measure"]].append(_length(part[0]))
-    for (far, measure), lengths in alike.items():
+    firsts = [part[0] for part in group_by(of_deployment, ("length", "way")).values()]
+    for (far, measure), lengths in grouped(((r["far"], r["measure"]), _length(r)) for r in firsts).items():
         yield from far_line(", ".join(dict.fromkeys(lengths)), far, measure)
 
 

@@ -9,6 +9,8 @@ from functools import cached_property
 from math import ceil, log
 from typing import NamedTuple
 
+from orchestrator.grouped import grouped
+
 MAX_BATCHES = 4  # batch sizes among the points; more are put together
 NEAR = 2  # a workload stands for batch sizes and contexts from half its own to twice
 STEPS = 8  # contexts that stand for the steps of one request
@@ -93,9 +95,7 @@ def weights(mix: Mix, workloads: Iterable[tuple[int, int]], *, prompts: bool = F
     Nearest by the ratio of batch sizes first, then by that of KV tokens. Traffic without batch sizes is spread evenly over those of
     the workloads. Raises ValueError if there are no workloads.
     """
-    by_batch: dict[int, list[int]] = defaultdict(list)
-    for batch, s_kv in dict.fromkeys(workloads):
-        by_batch[batch].append(s_kv)
+    by_batch = grouped(dict.fromkeys(workloads))
     if not by_batch:
         raise ValueError("weights of no workloads; give the (batch_size, s_kv) of those that were measured")
     found = dict.fromkeys(((batch, s_kv) for batch, contexts in by_batch.items() for s_kv in contexts), 0.0)
@@ -156,11 +156,7 @@ def _by_batch(entries: Sequence[TrafficPoint], most: int) -> Iterator[tuple[int 
         parts = _quantiles([(entry.batch_size or 1, entry.weight) for entry in entries], most)
         means = sorted({max(1, round(mean)) for mean, _ in parts})
         nearest = {size: _nearest(means, size) for size in sizes}
-    grouped: dict[int, list[TrafficPoint]] = defaultdict(list)
-    for entry in entries:
-        if entry.batch_size is not None:
-            grouped[nearest[entry.batch_size]].append(entry)
-    yield from sorted(grouped.items())
+    yield from sorted(grouped((nearest[one.batch_size], one) for one in entries if one.batch_size is not None).items())
 
 
 def _quantiles(values: Sequence[tuple[float, float]], count: int) -> list[tuple[float, float]]:

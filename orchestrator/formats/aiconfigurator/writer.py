@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,6 +27,7 @@ from orchestrator.analysis.sql import text_of
 from orchestrator.config.engine import MAX_DRAFT
 from orchestrator.errors import UserError
 from orchestrator.formats.aiconfigurator.reader import DTYPES
+from orchestrator.grouped import grouped
 from orchestrator.storage.exported import save_files
 
 FRAMEWORK = "attention-orchestrator"  # no engine ran these calls
@@ -49,12 +50,9 @@ def to_tables(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, list[dict[st
     expressible = [row for row, reason in zip(rows, reasons, strict=True) if not reason]
     _require_one(expressible)
     fastest = _ranked_first(expressible)
-    tables: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in fastest:
-        tables[_table(row)].append(_line(row))
     if slower := len(expressible) - len(fastest):
         left_out["slower than another backend, or another page size, of the same workload"] += slower
-    return dict(tables), left_out, counted(fastest)
+    return grouped((_table(row), _line(row)) for row in fastest), left_out, counted(fastest)
 
 
 def _ranked_first(rows: Sequence[Mapping[str, Any]]) -> list[Record]:

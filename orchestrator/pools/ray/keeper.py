@@ -75,10 +75,7 @@ class Spares:
 
 
 def started_early(most: int | None, there: Sequence[Spare] = ()) -> list[Spare]:
-    """A worker for each device that the nodes of Ray offer, at most so many, each of which begins to load its libraries.
-
-    If a node offers GPUs, those alone are used. Workers that are `there` already are not started again.
-    """
+    """A worker for each device of Ray's nodes (of GPUs alone, if there are any) but those that are `there`, at most so many."""
     resources = {node["NodeID"]: node["Resources"] for node in alive()}
     gpus = [(node_id, "cuda") for node_id, has in resources.items() for _ in range(int(has.get("GPU", 0)))]
     cpus = [(node_id, "cpu") for node_id, has in resources.items() if has.get("CPU", 0)]

@@ -119,11 +119,7 @@ class Nodes:
         return not self.is_gone(node_id)
 
     def is_gone(self, node_id: str) -> bool:
-        """Whether a machine does not answer; if so, it is dropped.
-
-        The machine of this process could never join again, so it stays as long as Ray lists it: the question itself may fail
-        because memory ran out.
-        """
+        """Whether a machine does not answer. Then it is dropped, but for this process's own, which could never join again."""
         if answers(node_id) or (self.local and _lives(node_id)):
             return False
         self.machines.pop(node_id, None)

@@ -105,10 +105,7 @@ class RayPool:
             self._warm.end()
 
     def _end_of_last(self, slot: Slot) -> Any:
-        """What a new worker waits for: its predecessor's process is gone and has given back the device's memory.
-
-        Ray only asks a process to end; one that is stopped or hangs in a driver does not react.
-        """
+        """What a new worker waits for: its predecessor is gone, with its memory. Ray only asks a process to end."""
         last = self._last.pop(slot, None)
         if last is None or not ray.wait([last.process], timeout=0)[0]:
             return None

@@ -28,10 +28,10 @@ from orchestrator.analysis.sources import left_out
 from orchestrator.analysis.sql import LISTS, Where, quoted
 from orchestrator.config.model import CUSTOM
 from orchestrator.errors import UserError
+from orchestrator.grouped import grouped
 from orchestrator.storage import checksum
 from orchestrator.storage.columns import COLUMNS
 from orchestrator.storage.row import schema
-from orchestrator.tables import Grid
 
 OWN_COLUMNS = {  # that only the page has
     "again": "The command that measures the point again.",
@@ -172,21 +172,18 @@ def compared(data: Dataset) -> dict[str, dict[str, Any]]:
 
 def deployments(data: Dataset) -> list[dict[str, Any]]:
     """Each deployment, named models first: what to type for each engine, and its tables, by phase. `usual`: timed as servers."""
-    found, close = parts(data), engine_default.close(data)
-    by_place: dict[tuple[Any, ...], dict[str, list[Part]]] = {}
-    for part in found:
-        by_place.setdefault(part.place, {}).setdefault(part.phase, []).append(part)
+    by_place, close = grouped((part.place, part) for part in parts(data)), engine_default.close(data)
     ordered = sorted(by_place.items(), key=lambda one: one[0][PLACE.index("model")] == CUSTOM)
-    return [_deployment(place, phases, close) for place, phases in ordered]
+    return [_deployment(place, of_place, close) for place, of_place in ordered]
 
 
-def _deployment(place: tuple[Any, ...], phases: dict[str, list[Part]], close: engine_default.Close) -> dict[str, Any]:
+def _deployment(place: tuple[Any, ...], of_place: list[Part], close: engine_default.Close) -> dict[str, Any]:
     whole, told = dict(zip(PLACE, place, strict=True)), []
-    for phase, of in phases.items():
-        grids = (*one_backend.grids_of(of), engine_default.grid_of(of, close))
-        tables = [_told(grid) for grid in grids if grid.cells]
+    for phase, of in grouped((part.phase, part) for part in of_place).items():
+        grids = [grid for grid in (*one_backend.grids_of(of), engine_default.grid_of(of, close)) if grid.cells]
+        tables = [{"title": one.title, "header": one.header[1:], "rows": [cells[1:] for cells in one.cells]} for one in grids]
         told.append({"name": phase, "brief": briefs(of), "engines": [*map(_typed, of)], "tables": tables})
-    title = next(iter(phases.values()))[0].title
+    title = of_place[0].title
     return {"title": title, "place": whole, "name": server_name(whole), "usual": is_usual(place), "phases": told}
 
 
@@ -195,10 +192,6 @@ def _typed(part: Part) -> dict[str, Any]:
     choice, keeps = part.answer.choice, part.answer.keeps
     copied = None if choice is None or keeps or part.who == HERE else choice.name
     return {**dict(zip(one_backend.HEADER[1:], one_backend.line(part)[1:], strict=True)), "copy": copied}
-
-
-def _told(grid: Grid) -> dict[str, Any]:
-    return {"title": grid.title, "header": grid.header[1:], "rows": [cells[1:] for cells in grid.cells]}
 
 
 def parquet(path: str | Path) -> bytes:

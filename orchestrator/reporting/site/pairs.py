@@ -139,15 +139,12 @@ def _selection(side: ComparedRows, name: str, datasets: Sequence[Listed], where:
     """The rows of a side with their samples. Raises UserError for more than are compared at once."""
     frames = []
     for number in side.datasets:
-        rows = selection.chosen(_rows(datasets[number].path), where)
+        path = datasets[number].path  # a folder, an object store, or a Parquet file by itself
+        whole = parquet.read_sealed(Path(path), path, path).to_pandas() if Path(path).is_file() else selection.read(path)
+        rows = selection.chosen(whole, where)
         rows = rows[rows["device_name"] == side.gpu]
         frames.append(rows if side.library is None else rows[_has(_with_torch(rows), side.library)])
         if (count := sum(map(len, frames))) > MAX_ROWS:
             raise UserError(f"{name} has {count:,} rows or more, and a site compares up to {MAX_ROWS:,}; choose some by where=")
     largest = max(range(len(frames)), key=lambda i: len(frames[i]))
     return Selection(name, datasets[side.datasets[largest]].path, pd.concat(frames, ignore_index=True))
-
-
-def _rows(path: str) -> pd.DataFrame:
-    """All rows of a dataset: a folder, an object store, or a Parquet file by itself."""
-    return parquet.read_sealed(Path(path), path, path).to_pandas() if Path(path).is_file() else selection.read(path)
