@@ -154,7 +154,7 @@ class OutputCheck:
         return max(MIN_LAUNCHES - in_blocks, if_short, 1) - 1
 
     def _judge_after_change(self, verdict: Verdict) -> Verdict:
-        """The verdict, unless it is wrong after cached tokens changed: it returns early, or answers from what it kept."""
+        """The verdict; wrong if cached tokens change unseen, by a backend that returns early or answers from what it kept."""
         from kernels.check.changed_token import change_tokens
 
         inputs, answer, how = self.call.shared.inputs, self.call.answer, self.call.arithmetic
