@@ -10,21 +10,29 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from orchestrator import PROGRAM
+import pandas as pd
+
+from orchestrator import PROGRAM, libraries, machines
+from orchestrator.analysis.compare.comparison import find_noise_floors
+from orchestrator.analysis.noise import SAME, NoiseFloors
+from orchestrator.bisection import report
+from orchestrator.bisection.evidence import Round, pairs_of
+from orchestrator.bisection.predicate import Predicate
+from orchestrator.bisection.releases import Range, between, find, index, parsed
+from orchestrator.bisection.report import Context
+from orchestrator.bisection.search import Search, most_looks
 from orchestrator.commands.invocation import BAD_POINTS, INTERRUPTED, OK, Invocation, command_line
-from orchestrator.errors import UserError
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from orchestrator.analysis.noise import NoiseFloors
-    from orchestrator.bisection.evidence import Round
-    from orchestrator.bisection.report import Context
-    from orchestrator.config.parts import Releases
-    from orchestrator.config.settings import BisectSettings, Chosen
-    from orchestrator.point import Point
+from orchestrator.config.modes import owner
+from orchestrator.config.parts import Releases
+from orchestrator.config.settings import BisectSettings, Chosen
+from orchestrator.errors import CannotMeasure, UserError
+from orchestrator.planning.decide import make_plan
+from orchestrator.planning.expand import chosen, expand
+from orchestrator.point import Point
+from orchestrator.storage import access
+from orchestrator.storage.row import to_table
 
 REPORT = "_bisect.md"  # Parquet readers ignore names that begin with an underscore
 # Keys of a search, and of the run itself: a step sets the others as they were typed.
@@ -48,11 +56,6 @@ def execute(invocation: Invocation[BisectSettings]) -> int:
 
     Raises UserError for releases that there are not, if no point is asked about, and if none of the library can run here.
     """
-    from orchestrator.bisection import report
-    from orchestrator.bisection.predicate import Predicate
-    from orchestrator.bisection.search import Search, most_looks
-    from orchestrator.planning.expand import chosen, expand
-
     settings = invocation.settings
     asked = settings.bisect
     points = chosen(expand(settings), settings)
@@ -84,10 +87,8 @@ def show(invocation: Invocation[Any], text: str, path: str, name: str) -> None:
         invocation.say(f"also in {file}")
 
 
-def releases(settings: BisectSettings) -> Any:
-    """The releases to search, in order (`orchestrator.bisection.releases.Range`). Raises UserError as that does."""
-    from orchestrator.bisection.releases import between, find, parsed
-
+def releases(settings: BisectSettings) -> Range:
+    """The releases to search, in order. Raises UserError as `between` does."""
     asked = settings.bisect
     name = parsed("good", settings.good)[0]
     parsed("bad", settings.bad)
@@ -101,10 +102,6 @@ def require_able(settings: Chosen, points: Sequence[Point], typed: str) -> None:
     `typed` names the release, as `good=flashinfer:0.5.3` does. A Ray cluster is not asked. A library that no backend is made of,
     such as one that others need, is in every point.
     """
-    from orchestrator import libraries, machines
-    from orchestrator.bisection.releases import parsed
-    from orchestrator.planning.decide import make_plan
-
     if settings.cluster.kind == "ray":
         return
     key, _, release = typed.partition("=")
@@ -147,15 +144,9 @@ class ReleaseRuns:
 
     def measure(self, good: str, other: str) -> Round:
         """One interleaved run of both releases, as pairs. Raises as `rows_of` does."""
-        from orchestrator.analysis.noise import SAME
-        from orchestrator.bisection.evidence import pairs_of
-
         return pairs_of(*self.rows_of(good, other), self.floors(), SAME)
 
     def floors(self) -> NoiseFloors:
-        from orchestrator.analysis.compare.comparison import find_noise_floors
-        from orchestrator.config.modes import owner
-
         return find_noise_floors([owner(self.path) or self.path], None)
 
     def rows_of(self, good: str, other: str) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -164,8 +155,6 @@ class ReleaseRuns:
         Raises CannotMeasure with the last words of a run that ended without rows of the other release, and UserError for one
         without rows of the good one.
         """
-        from orchestrator.errors import CannotMeasure
-
         before = set(self.rows()["run_id"])
         started = time.monotonic()
         command = [sys.executable, "-m", PROGRAM, *self._overrides([good, other]), "rerun=all", f"results.path={self.path}"]
@@ -186,15 +175,10 @@ class ReleaseRuns:
 
     def _variables(self) -> dict[str, str]:
         """Of a step's process: uv, which reads no file of pip's, then installs from the index that listed the releases."""
-        from orchestrator.bisection.releases import index
-
         return {**os.environ} if self.asked.wheels else {**os.environ, "UV_DEFAULT_INDEX": index()}
 
     def rows(self, before: Collection[str] = ()) -> pd.DataFrame:
         """All rows but those of these runs."""
-        from orchestrator.storage import access
-        from orchestrator.storage.row import to_table
-
         rows = (access.read(self.path) if access.exists(self.path) else to_table([])).to_pandas()
         found: pd.DataFrame = rows[~rows["run_id"].isin(before)]
         return found
@@ -212,8 +196,6 @@ class ReleaseRuns:
 
     def context(self, pair: Sequence[str]) -> Context:
         """What a report of two releases says beside what was found."""
-        from orchestrator.bisection.report import Context
-
         of_pair = {"these two releases alone": self.command_of(pair), "their times side by side": self.comparison_of(pair)}
         return Context(self.place, self.invocation.command_with(), of_pair)
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from orchestrator import libraries
+from orchestrator.analysis.compare.comparison import compare_rows
+from orchestrator.analysis.compare.selection import Selection
+from orchestrator.analysis.noise import SAME
+from orchestrator.bisection.evidence import pairs_of
+from orchestrator.bisection.releases import Range, find, parsed, since
+from orchestrator.bisection.upgrade import Upgrade
 from orchestrator.commands.bisect import ReleaseRuns, require_able, show
 from orchestrator.commands.export import write_site
 from orchestrator.commands.invocation import BAD_POINTS, INTERRUPTED, OK, Invocation
+from orchestrator.config.settings import WatchSettings
 from orchestrator.errors import CannotMeasure, UserError
-
-if TYPE_CHECKING:
-    from orchestrator.bisection.releases import Range
-    from orchestrator.bisection.upgrade import Upgrade
-    from orchestrator.config.settings import WatchSettings
-    from orchestrator.point import Point
+from orchestrator.planning.expand import chosen, expand
+from orchestrator.point import Point
 
 REPORT = "_watch.md"  # Parquet readers ignore names that begin with an underscore
 WITH_TORCH = ("torch", "triton")  # every environment shares them; a watch of these must name them
@@ -27,8 +30,6 @@ def execute(invocation: Invocation[WatchSettings]) -> int:
     1 if something became slower, wrong or another kernel, or could not be measured. Raises UserError for a library that is not
     there or that no point is of, and as an index or a folder of wheels does.
     """
-    from orchestrator.planning.expand import chosen, expand
-
     settings, path = invocation.settings, invocation.settings.results.path
     points = chosen(expand(settings), settings)
     try:
@@ -45,9 +46,6 @@ def execute(invocation: Invocation[WatchSettings]) -> int:
 
 def _ranges(settings: WatchSettings, points: Sequence[Point]) -> list[Range]:
     """The releases to watch, of each library from the one that it begins with."""
-    from orchestrator import libraries
-    from orchestrator.bisection.releases import find, parsed, since
-
     asked, names = settings.watch, sorted({name for point in points for name in point.distributions} - {*WITH_TORCH})
     here = [f"{name}:{version}" for name in names if (version := libraries.installed(name))]
     if not (asked.since or here):
@@ -84,12 +82,6 @@ def _watched(invocation: Invocation[WatchSettings], of: Range, points: Sequence[
 
 
 def _measured(runs: ReleaseRuns, old: str, new: str) -> Upgrade:
-    from orchestrator.analysis.compare.comparison import compare_rows
-    from orchestrator.analysis.compare.selection import Selection
-    from orchestrator.analysis.noise import SAME
-    from orchestrator.bisection.evidence import pairs_of
-    from orchestrator.bisection.upgrade import Upgrade
-
     try:
         rows = runs.rows_of(old, new)
     except CannotMeasure as error:
