@@ -59,7 +59,7 @@ class SharedInputs:
     def restore_small(self, wait: bool = False) -> None:
         """Puts page tables, lengths and masks back before anybody else reads them, and notes a change without waiting."""
         if self.answer is not None:
-            self._small_changed = self._small_changed | self._small.restore(wait)
+            self._small_changed = self._small_changed | self._restore_small(wait)
 
     def blame(self) -> WroteInputs | None:
         """After the turn of one backend, when the device is done: an error if it changed small inputs, which are then put back."""
@@ -167,6 +167,10 @@ class SharedInputs:
         """Forgets what the check keeps for all backends of the problem."""
         if self.answer is not None:
             self.answer.forget()
+
+    def _restore_small(self, wait: bool) -> Tensor | bool:
+        """Puts small inputs back where they lie. Whether somebody had changed them."""
+        return self._small.restore(wait)
 
     @property
     def _of_layers(self) -> list[Inputs]:
