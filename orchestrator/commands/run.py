@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from orchestrator import libraries
 from orchestrator.commands import profile
 from orchestrator.commands.compare import compared
 from orchestrator.commands.invocation import BAD_POINTS, INTERRUPTED, OK, Invocation, command_line
@@ -19,6 +20,8 @@ from orchestrator.config.settings import ReplaySettings, RunSettings, SuspectSet
 from orchestrator.errors import CannotStore, DatasetGone, NoWorkers, UserError
 from orchestrator.planning import model_words
 from orchestrator.point import Point
+from orchestrator.reporting import before_after
+from orchestrator.storage import access
 from orchestrator.storage.access import DatasetWriter
 from orchestrator.storage.row import describe
 
@@ -31,12 +34,9 @@ SUSPECTS = "suspects"  # the dataset of rerun=suspects is `<results.path>_suspec
 
 def execute(invocation: Running) -> int:
     """0 if every supported point is `ok`, 1 if one is not or the run had to stop, 130 if it was interrupted."""
-    from orchestrator import libraries
     from orchestrator.pools import starting
-    from orchestrator.reporting import before_after
     from orchestrator.run import Run, exit_code
     from orchestrator.scheduling.progress import Progress
-    from orchestrator.storage import access
 
     if isinstance(invocation.settings, ReplaySettings) and invocation.settings.profile is not None:
         return profile.execute(cast(Invocation[ReplaySettings], invocation))
@@ -130,9 +130,6 @@ def _kept(store: DatasetWriter) -> str:
 
 def _show_replay(invocation: Running, settings: ReplaySettings, before: list[dict[str, Any]]) -> int:
     """Prints the row of the point before and after, and where the new one is. 1 if it was not measured, or was wrong."""
-    from orchestrator.reporting import before_after
-    from orchestrator.storage import access
-
     after = before_after.rows_of(access.read(settings.written_path), settings.point)[-1]
     invocation.show([before_after.grid(before[-1] if before else None, after)], title="replay")
     if after["status"] in ("unsupported", "skipped"):
