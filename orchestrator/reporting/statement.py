@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from kernels.problem import Problem
 from kernels.problem.routine import found
 from orchestrator.reporting.quality import CAUGHT, RIGHT, drawn_faults, upper_bound
 from orchestrator.tables import Grid
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FALSE_ALARMS = 1e-4  # right kernels that are called wrong, at most
 DRAW = "mode=check_power check.draws=20"
