@@ -15,16 +15,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from kernels.adapter import EngineMaximum, Module, Need, QueryLengths, Runner, Since
-from kernels.device import Device
-from kernels.inputs import Inputs
+from kernels.adapter import Device, EngineMaximum, Inputs, Module, Need, Problem, QueryLengths, Runner, Since
 from kernels.inputs.step_lengths import HostLengths, host_lengths
 from kernels.libraries import flashinfer_calls as calls
 from kernels.libraries import flashinfer_common as common
 from kernels.libraries import flashinfer_wrappers as wrappers
 from kernels.libraries.flashinfer_plans import DECODE, plan_words
 from kernels.libraries.same_call import with_key
-from kernels.problem import Problem, default_output
+from kernels.problem import default_output
 from kernels.problem.dtypes import FP8, HALF
 from kernels.problem.features import USUAL, Feature
 from kernels.problem.fields import UNREAD_MEMORY, KvMemory

@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from kernels.adapter import EngineMaximum, Module, Need, QueryLengths, Runner
-from kernels.device import Device
-from kernels.inputs import Inputs
+from kernels.adapter import Device, EngineMaximum, Inputs, Module, Need, Problem, QueryLengths, Runner
 from kernels.inputs.step_lengths import HostLengths
 from kernels.libraries import flashinfer_common as common
 from kernels.libraries.flashinfer_calls import mla_call, plan_mla
@@ -22,7 +20,6 @@ from kernels.libraries.flashinfer_modules import flashinfer_module
 from kernels.libraries.flashinfer_plans import MLA, plan_words
 from kernels.libraries.flashinfer_wrappers import prepared
 from kernels.libraries.same_call import with_key
-from kernels.problem import Problem
 from kernels.problem.dtypes import FP8, HALF
 from kernels.problem.features import USUAL, Feature
 
