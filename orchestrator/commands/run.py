@@ -159,7 +159,7 @@ def _summarize(invocation: Running, settings: RunSettings, job: Run, effort: str
     again = [["rerun=failed"]] if any_failed else []
     for overrides in (["mode=report", "format=markdown", *own_dataset], *again):
         invocation.say(f"  {invocation.command_with(*overrides)}")
-    if all(device.kind == "cpu" for device in job.pool.devices):
+    if settings.mode == "run" and all(device.kind == "cpu" for device in job.pool.devices):
         invocation.say(_without_gpu(invocation, settings))
 
 
