@@ -1,5 +1,6 @@
 """`python -m orchestrator`. Prints the first line that a person sees before anything is imported that takes a while."""
 
+import atexit
 import os
 import sys
 import threading
@@ -25,6 +26,7 @@ def say(argv: Sequence[str]) -> None:
 
 def main() -> int:
     """Runs the command of this process, and returns its exit code."""
+    atexit.register(_say_no_more)  # first, so it is called last
     say(sys.argv[1:])
     try:
         with gc_pause.paused():
@@ -36,6 +38,13 @@ def main() -> int:
     code = cli.main()
     _end_threads(code)
     return code
+
+
+def _say_no_more() -> None:
+    """Closes the screen to what a library says after Python's last word: cuDNN calls graphs that FlashInfer keeps leaked."""
+    if "cudnn" in sys.modules:
+        sys.stderr.flush()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def _end_threads(code: int) -> None:

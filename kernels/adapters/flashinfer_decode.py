@@ -249,7 +249,7 @@ class Cudnn(WrapperDecode):
             Need("with attention sinks, more than one query token a request or the SM100 family", not p.sinks or served),
             common.needs_no_lse_with_sinks(p),
             # Seen on an H200, with a log-sum-exp and without; its source is not open.
-            Need("with a request without keys, one query token a request", not p.lacks_keys or p.s_qo == 1),
+            Need("with a request without keys, one query token and no sinks", not p.lacks_keys or (p.s_qo == 1 and not p.sinks)),
         )
 
 

@@ -138,6 +138,19 @@ def test_report_prints_tables_and_markdown_from_the_dataset_alone(tmp_path: Path
     assert "| s_qo | batch | s_kv 256 | s_kv 1,000 |" in markdown.stdout
 
 
+@pytest.mark.parametrize("cudnn", [True, False])
+def test_what_a_library_counts_after_the_last_word_is_not_shown(cudnn: bool):
+    """cuDNN's bindings print each graph that FlashInfer keeps as leaked; here the C library says something at exit."""
+    code = "import ctypes, sys; libc = ctypes.CDLL(None)\n"
+    code += "libc.__cxa_atexit(ctypes.cast(libc.malloc_stats, ctypes.c_void_p), None, None)\n"
+    code += "sys.modules['cudnn'] = sys\n" if cudnn else ""
+    code += "from orchestrator.__main__ import main; sys.argv[1:] = ['mode=nonsense']; sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+
+    assert done.returncode == 2 and "mode='nonsense'" in done.stderr
+    assert ("Arena" in done.stderr) != cudnn
+
+
 def test_a_python_without_the_packages_says_what_to_type(tmp_path: Path):
     code = "import sys, runpy; sys.modules['hydra'] = None; runpy.run_module('orchestrator', run_name='__main__', alter_sys=True)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=environment(), check=False)
