@@ -176,7 +176,7 @@ class FlashInferRopeAppend(FlashInferAppend):
 class VllmWrite(Write):
     """`reshape_and_cache_flash` of FLASH_ATTN, or of a latent `concat_and_cache_mla`: operators of vLLM's compiled library.
 
-    With `triton` `triton_reshape_and_cache_flash` of TRITON_ATTN.
+    With `triton` TRITON_ATTN's `triton_reshape_and_cache_flash`: copies FP8 keys too (seen on an H200); not called by MLA (read).
     """
 
     name: str = "vllm_write"
@@ -190,11 +190,11 @@ class VllmWrite(Write):
         return (
             needs_sm80(device),
             Need("keys that are rotated before (rope=none)", p.axis("rope") == "none"),
-            Need("new keys in 16 or 32 bits", p.q_dtype not in FP8),
+            Need("new keys in 16 or 32 bits", p.q_dtype not in FP8 or (self.triton and p.q_dtype == "fp8_e4m3")),
             Need("a cache of the new keys' dtype, or fp8_e4m3", not quantises or p.kv_dtype == "fp8_e4m3"),
             Need("keys and values, not a latent", not self.triton or p.head_dim_ckv is None),
             Need("one scale for all heads (scales=tensor)", not self.triton or p.axis("scales") == "tensor"),
-            Need("SM90 or later for an FP8 cache", not self.triton or not quantises or device.major >= 9),
+            Need("SM90 or later for an FP8 cache", not self.triton or p.kv_dtype not in FP8 or device.major >= 9),
         )
 
     def call(self, inputs: WriteInputs, cache: Tensor, queries: Tensor) -> Callable[[], object]:
@@ -202,7 +202,7 @@ class VllmWrite(Write):
         scales = [one.flatten()[: None if p.axis("scales") == "head" else 1] for one in inputs.scale]
         import_module("vllm._C_stable_libtorch")  # registers the operators
         operators, stored = torch.ops._C_cache_ops, cache if self.triton else bits(cache)
-        if p.head_dim_ckv:
+        if p.head_dim_ckv and not self.triton:
             return partial(operators.concat_and_cache_mla, *rows, stored, inputs.slot, kind, inputs.scale)
         caches = inputs.by_slot(cache).view(stored.dtype).unbind(2)  # [P, N, K, D] each
         if not self.triton:

@@ -267,7 +267,7 @@ CALLS = {
     "flashinfer_rope_append": ("neox", "interleaved", "latent_rope"),
     "flashinfer_rope_then_append": ("latent_rope",),
     "vllm_write": ("copied", "quantised", "by_head", "lengths", "prompt", "latent", "latent_fp8"),
-    "vllm_triton_write": ("copied", "quantised", "lengths", "prompt"),
+    "vllm_triton_write": ("copied", "copied_fp8", "quantised", "lengths", "prompt"),
 }
 
 
