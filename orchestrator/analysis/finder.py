@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.analysis.sources import RULE_EDGES
+from orchestrator.analysis.sources import NEAR, RULE_EDGES
 from orchestrator.analysis.sql import condition, file_literal, literal
+from orchestrator.config.base import own_files
 from orchestrator.config.engine import Engine, EngineCall, calls_of
+from orchestrator.config.model import CUSTOM, HEADS, shipped
 from orchestrator.config.modes import owner
-from orchestrator.errors import NoRows
+from orchestrator.errors import NoRows, as_typed
+from orchestrator.machines import known_devices
 from orchestrator.notes import note_once
 from orchestrator.storage import parquet
 
@@ -20,7 +25,10 @@ if TYPE_CHECKING:
 Wanted = Mapping[str, Sequence[Any]]  # values of columns
 RESULTS = "results"  # the folder that datasets are looked for in
 MAX_LISTED = 12
-NAMED = {"device_name": "device", "tp": "tp", "model": "model"}  # what is typed for a column
+NAMED = {"device_name": "device"}  # what is typed for a column with another name
+AXES = ("tp", "s_qo", "batch_size", "s_kv")  # of every sweep, to measure what is missing
+MAX_NEAR = 3  # of the deployments nearest to one that is not measured
+KEPT = ("s_qo", "tp", "device_name", "model")  # of a deployment; what comes last is changed last
 # Rows that stand for a server: timed one call at a time, as the default settings do.
 ISOLATED = """status = 'ok' AND coalesce(context, 'isolated') = 'isolated' AND coalesce(l2, 'clean') = 'clean'
     AND coalesce(icache, 'warm') = 'warm' AND coalesce(twin, 0) = 0 AND batch_spec IS NULL AND shared_prefix IS NULL
@@ -78,18 +86,74 @@ def _listed(calls: Iterable[EngineCall]) -> str:
 
 
 def _nothing(con: duckdb.DuckDBPyConnection, wanted: Wanted, drafts: int | None) -> str:
-    words = [f"{NAMED.get(name, name)} {' or '.join(map(str, values))}" for name, values in wanted.items()]
-    words += [] if drafts is None else [f"drafts={drafts}"]
-    listed = con.execute("""
+    """What is not measured, what is that comes nearest, and the command that measures it: a line each."""
+    asked = {**wanted, **({} if drafts is None else {"s_qo": (drafts + 1,)})}
+    if not wanted:
+        hint = "type model=NAME device=NAME and, if you like, tp=N drafts=N engine=NAME; or results.path=DIR"
+        return f"nothing says which deployment; {hint}; there are: {'; '.join(_there(con, {}, MAX_LISTED))}"
+
+    def is_there(names: Iterable[str]) -> bool:
+        return bool(con.execute(f"SELECT 1 FROM rows WHERE {_where({name: asked[name] for name in names})} LIMIT 1").fetchall())
+
+    order = sorted(asked, key=lambda name: (is_there([name]), KEPT.index(name) if name in KEPT else len(KEPT) // 2))
+    counts = range(1, len(order) + 1)
+    missing = next(of for n in counts for of in combinations(order, n) if n == len(order) or is_there(asked.keys() - {*of}))
+    rest = {name: values for name, values in asked.items() if name not in missing}
+    near = _near_model(con, str(asked["model"][0])) if "model" in missing else None
+    nearest = _there(con, {**rest, "model": (near[0],)}) if near else []
+    nearest = nearest or _there(con, {"model": (near[0],)} if near else rest)
+    what = ", ".join(_typed(name, asked[name]) for name in missing)
+    meant = f"; did you mean {near[0]!r}{near[1]}?" if near else ""
+    on = f", on a machine with {_typed('device_name', asked['device_name'])}" if "device_name" in missing else ""
+    measure = f"to measure{on}: {_measuring(con, asked, missing)}"
+    return f"not measured: {what}{meant}\nnearest: {'; '.join(nearest) or 'none'}\n{measure}"
+
+
+def _where(wanted: Wanted) -> str:
+    return condition(wanted) if wanted else "true"
+
+
+def _typed(name: str, values: Sequence[Any]) -> str:
+    """What was typed for a column: `tp=4`, `drafts=3`, `device=h200`."""
+    if name == "s_qo" and all(isinstance(value, int) for value in values):
+        return f"drafts={' or '.join(str(value - 1) for value in values)}"
+    short = [key for key, one in known_devices().items() if name == "device_name" and values[0] in (one.name, *one.match)]
+    return f"{NAMED.get(name, name)}={short[0] if short else ' or '.join(map(as_typed, values))}"
+
+
+def _there(con: duckdb.DuckDBPyConnection, wanted: Wanted, most: int = MAX_NEAR) -> list[str]:
+    """The models and devices of such rows, each with its tp and drafts: `llama_3_1_70b on NVIDIA H200 (tp 1, 8; drafts 0, 1)`."""
+    listed = con.execute(f"""
         SELECT model, device_name, list(DISTINCT coalesce(tp, 1) ORDER BY coalesce(tp, 1)),
-               list(DISTINCT s_qo - 1 ORDER BY s_qo - 1) FILTER (s_qo <= 64), list(DISTINCT kv_dtype ORDER BY kv_dtype)
-        FROM rows WHERE model IS NOT NULL GROUP BY ALL ORDER BY ALL""").fetchall()
-    there = [
-        f"{model} on {device}, tp {', '.join(map(str, tps))}, drafts {', '.join(map(str, lengths or []))}, "
-        f"kv_dtype {', '.join(dtypes)}"
-        for model, device, tps, lengths, dtypes in listed
+               list(DISTINCT s_qo - 1 ORDER BY s_qo - 1) FILTER (s_qo <= 64)
+        FROM rows WHERE model IS NOT NULL AND model != '{CUSTOM}' AND {_where(wanted)} GROUP BY ALL ORDER BY ALL""").fetchall()
+    found = [
+        f"{model} on {device} (tp {', '.join(map(str, tps))}; drafts {', '.join(map(str, lengths or []))})"
+        for model, device, tps, lengths in listed
     ]
-    more = f"; and {len(there) - MAX_LISTED} more" if len(there) > MAX_LISTED else ""
-    asked = f"no dataset under {RESULTS}/ has {', '.join(words)}" if words else "nothing says which deployment"
-    hint = "type model=NAME device=NAME and, if you like, tp=N drafts=N engine=NAME; or results.path=DIR"
-    return f"{asked}; {hint}; there are: {'; '.join(there[:MAX_LISTED])}{more}"
+    return [*found[:most], *([f"{len(found) - most} more"] if len(found) > most else [])]
+
+
+def _near_model(con: duckdb.DuckDBPyConnection, name: str) -> tuple[str, str] | None:
+    """The measured model that is nearest to one that is not: with equal heads, which is said, or else by its name."""
+    files, there = shipped(), [model for (model,) in con.execute("SELECT DISTINCT model FROM rows ORDER BY model").fetchall()]
+    known = [model for model in there if model not in (None, CUSTOM, name)]
+    heads = [files[name].get(key) for key in HEADS] if name in files else None
+    alike = [model for model in known if model in files and heads == [files[model].get(key) for key in HEADS]]
+    near = get_close_matches(name, alike or known, n=1, cutoff=0.0 if alike else NEAR)
+    return (near[0], ", whose heads are equal" if alike else "") if near else None
+
+
+def _measuring(con: duckdb.DuckDBPyConnection, asked: Wanted, missing: Sequence[str]) -> str:
+    """The command for what is missing: the sweep that most rows of the model are of, or that its kind of attention has."""
+    model = str(asked.get("model", ["NAME"])[0])
+    sweeps = con.execute(f"SELECT sweep FROM rows WHERE model = {literal(model)} GROUP BY sweep ORDER BY count(*) DESC").fetchall()
+    is_mla = shipped().get(model, {}).get("head_dim_ckv")
+    sweep = next((one for (one,) in sweeps if one in own_files("sweep")), "mla_mtp" if is_mla else "specdec_long_ctx")
+    values = {name: asked[name] for name in AXES if name in asked and (name in missing or name != "s_qo")}
+    if "s_qo" in values:  # beside a step without drafts
+        values["s_qo"] = [1, *(one for one in values["s_qo"] if one != 1)]
+    if kv := [one for one in asked.get("kv_dtype", ()) if isinstance(one, str)]:
+        values["dtype"] = [{"q": one if one == "fp16" else "bf16", "kv": one} for one in kv]
+    words = [f"'sweep.{name}=[{', '.join(map(as_typed, of))}]'" for name, of in values.items()]
+    return f"python -m orchestrator +sweep={sweep} {' '.join([f'model={model}', *words])}"

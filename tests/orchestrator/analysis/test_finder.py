@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -67,19 +68,68 @@ def test_a_server_is_answered_on_one_screen_of_its_own_rows(invoke: Invoke):
     assert len(lines) <= LINES and "at length: question=" in done.stdout
 
 
+MEASURE = "\nto measure: python -m orchestrator +sweep=specdec_long_ctx model="
+
+
 @pytest.mark.parametrize(
     ("wanted", "drafts", "words"),
     [
-        ({**LLAMA, "tp": (3,)}, None, "has model llama_3_1_70b, device NVIDIA H200, tp 3;"),
-        (LLAMA, 40, "has model llama_3_1_70b, device NVIDIA H200, drafts=40;"),
-        ({}, None, "nothing says which deployment; type model=NAME device=NAME"),
+        (
+            {**LLAMA, "tp": (3,)},
+            None,
+            [
+                "not measured: tp=3\nnearest: llama_3_1_70b on NVIDIA H200 (tp 1, ",
+                f"{MEASURE}llama_3_1_70b 'sweep.tp=[3]'",
+            ],
+        ),
+        (
+            LLAMA,
+            40,
+            ["not measured: drafts=40\nnearest: llama_3_1_70b on NVIDIA H200 (", f"{MEASURE}llama_3_1_70b 'sweep.s_qo=[1, 41]'"],
+        ),
+        (
+            {**LLAMA, "kv_dtype": ("fp8_e5m2",)},
+            None,
+            ["not measured: kv_dtype=fp8_e5m2\n", "'sweep.dtype=[{q: bf16, kv: fp8_e5m2}]'"],
+        ),
+        (
+            {"model": ("mistral_small_4",), "device_name": ("NVIDIA B200",)},
+            None,
+            [
+                "not measured: device=b200\nnearest: mistral_small_4 on NVIDIA H200",
+                "\nto measure, on a machine with device=b200: python",
+            ],
+        ),
+        (
+            {**LLAMA, "model": ("llama_3_3_70b",), "tp": (8,)},
+            None,
+            [
+                "not measured: model=llama_3_3_70b; did you mean 'llama_3_1_70b', whose heads are equal?",
+                "\nnearest: llama_3_1_70b on",
+            ],
+        ),
+        ({**LLAMA, "model": ("deepsek_v3",)}, None, ["not measured: model=deepsek_v3; did you mean 'deepseek_v3'?\n"]),
+        ({**LLAMA, "model": ("none_of_it",)}, None, ["not measured: model=none_of_it\nnearest: ", " on NVIDIA H200"]),
+        ({}, None, ["nothing says which deployment; type model=NAME device=NAME", "; there are: "]),
     ],
 )
-def test_without_one_the_answer_lists_those_that_are_there(wanted: finder.Wanted, drafts: int | None, words: str):
-    with pytest.raises(NoRows, match=r"there are: .*llama_3_1_70b on NVIDIA H200, tp 1, 8, drafts 0, 1, 3") as error:
+def test_without_one_the_answer_says_what_is_missing_what_is_near_and_what_measures_it(
+    wanted: finder.Wanted, drafts: int | None, words: list[str]
+):
+    with pytest.raises(NoRows) as error:
         finder.find(wanted, selected(), drafts)
 
-    assert words in str(error.value)
+    assert [one for one in words if one not in str(error.value)] == []
+
+
+@pytest.mark.parametrize(("drafts", "axes"), [(None, {"tp": (4,)}), (4, {}), (None, {"kv_dtype": ("fp8_e5m2",)})])
+def test_the_command_that_measures_a_missing_deployment_is_planned(drafts: int | None, axes: finder.Wanted, invoke: Invoke):
+    with pytest.raises(NoRows) as error:
+        finder.find({**LLAMA, **axes}, selected(), drafts)
+    _, _, *words = shlex.split(str(error.value).partition("to measure: ")[2])
+    done = invoke("mode=plan", *words[1:])
+
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_folder_without_results_says_what_to_type(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
