@@ -39,8 +39,10 @@ WITH isolated AS (
                                                             isolated_row) = 1
 ), ends AS (
     SELECT matched.row,
-           arg_max({'at': other.s_kv, 'us': other.own_us}, other.s_kv) FILTER (other.s_kv <= kv_tokens) AS low,
-           arg_min({'at': other.s_kv, 'us': other.own_us}, other.s_kv) FILTER (other.s_kv >= kv_tokens) AS high
+           first({'at': other.s_kv, 'us': other.own_us} ORDER BY other.s_kv DESC, other.finished_at DESC, other.isolated_row)
+               FILTER (other.s_kv <= kv_tokens) AS low,
+           first({'at': other.s_kv, 'us': other.own_us} ORDER BY other.s_kv, other.finished_at DESC, other.isolated_row)
+               FILTER (other.s_kv >= kv_tokens) AS high
     FROM matched
     JOIN isolated AS other USING (family, device_name, batch_size, s_qo, backend)
     WHERE other.device_uuid IS NOT DISTINCT FROM matched.device_uuid

@@ -84,7 +84,7 @@ def stands_on(choice: Choice) -> str:
         if own and pages not in ([], [own])
         else ""
     )
-    evidence = ", ".join(dict.fromkeys(one["evidence"] for one in choice.record["known"]))
+    evidence = ", ".join(sorted({one["evidence"] for one in choice.record["known"]}))
     return "; ".join(filter(None, (f"{choice.label} runs {choice.runs}: {evidence}", build, other)))
 
 

@@ -267,3 +267,19 @@ def test_of_several_isolated_rows_one_of_the_same_gpu_predicts():
     found = told(answered(*others, newer, inside("FLASHINFER", 101.0, XQA, device_uuid="a")))
 
     assert found["error"] == pytest.approx(0.01)
+
+
+def test_of_several_isolated_rows_of_one_length_the_newest_predicts():
+    """On the line between two lengths too: which of two rows counted was chance."""
+    of_year = {8192: {21: 90.0, 22: 100.0, 20: 80.0}, 32768: {30: 350.0, 31: 340.0, 29: 300.0}}
+    rows = [
+        {
+            **alone("flash_attn_3_vllm", us, "flash_attn_3", s_kv=s_kv, finished_at=f"20{year}-01-01 00:00:00+00:00"),
+            "point_id": str(s_kv),
+        }
+        for s_kv, times in of_year.items()
+        for year, us in times.items()
+    ]
+    found = told(answered(*rows, inside("FLASH_ATTN", 108.0, FLASH, engine_kv_tokens=9011.2)))
+
+    assert found["predicted_us"] == pytest.approx(108.0)
