@@ -65,6 +65,7 @@ def _sums(path: Path, device: Device) -> Sums:
     """The longest `compile_s` of the points that waited for the same modules."""
     frame, found = parquet.read(path).to_pandas(), Sums()
     waited = frame[(frame["status"] == "ok") & (frame["compile_s"] > 0) & ~frame["run_id"].str.startswith(CROWDED)]
+    waited = waited[~waited["backend"].str.contains("@")]  # a fault made of a backend
     for row in waited.drop(columns="samples_us", errors="ignore").to_dict("records"):
         problem = problem_of(row)
         modules = frozenset(registry.get(problem.routine, row["backend"]).modules(problem, device))

@@ -12,8 +12,8 @@ def records(data: Dataset) -> list[Record]:
     return data.records("""
         SELECT device_name, coalesce(context, 'isolated') AS context, timer,
                CASE WHEN context = 'step' THEN 'as the step leaves it' ELSE l2 END AS l2, icache, count(*) AS points,
-               nullif(string_agg(DISTINCT format('{:.1f}', median_us - own_us), ' and ' ORDER BY format('{:.1f}', median_us - own_us))
-                      FILTER (coalesce(context, 'isolated') = 'isolated' AND own_us < median_us), '') AS share_us
+               nullif(array_to_string(list_sort(list(DISTINCT format('{:.1f}', median_us - own_us))
+                      FILTER (coalesce(context, 'isolated') = 'isolated' AND own_us < median_us)), ' and '), '') AS share_us
         FROM timed
         WHERE status = 'ok'
         GROUP BY ALL

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -125,14 +127,20 @@ def index(environment: Mapping[str, str] = os.environ) -> str:
     """The package index that uv or pip use here, by variables or pip's files. Raises UserError if there is no pip here to ask."""
     if named := next((environment[variable] for variable in INDEX_VARIABLES if environment.get(variable)), None):
         return named
-    try:
-        from pip._internal.commands import create_command
-    except ImportError:
+    configured = _pip("config", "list")  # "global.index-url='https://...'", of a command after that of all
+    if named := re.findall(r"^(?:global|index|install)\.index-url='(.*)'$", configured, re.MULTILINE):
+        return str(named[-1])
+    default = re.search(r"Base URL of the Python Package\s+Index\s+\(default\s+(\S+?)\)", _pip("help", "install"))
+    if default is None:
         variables = ", ".join(INDEX_VARIABLES)
-        raise UserError(
-            f"no package index is named: set one of {variables}, or type bisect.wheels=FOLDER or watch.wheels"
-        ) from None
-    return str(create_command("index").parser.get_default_values().index_url)
+        raise UserError(f"no package index is named: set one of {variables}, or type bisect.wheels=FOLDER or watch.wheels")
+    return default[1]
+
+
+def _pip(*words: str) -> str:
+    """What pip prints, empty if there is none here."""
+    asked = [sys.executable, "-m", "pip", "--disable-pip-version-check", *words]
+    return subprocess.run(asked, capture_output=True, text=True, check=False, timeout=SECONDS).stdout
 
 
 def of_index(name: str, mode: str = "bisect", environment: Mapping[str, str] = os.environ) -> list[Release]:

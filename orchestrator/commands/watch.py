@@ -51,7 +51,7 @@ def _ranges(settings: WatchSettings, points: Sequence[Point]) -> list[Range]:
     if not (asked.since or here):
         raise UserError(
             f"watch.since: no library of sweep {settings.sweep.name} is installed here ({', '.join(names) or 'it has none'}); "
-            f"type the release to begin with: watch.since=[flashinfer:0.7.2]"
+            f"type the release to begin with: watch.since=[{names[0] if names else 'LIBRARY'}:VERSION]"
         )
     found = []
     for one in asked.since or here:

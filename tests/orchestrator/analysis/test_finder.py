@@ -34,7 +34,7 @@ def _in_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
             {"model": ("deepseek_v3_2",), "device_name": H200, "tp": (8,)},
             "vllm",
             3,
-            "results/h200_mla/sparse_fp8_and_large.parquet",
+            "results/h200_mla/sparse_and_dense.parquet",
         ),
         ({"model": ("gpt_oss_120b",), "device_name": H200}, "vllm", 15, "results/h200_drafts/target_verify_gpt_oss_rest.parquet"),
     ],
