@@ -137,6 +137,7 @@ def run_that(rows: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch, cod
         return SimpleNamespace(returncode=code, stdout="", stderr=stderr)
 
     monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setenv("PIP_INDEX_URL", "http://index.example")  # else pip is asked
     monkeypatch.setattr(
         bisect.ReleaseRuns, "rows", lambda _self, before=None: pd.DataFrame([{"run_id": "before"}] if before is None else rows)
     )
