@@ -12,7 +12,7 @@ from orchestrator.analysis.sources import NEAR, RULE_EDGES
 from orchestrator.analysis.sql import condition, file_literal, literal
 from orchestrator.config.base import own_files
 from orchestrator.config.engine import Engine, EngineCall, calls_of
-from orchestrator.config.model import CUSTOM, HEADS, shipped
+from orchestrator.config.model import CUSTOM, HEADS, Model, shipped
 from orchestrator.config.modes import owner
 from orchestrator.errors import NoRows, as_typed
 from orchestrator.machines import known_devices
@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     import duckdb
 
 Wanted = Mapping[str, Sequence[Any]]  # values of columns
+Alike = tuple[str, Wanted, str]  # a model's share in words, values of rows with its heads, and SQL on all such rows of a dataset
 RESULTS = "results"  # the folder that datasets are looked for in
 MAX_LISTED = 12
+OF_HEADS = ("paged_decode", "paged_prefill", "ragged_prefill")  # routines over the keys and values of each head
 NAMED = {"device_name": "device"}  # what is typed for a column with another name
 AXES = ("tp", "s_qo", "batch_size", "s_kv")  # of every sweep, to measure what is missing
 MAX_NEAR = 3  # of the deployments nearest to one that is not measured
@@ -36,10 +38,28 @@ ISOLATED = """status = 'ok' AND coalesce(context, 'isolated') = 'isolated' AND c
 SIZES = "count(DISTINCT (batch_size, s_qo, s_kv, kv_dtype))"
 
 
-def find(wanted: Wanted, engines: Sequence[Engine], drafts: int | None) -> str:
-    """The path of the dataset under results/ that says most about these values of columns.
+def same_heads(model: Model, tp: int | None, others: Wanted) -> Alike | None:
+    """Rows of any name whose heads, sinks, windows and soft cap are those of a model's share, its whole heads unless `tp` is typed.
 
-    Datasets with rows of the engines' own builds come first, then those with more kernels of flags, more workloads, the newest.
+    None for a size that it is not served with, and if its attention is not dense.
+    """
+    size = min(model.tp) if tp is None else tp
+    if size not in model.tp or model.index_topk or model.is_encoder:
+        return None
+    routines = OF_HEADS if model.head_dim_ckv is None else ("mla",)
+    share, of_all = model.share(routines[0], size), model.window_of_all
+    windows = {of_all} if of_all or model.windowed else {None, model.sliding_window}
+    wide = " OR ".join(f'"window" IS NOT DISTINCT FROM {literal(one)}' for one in windows)
+    having = f"bool_and(({wide}) AND soft_cap IS NOT DISTINCT FROM {literal(model.soft_cap)})"
+    heads = {key: (share[key],) for key in (*HEADS, "sinks") if key in share}
+    return f"{model.name} at tp {size}", {**heads, "routine": routines, **others}, having
+
+
+def find(wanted: Wanted, engines: Sequence[Engine], drafts: int | None, alike: Alike | None = None) -> tuple[str, Wanted]:
+    """The path of the dataset under results/ that says most about these values of columns, and the values that its rows have.
+
+    Datasets with several kernels of flags come first, then those with the model's name before those with its heads (`alike`), with
+    rows of the engines' own builds, with more kernels of flags, more workloads, the newest.
     `drafts` asks for steps with so many drafted tokens. Raises NoRows, with what there is, for no such rows and no question.
     """
     import duckdb
@@ -52,19 +72,27 @@ def find(wanted: Wanted, engines: Sequence[Engine], drafts: int | None) -> str:
         con.execute(f"CREATE TEMP VIEW rows AS FROM {every} WHERE {ISOLATED}")
         length = [] if drafts is None else [f"s_qo = {drafts + 1}"]
         own, calls = _calls(engines)
-        query = f"""
-            SELECT filename, {SIZES} FILTER ((routine, backend) IN ({own})) AS by_own_build,
+        asked = [(wanted, "true"), *([alike[1:]] if alike else [])]
+        queries = (
+            f"""
+            SELECT filename, {turn} AS turn, {SIZES} FILTER ((routine, backend) IN ({own})) AS by_own_build,
                    count(DISTINCT backend) FILTER ((routine, backend) IN ({calls})) AS choices,
-                   {SIZES} AS workloads, max(finished_at)::VARCHAR AS ended
-            FROM rows WHERE {" AND ".join([condition(wanted), *length])} GROUP BY filename
-            ORDER BY by_own_build DESC, choices DESC, workloads DESC, ended DESC, filename"""
-        found = con.execute(query).fetchall() if wanted else []
+                   {SIZES} AS workloads, max(finished_at)::VARCHAR AS ended, string_agg(DISTINCT model, ', ') AS names
+            FROM rows WHERE {" AND ".join([condition(values), *length])} GROUP BY filename HAVING {having}"""
+            for turn, (values, having) in enumerate(asked)
+        )
+        order = "choices > 1 DESC, turn, by_own_build DESC, choices DESC, workloads DESC, ended DESC, filename"
+        found = con.execute(f"{' UNION ALL '.join(queries)} ORDER BY {order}").fetchall() if wanted else []
         if not found:
             raise NoRows(_nothing(con, wanted, drafts))
-    best, *others = (str(places[file]) for file, *_ in found)
-    more = f"; {len(others)} more have such rows: results.path=DIR reads another" if others else ""
+    (file, turn, *_, names) = found[0]
+    best = str(places[file])
+    others = sum(not one[1] for one in found) - 1
+    more = f"; {others} more have such rows: results.path=DIR reads another" if others > 0 else ""
+    if alike and turn:
+        more = f": rows of {names} with the heads of {alike[0]}"
     note_once(f"read {best}, which says most about this{more}")
-    return best
+    return best, asked[turn][0]
 
 
 def _places() -> dict[str, Path]:

@@ -97,7 +97,8 @@ def _part(engine: Engine, part: Part) -> Iterator[str]:
         yield f"#   {shown.label}: {_evidence(shown, part.default)}"
     if answer.choice is not None:
         much = answer.choice.record["much_slower"]
-        yield f"#   {but_at_worst(answer.choice) if much else f'at worst {answer.choice.worst_words} times the fastest'}"
+        at_worst = answer.choice.no_comparison or f"at worst {answer.choice.worst_words} times the fastest"
+        yield f"#   {but_at_worst(answer.choice) if much else at_worst}"
         yield f"#   {stands_on(answer.choice)}; {part.holds}"
     for choice in part.choices:
         if choice.not_right and choice is not answer.choice:

@@ -28,8 +28,8 @@ MAX_BATCHES = 8  # of a map
 CELL, LABEL = 6, 10  # letters of a cell of the map, and before its first one
 GAP = "  "  # between two maps
 COLOURS = ("blue", "yellow", "red", "green", "magenta", "cyan", "bright_blue", "bright_yellow", "bright_red", "bright_green")
-SIGNS = "capital: ahead by more than noise"
-WINNERS = """SELECT problems.*, won.backend, won.kernel, won.above_noise
+SIGNS, BLANK, NO_CELL = "capital: ahead by more than noise", "·", "· wrong or not measured"
+WINNERS = """SELECT problems.*, won.backend, won.kernel, won.runner_up, won.above_noise
     FROM ranked_workloads AS won JOIN (SELECT row, problem FROM points) USING (row) JOIN problems USING (problem)"""
 
 
@@ -92,7 +92,10 @@ def _maps(data: Dataset, width: int) -> Iterator[list[Text]]:
         about = ", ".join((server_name(here), str(here["device_name"]), f"{here['kv_dtype']} cache", *others))
         drawn, lines = _blocks(of_one, letters, width)
         more = f"; {drawn} of {len(records)} workloads, all with question=best" if drawn < len(records) else ""
-        yield [*_wrapped(f"fastest backend, {about}{more}", width, "bold"), *lines, *_legend(of_one, letters, width)]
+        compared = any(one["runner_up"] for one in of_one)
+        head = "fastest backend" if compared else "the only backend with a right answer (no comparison)"
+        signs = [*[SIGNS] * compared, *[NO_CELL] * any(BLANK in line.plain for line in lines)]
+        yield [*_wrapped(f"{head}, {about}{more}", width, "bold"), *lines, *_legend(of_one, letters, signs, width)]
 
 
 def _letters(names: Sequence[str]) -> dict[str, tuple[str, str]]:
@@ -129,16 +132,16 @@ def _some(values: Sequence[Any], most: int) -> list[Any]:
 
 def _cell(record: Record | None, letters: dict[str, tuple[str, str]]) -> Text:
     if record is None:
-        return Text(f"{'·':>{CELL}}")
+        return Text(f"{BLANK:>{CELL}}")
     letter, colour = letters[named(record["backend"], record["kernel"])]
     return Text(f"{letter.upper() if record['above_noise'] else letter:>{CELL}}", colour)
 
 
-def _legend(records: Sequence[Record], letters: dict[str, tuple[str, str]], width: int) -> list[Text]:
+def _legend(records: Sequence[Record], letters: dict[str, tuple[str, str]], signs: Sequence[str], width: int) -> list[Text]:
     names = dict.fromkeys(named(one["backend"], one["kernel"]) for one in records)
     words = [(f"{letters[name][0]} {name}"[:width], letters[name][1]) for name in letters if name in names]
     found = [Text()]
-    for text, colour in (*words, (SIGNS, "")):
+    for text, colour in (*words, *((sign, "") for sign in signs)):
         if found[-1] and len(found[-1]) + len(GAP) + len(text) > width:
             found.append(Text())
         found[-1] += Text(f"{GAP if found[-1] else ''}{text}", colour)

@@ -30,12 +30,16 @@ def located(settings: Asking, overrides: Sequence[str]) -> Asking:
         wanted["model"] = (settings.model.name,)
     if settings.tp is not None:
         wanted["tp"] = (settings.tp,)
-    if settings.device is not None:
-        wanted["device_name"] = tuple(dict.fromkeys((settings.device.name, *settings.device.match)))
+    device = (
+        {} if settings.device is None else {"device_name": tuple(dict.fromkeys((settings.device.name, *settings.device.match)))}
+    )
+    wanted |= device
     changed: dict[str, Any] = {"where": {**wanted, **settings.where}}
     if settings.results.path == NO_SWEEP_PATH:
-        rows = {name: several(value) for name, value in changed["where"].items()}
-        changed["results"] = Results(path=finder.find(rows, settings.engines, settings.drafts))
+        typed = {name: several(value) for name, value in settings.where.items()}
+        alike = finder.same_heads(settings.model, settings.tp, {**device, **typed}) if "model" in wanted else None
+        path, found = finder.find({**wanted, **typed}, settings.engines, settings.drafts, alike)
+        changed |= {"results": Results(path=path), "where": {**found, **settings.where}}
     return settings.model_copy(update=changed)
 
 

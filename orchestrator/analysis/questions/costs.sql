@@ -2,6 +2,7 @@
 -- A deployment is all that its workloads have in common (`deployments.PLACE`). `mean` is the geometric mean of the regret, with `weight`s.
 -- `covers`: it was right wherever the engine's default was. Beside the default at these workloads: `saving` is 1 - the mean of its time
 -- over the default's, `ahead` where it is faster by more than noise, `floor` the mean noise, `pairs` how many workloads.
+-- `rivals`: how many backends ran, right or wrong, at the workload where most did.
 -- `wrong`: workloads at which its answer was wrong; `wrong_err` the largest error there, `wrong_tolerance` what was allowed there.
 WITH base AS (
     SELECT workload, who, us AS base_us, own_us AS base_own_us, noise_floor AS base_floor, rough AS base_rough
@@ -9,6 +10,7 @@ WITH base AS (
     WHERE is_default AND regret IS NOT NULL
 ), beside AS (
     SELECT one_backend.*, count(DISTINCT workload) OVER (PARTITION BY {place}, phase, who, layers) AS whole,
+           count(DISTINCT choice) FILTER (who = 'backend' AND (regret IS NOT NULL OR wrong)) OVER (PARTITION BY workload) AS ran_there,
            base_us IS NOT NULL AS has_default, own_us / base_own_us AS ratio, rough OR base_rough AS is_rough,
            base_floor + {rough} * (base_rough::INT + rough::INT) AS floor_there,
            base_us / us - 1 > floor_there AS is_ahead, us / base_us - 1 > floor_there AS is_behind
@@ -18,7 +20,7 @@ WITH base AS (
 SELECT {place}, phase, who, layers, choice, any_value(flag) AS flag, bool_and(is_default) AS is_default, 
        list(DISTINCT {{'call': call, 'known': known, 'evidence': evidence, 'alike': alike, 'others': others}}) AS known,
        any_value(own_page) AS own_page, any_value(typed_per_layers) AS typed_per_layers,
-       any_value(major) AS major, any_value(whole) AS workloads, count(regret) AS served,
+       any_value(major) AS major, max(ran_there) AS rivals, any_value(whole) AS workloads, count(regret) AS served,
        coalesce(sum(weight) FILTER (regret IS NOT NULL), 0) AS weight,
        exp(sum(weight * ln(regret)) / sum(weight) FILTER (regret IS NOT NULL)) AS mean, max(regret) AS worst,
        arg_max({{'batch_size': batch_size, 's_kv': s_kv, 's_qo': s_qo, 'best': best, 'kernel': best_kernel,

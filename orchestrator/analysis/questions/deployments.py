@@ -92,14 +92,19 @@ class Choice:
         return float(self.record["mean"]) if self.served else float("inf")
 
     @property
+    def is_alone(self) -> bool:
+        """Whether no other kernel of the dataset ran at its workloads, so that its time is compared with nothing."""
+        return self.served > 0 and int(self.record["rivals"]) == 1
+
+    @property
     def mean_words(self) -> str:
-        """`1.04`, or `~1.04` if a ratio in it is rough."""
-        return f"{mark(self.record['rough'] > 0)}{self.mean:.2f}"
+        """`1.04`, or `~1.04` if a ratio in it is rough; `–` without a comparison."""
+        return "–" if self.is_alone else f"{mark(self.record['rough'] > 0)}{self.mean:.2f}"
 
     @property
     def worst_words(self) -> str:
-        """`1.19`, or `~1.19` if that ratio is rough."""
-        return f"{mark(self.record['worst_at']['rough'])}{self.record['worst']:.2f}"
+        """`1.19`, or `~1.19` if that ratio is rough; `–` without a comparison."""
+        return "–" if self.is_alone else f"{mark(self.record['worst_at']['rough'])}{self.record['worst']:.2f}"
 
     @property
     def worst_at(self) -> str:
@@ -121,12 +126,27 @@ class Choice:
         """Where its answer was wrong, and how far; empty if nowhere."""
         if not self.record["wrong"]:
             return ""
+        return f"wrong at {self.record['wrong']:,} ({self._why_wrong}; {at(self.record['wrong_at'])})"
+
+    @property
+    def _why_wrong(self) -> str:
         error, allowed = self.record["wrong_err"], self.record["wrong_tolerance"]
         if allowed is None or (error is not None and error <= allowed):  # the output was right, and something else was not
-            why = str(self.record["wrong_reason"] or "the answer differs")[:MAX_REASON]
-        else:
-            why = f"error up to {error_words(error)}, allowed {share(allowed)}"
-        return f"wrong at {self.record['wrong']:,} ({why}; {at(self.record['wrong_at'])})"
+            return str(self.record["wrong_reason"] or "the answer differs")[:MAX_REASON]
+        return f"error up to {error_words(error)}, allowed {share(allowed)}"
+
+    def price(self, *, at_worst: bool = False) -> str:
+        """` 1.04×` or ` 1.04× (1.19)`, then where it was wrong; or that it is compared with nothing."""
+        ratio = f" {self.mean_words}×{f' ({self.worst_words})' if at_worst else ''}"
+        words = f": {self.no_comparison}" if self.is_alone else ratio
+        wrong = f" where right; WRONG at {self.record['wrong']:,} of {self.record['workloads']:,} ({self._why_wrong})"
+        return words + wrong * bool(self.record["wrong"])
+
+    @property
+    def no_comparison(self) -> str:
+        """What stands in place of a ratio if it is the only kernel; empty otherwise."""
+        count = f"{self.served:,} workload{'s' * (self.served > 1)}"
+        return f"the only kernel measured here ({count}); no comparison" if self.is_alone else ""
 
     @property
     def not_right(self) -> str:
@@ -266,14 +286,13 @@ class Part:
         words = f"drafts of {lengths}" if self.phase == "drafts" else self.phase
         return words if self.layers == "all" else f"{words}, {self.layers} layers"
 
-    @property
-    def brief(self) -> str:
-        """The answer in a few words: `vLLM 0.33.0: FLASH_ATTN 1.01×`."""
+    def brief(self, *, at_worst: bool = False) -> str:
+        """The answer in a few words: `vLLM 0.33.0: FLASH_ATTN 1.01×`, or `1.01× (1.20)`."""
         choice = self.answer.choice
         who = "" if self.who == HERE else f"{self.who}: "
         if choice is None:
             return f"{who}no advice"
-        return f"{who}{choice.label}{' (default)' if choice.is_default else ''} {choice.mean_words}×"
+        return f"{who}{choice.label}{' (default)' if choice.is_default else ''}{choice.price(at_worst=at_worst)}"
 
     @property
     def default(self) -> Choice | None:
@@ -325,10 +344,18 @@ class Part:
         if default.record["wrong"] and (right := next((one for one in self.measured if one.is_complete and one in others), None)):
             return Advice(right, f"the default {default.label} was {default.wrong}")
         if best is None or best.margin is None:
-            return Advice(default, "no other flag was right wherever it was")
+            return Advice(default, self._no_other)
         if best.margin.is_clear:
             return Advice(best, f"{best.margin.words} less time than the default {default.label}")
         return Advice(default, best.margin.why_not(best.label))
+
+    @property
+    def _no_other(self) -> str:
+        """Why no flag is beside the default at all of its workloads."""
+        others = [choice for choice in self.choices if not choice.is_default]
+        if any(choice.record["wrong"] for choice in others):
+            return "no other flag was right wherever it was"
+        return "no other flag has a time wherever it has" if any(one.served for one in others) else "other flags: not measured"
 
 
 def at(record: Mapping[str, Any]) -> str:
@@ -437,9 +464,7 @@ def briefs(found: Sequence[Part], *, at_worst: bool = False) -> list[str]:
     """The answers of the engines to one question; what all backends here say if no engine has one."""
     told = [part for part in found if part.answer.choice is not None]
     engines = [part for part in told if part.who != HERE] or told
-    return [
-        part.brief + (f" ({choice.worst_words})" if at_worst and (choice := part.answer.choice) else "") for part in engines
-    ] or ["no advice"]
+    return [part.brief(at_worst=at_worst) for part in engines] or ["no advice"]
 
 
 def is_usual(place: Sequence[Any]) -> bool:

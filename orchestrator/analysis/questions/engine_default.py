@@ -43,7 +43,8 @@ def _line(part: Part, of_close: Close) -> tuple[str, ...]:
     assert default is not None
     right = f"{default.served:,} of {part.workloads:,}{f' ({default.not_right})' if default.not_right else ''}"
     share = of_close.get((*part.place, part.phase, part.who, default.record["layers"]))
-    figures = (f"{share:.0%}", default.mean_words, default.worst_words) if default.served and share is not None else ("–",) * 3
+    compared = default.served and not default.is_alone and share is not None
+    figures = (f"{share:.0%}", default.mean_words, default.worst_words) if compared else ("–",) * 3
     return (part.title, part.what, part.who, default.flag, default.runs, right, *figures, part.answer.words)
 
 

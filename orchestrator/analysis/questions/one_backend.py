@@ -69,6 +69,8 @@ def _of_part(part: Part) -> Iterator[str]:
     choice = part.answer.choice
     if choice is None:
         return
+    if choice.is_alone:
+        yield f"{part.who if part.who != HERE else 'all backends'}, {part.what}: {choice.label}, {choice.no_comparison}"
     if choice.record["worst"] > MUCH_SLOWER:
         yield f"{part.who if part.who != HERE else 'all backends'}, {part.what}: {but_at_worst(choice)}"
     if part.who != HERE:
@@ -125,7 +127,8 @@ def _backends(found: Sequence[Part]) -> Grid:
 
 def _cost(choice: Choice) -> str:
     """`1.04 (1.19)`; with a star if it is not over every workload, and so cannot be compared with the others."""
-    return f"{choice.mean_words} ({choice.worst_words}){'' if choice.is_complete else '*'}" if choice.served else "–"
+    words = f"{choice.mean_words} ({choice.worst_words}){'' if choice.is_complete else '*'}" if choice.served else "–"
+    return "–" if choice.is_alone else words
 
 
 def references(found: Sequence[Part]) -> Grid:
@@ -155,4 +158,6 @@ def summary(data: Dataset) -> str | None:
 
 
 def _price(choice: Choice | None) -> str:
-    return "" if choice is None else f", {choice.mean_words} times the fastest, at worst {choice.worst_words}"
+    if choice is None:
+        return ""
+    return f", {choice.no_comparison or f'{choice.mean_words} times the fastest, at worst {choice.worst_words}'}"

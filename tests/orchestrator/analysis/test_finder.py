@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from orchestrator import ROOT
 from orchestrator.analysis import finder
 from orchestrator.config.engine import selected
+from orchestrator.config.model import Model, shipped
 from orchestrator.errors import NoRows, UserError
 from orchestrator.machines import known_devices
 from orchestrator.reporting.brief import LINES
@@ -40,7 +42,43 @@ def _in_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_the_dataset_that_says_most_is_taken(wanted: finder.Wanted, engine: str, drafts: int, found: str):
-    assert finder.find(wanted, selected(engine), drafts) == found
+    assert finder.find(wanted, selected(engine), drafts) == (found, wanted)
+
+
+def shape(model: str) -> Model:
+    return Model.model_validate(shipped()[model])
+
+
+@pytest.mark.parametrize(
+    ("model", "tp", "found", "heads"),
+    [  # a kernel beside others of the same heads is told before a lone one of the same name
+        ("gpt_oss_120b", 1, "results/h200_main/specdec_paged_decode_gpt_oss.parquet", (64, 8, 64)),
+        ("llama_3_3_70b", 8, "results/h200_main/specdec_tp8.parquet", (8, 1, 128)),
+        ("qwen3_14b", 1, "results/h200_main/specdec_paged_decode.parquet", (40, 8, 128)),
+    ],
+)
+def test_rows_of_another_name_with_the_heads_of_the_model_answer_for_it(model: str, tp: int, found: str, heads: tuple[int, ...]):
+    alike = finder.same_heads(shape(model), tp, {"device_name": H200})
+    path, wanted = finder.find({"model": (model,), "device_name": H200, "tp": (tp,)}, selected("vllm"), 0, alike)
+
+    assert (path, tuple(wanted[key][0] for key in ("num_qo_heads", "num_kv_heads", "head_dim_qk"))) == (found, heads)
+    assert "model" not in wanted and wanted["sinks"] == (model.startswith("gpt_oss"),)
+
+
+@pytest.mark.parametrize(
+    ("model", "tp", "other"),
+    [
+        ("deepseek_v3_2", 8, {}),
+        ("llama_3_1_70b", 3, {}),
+        ("llama_3_1_70b", 8, {"soft_cap": 30.0}),
+        ("gpt_oss_120b", 1, {"sinks": False}),
+        ("gpt_oss_120b", 1, {"sliding_window": None}),
+    ],
+)
+def test_rows_of_another_share_soft_cap_sink_window_or_sparsity_do_not(model: str, tp: int, other: dict[str, Any]):
+    alike = finder.same_heads(shape(model).model_copy(update=other), tp, {"device_name": H200})
+    with pytest.raises(NoRows):
+        finder.find({"model": ("nobody",)}, selected("vllm"), None, alike)
 
 
 def servers() -> list[tuple[str, str, str]]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from rich.console import Console
@@ -16,7 +16,10 @@ from orchestrator.analysis import questions
 from orchestrator.analysis.questions import open_views, tables
 from orchestrator.analysis.questions.best import grids as best_grids
 from orchestrator.analysis.questions.deployments import is_usual, parts
+from orchestrator.config.draft_cost import Draft
+from orchestrator.config.engine import selected
 from orchestrator.config.settings import Question, Settings
+from orchestrator.formats.engine_config import config_text
 from orchestrator.reporting import brief, report
 from orchestrator.reporting.report import STALE_UNSEEN, status_grid
 from orchestrator.tables import markdown
@@ -44,6 +47,50 @@ def test_a_map_of_2000_problems_is_a_screen_and_says_what_it_leaves_out():
     assert "176 of 2000 workloads, all with question=best" in " ".join(file.getvalue().split())
 
 
+def test_a_lone_backend_is_called_no_fastest_one_and_an_empty_cell_is_explained():
+    rows = [made("a", 10.0), made("a", 20.0, s_kv=16384), made("a", 20.0, batch_size=1)]
+    found = []
+    for more in ([], [made("b", 11.0)], [made("a", 30.0, s_kv=16384, batch_size=1), made("b", 11.0)]):
+        brief.show(Console(file=(file := io.StringIO()), width=80), asked(*rows, *more), "DIR", ["best"])
+        found.append(" ".join(file.getvalue().split()))
+    alone, compared, whole = found
+
+    assert "a: the only kernel measured here (3 workloads); no comparison" in alone and "1.00" not in alone
+    assert "the only backend with a right answer (no comparison)" in alone and "fastest backend," not in alone
+    assert "fastest backend," in compared and "a 1.00× (1.00)" in compared
+    assert all(brief.NO_CELL in told for told in (alone, compared)) and brief.NO_CELL not in whole
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "flag", "export"),
+    [
+        (
+            "h200_engines/beside_vllm",
+            {"model": "gpt_oss_120b"},
+            "FLASH_ATTN (default): the only kernel measured here (2 workloads); no comparison",
+            "FLASH_ATTN is the default; other flags: not measured\n#   the only kernel measured here (2 workloads); no comparison",
+        ),
+        (
+            "h200_mla/mla_mtp_fp8",
+            {"model": "deepseek_v3", "tp": 1, "kv_dtype": "fp8_e4m3"},
+            "FLASHMLA (default) 1.00× (1.00) where right; WRONG at 5 of 30 (error up to 20%, allowed 7%)",
+            "wrong at 5 (error up to 20%, allowed 7%; batch ",
+        ),
+    ],
+)
+def test_a_report_and_an_export_say_alike_that_a_flag_was_wrong_or_compared_with_nothing(
+    name: str, where: dict[str, Any], flag: str, export: str, settings: Callable[..., Settings]
+):
+    typed = ", ".join(f"{key}: {value}" for key, value in where.items())
+    file, (vllm,) = io.StringIO(), selected("vllm")
+    report.screen(Console(file=file, width=80), settings("mode=report", f"results.path=results/{name}", f"where={{{typed}}}"))
+    printed = config_text(open_views(RESULTS / name, where=where, engines=[vllm]), vllm, Draft(), name)
+
+    assert f"{vllm.title}: {flag}" in " ".join(file.getvalue().split())
+    assert export in printed and ("1.00" in printed) == ("1.00" in flag)
+    assert "no other flag was right" not in printed
+
+
 @pytest.mark.parametrize(
     "name", ["h200_main/specdec_long_ctx", "h200_main/specdec_tp8", "h100_mla/mla_engines", "h200_prefill/merge_states"]
 )
@@ -59,7 +106,7 @@ def test_a_report_is_a_screen_with_the_answers_of_one_backend_in_colour(name: st
     assert len(plain.splitlines()) <= 40 and max(map(len, plain.splitlines())) <= 80
     assert re.search("\x1b\\[3[1-6]m", coloured) and "\x1b" not in plain
     assert "capital: ahead by more than noise" in told and "full=true" in told
-    assert not found or any(part.brief in told for part in found)
+    assert not found or any(part.brief(at_worst=True) in told for part in found)
 
 
 def test_auto_does_not_compete_with_the_kernel_it_chose():
