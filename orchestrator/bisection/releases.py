@@ -128,8 +128,8 @@ def index(environment: Mapping[str, str] = os.environ) -> str:
     if named := next((environment[variable] for variable in INDEX_VARIABLES if environment.get(variable)), None):
         return named
     configured = _pip("config", "list")  # "global.index-url='https://...'", of a command after that of all
-    if named := re.findall(r"^(?:global|index|install)\.index-url='(.*)'$", configured, re.MULTILINE):
-        return str(named[-1])
+    if lines := re.findall(r"^(?:global|index|install)\.index-url='(.*)'$", configured, re.MULTILINE):
+        return str(lines[-1])
     default = re.search(r"Base URL of the Python Package\s+Index\s+\(default\s+(\S+?)\)", _pip("help", "install"))
     if default is None:
         variables = ", ".join(INDEX_VARIABLES)
