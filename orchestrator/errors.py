@@ -29,6 +29,7 @@ import yaml
 from pydantic import ValidationError
 
 MAX_LINES, MAX_SHOWN = 20, 200
+HELP = "type python -m orchestrator --help for all keys"
 _WORDS: dict[str, dict[str, str]] = yaml.safe_load(files(__package__).joinpath("errors.yaml").read_text(encoding="utf-8"))
 ALLOWED, SHORT_NAMES = _WORDS["allowed"], _WORDS["short_names"]
 DeathCause = Literal["point", "memory", "machine"]
@@ -114,14 +115,14 @@ def did_you_mean(given: object, names: Iterable[str]) -> str:
     return f" did you mean '{near[0]}'?" if near else ""
 
 
-def explain(error: ValidationError, prefix: str = "", nearest: Callable[[str], str] = lambda key: "") -> str:
-    """One line for each wrong key of a pydantic error: key, value, what is allowed. `nearest` gives the key that was meant."""
-    lines = dict.fromkeys(_line(e, prefix, nearest) for e in error.errors(include_url=False))  # type: ignore[arg-type]
+def explain(error: ValidationError, prefix: str = "", meant: Callable[[str], str] = lambda key: HELP) -> str:
+    """One line for each wrong key of a pydantic error: key, value, what is allowed; `meant` says what to type for no such key."""
+    lines = dict.fromkeys(_line(e, prefix, meant) for e in error.errors(include_url=False))  # type: ignore[arg-type]
     shown = list(lines)[:MAX_LINES]
     return "\n".join([*shown, *([f"and {len(lines) - MAX_LINES} more"] if len(lines) > MAX_LINES else [])])
 
 
-def _line(error: dict[str, object], prefix: str, nearest: Callable[[str], str]) -> str:
+def _line(error: dict[str, object], prefix: str, meant: Callable[[str], str]) -> str:
     loc = error["loc"]
     assert isinstance(loc, tuple)
     key = ".".join(part for part in (prefix, *map(str, loc)) if part)
@@ -132,9 +133,7 @@ def _line(error: dict[str, object], prefix: str, nearest: Callable[[str], str]) 
         case "int_parsing" | "int_type" | "int_from_float":
             return f"{key}={shown(error['input'])}: allowed: a whole number"
         case "extra_forbidden":
-            near = nearest(key)
-            hint = f"did you mean '{near}'?" if near else "type python -m orchestrator --help for all keys"
-            return f"{key}: there is no such key; {hint}"
+            return f"{key}: there is no such key; {meant(key)}"
         case "missing":
             return f"{key}: a value is needed"
     bound = message.removeprefix("Input should be ")  # as people say it

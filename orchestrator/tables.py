@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,8 @@ from rich.table import Table
 from orchestrator.untrusted.text import for_csv, for_json, for_line, for_markdown, for_markdown_cell, for_terminal
 
 SVG_COLUMNS = 150
+FLAG = re.compile(r"(?<!\S)--?[a-z]\S*")  # that a person types: it stays in one line
+NARROW = 8  # letters of a column
 
 
 @dataclass(frozen=True)
@@ -39,12 +42,32 @@ def draw(console: Console, grids: Iterable[Grid]) -> None:
             continue
         wraps = console.is_terminal  # a terminal would cut inside a word; a file keeps a title in one line
         console.print(f"[bold]{escape(for_line(grid.title))}[/]", highlight=False, soft_wrap=not wraps)
+        cells = [tuple(map(for_terminal, line)) for line in grid.cells]
+        flags = [
+            max((len(word) for cell in column for word in FLAG.findall(cell)), default=0) for column in zip(*cells, strict=True)
+        ]
+        borders = 3 * len(flags) + 1
+        if any(flags) and sum(max(width, NARROW) for width in flags) + borders > console.width:
+            _draw_lines(console, grid.header, cells)
+            continue
+        whole = sum(max(map(len, column)) for column in zip(grid.header, *cells, strict=True)) + borders <= console.width
         table = Table(header_style="bold")
-        for name in grid.header:
-            table.add_column(escape(for_terminal(name)), overflow="fold")
-        for cells in grid.cells:
-            table.add_row(*(escape(for_terminal(cell)) for cell in cells))
+        for name, width in zip(grid.header, flags, strict=True):  # rich would cut a flag at a column's end
+            table.add_column(escape(for_terminal(name)), overflow="fold", width=None if whole or not width else width)
+        for line in cells:
+            table.add_row(*map(escape, line))
         console.print(table)
+
+
+def _draw_lines(console: Console, header: Sequence[str], cells: Iterable[Sequence[str]]) -> None:
+    """A table that is too wide to leave its flags whole: a line for each cell, and a free line between two rows."""
+    for number, line in enumerate(cells):
+        told = [f"{name}: {cell}" for name, cell in zip(header, line, strict=True) if cell]
+        wrapped = (
+            textwrap.fill(one, console.width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
+            for one in told
+        )
+        console.print("\n" * (number > 0) + "\n".join(map(escape, wrapped)), highlight=False, soft_wrap=True)
 
 
 def csv_text(grids: Iterable[Grid]) -> str:

@@ -127,11 +127,11 @@ def _nothing(con: duckdb.DuckDBPyConnection, wanted: Wanted, drafts: int | None)
     counts = range(1, len(order) + 1)
     missing = next(of for n in counts for of in combinations(order, n) if n == len(order) or is_there(asked.keys() - {*of}))
     rest = {name: values for name, values in asked.items() if name not in missing}
-    near = _near_model(con, str(asked["model"][0])) if "model" in missing else None
-    nearest = _there(con, {**rest, "model": (near[0],)}) if near else []
-    nearest = nearest or _there(con, {"model": (near[0],)} if near else rest)
+    models = [model for (model,) in con.execute("SELECT DISTINCT model FROM rows ORDER BY model").fetchall() if model]
+    near = get_close_matches(str(asked["model"][0]), models, n=1, cutoff=NEAR) if "model" in missing else []
+    nearest = (_there(con, {**rest, "model": near}) or _there(con, {"model": near})) if near else _there(con, rest)
     what = ", ".join(_typed(name, asked[name]) for name in missing)
-    meant = f"; did you mean {near[0]!r}{near[1]}?" if near else ""
+    meant = f"; did you mean {near[0]!r}?" if near else ""
     on = f", on a machine with {_typed('device_name', asked['device_name'])}" if "device_name" in missing else ""
     measure = f"to measure{on}: {_measuring(con, asked, missing)}"
     return f"not measured: {what}{meant}\nnearest: {'; '.join(nearest) or 'none'}\n{measure}"
@@ -162,26 +162,20 @@ def _there(con: duckdb.DuckDBPyConnection, wanted: Wanted, most: int = MAX_NEAR)
     return [*found[:most], *([f"{len(found) - most} more"] if len(found) > most else [])]
 
 
-def _near_model(con: duckdb.DuckDBPyConnection, name: str) -> tuple[str, str] | None:
-    """The measured model that is nearest to one that is not: with equal heads, which is said, or else by its name."""
-    files, there = shipped(), [model for (model,) in con.execute("SELECT DISTINCT model FROM rows ORDER BY model").fetchall()]
-    known = [model for model in there if model not in (None, CUSTOM, name)]
-    heads = [files[name].get(key) for key in HEADS] if name in files else None
-    alike = [model for model in known if model in files and heads == [files[model].get(key) for key in HEADS]]
-    near = get_close_matches(name, alike or known, n=1, cutoff=0.0 if alike else NEAR)
-    return (near[0], ", whose heads are equal" if alike else "") if near else None
-
-
 def _measuring(con: duckdb.DuckDBPyConnection, asked: Wanted, missing: Sequence[str]) -> str:
-    """The command for what is missing: the sweep that most rows of the model are of, or that its kind of attention has."""
     model = str(asked.get("model", ["NAME"])[0])
     sweeps = con.execute(f"SELECT sweep FROM rows WHERE model = {literal(model)} GROUP BY sweep ORDER BY count(*) DESC").fetchall()
-    is_mla = shipped().get(model, {}).get("head_dim_ckv")
-    sweep = next((one for (one,) in sweeps if one in own_files("sweep")), "mla_mtp" if is_mla else "specdec_long_ctx")
-    values = {name: asked[name] for name in AXES if name in asked and (name in missing or name != "s_qo")}
-    if "s_qo" in values:  # beside a step without drafts
-        values["s_qo"] = [1, *(one for one in values["s_qo"] if one != 1)]
+    axes = {name: asked[name] for name in AXES if name in asked and (name in missing or name != "s_qo")}
+    if "s_qo" in axes:  # beside a step without drafts
+        axes["s_qo"] = [1, *(one for one in axes["s_qo"] if one != 1)]
     if kv := [one for one in asked.get("kv_dtype", ()) if isinstance(one, str)]:
-        values["dtype"] = [{"q": one if one == "fp16" else "bf16", "kv": one} for one in kv]
-    words = [f"'sweep.{name}=[{', '.join(map(as_typed, of))}]'" for name, of in values.items()]
+        axes["dtype"] = [{"q": one if one == "fp16" else "bf16", "kv": one} for one in kv]
+    return measuring(model, [sweep for (sweep,) in sweeps], axes)
+
+
+def measuring(model: str, sweeps: Iterable[str], axes: Wanted) -> str:
+    """The command that measures a model: the first of the sweeps that has a file, or the one for its kind of attention."""
+    usual = "mla_mtp" if shipped().get(model, {}).get("head_dim_ckv") else "specdec_long_ctx"
+    sweep = next((one for one in sweeps if one in own_files("sweep")), usual)
+    words = [f"'sweep.{name}=[{', '.join(map(as_typed, values))}]'" for name, values in axes.items()]
     return f"python -m orchestrator +sweep={sweep} {' '.join([f'model={model}', *words])}"

@@ -19,7 +19,7 @@ import conf
 from orchestrator.composing.overrides import HELP, RANGE, groups, read
 from orchestrator.config import config_json
 from orchestrator.config.modes import MODES
-from orchestrator.config.settings import NO_SWEEP_PATH, nearest_key
+from orchestrator.config.settings import NO_SWEEP_PATH, meant_by, nearest_key
 from orchestrator.config.sweep import SWEEP_KEYS
 from orchestrator.errors import UserError, shown, unknown
 from orchestrator.untrusted import yaml as untrusted_yaml
@@ -52,7 +52,7 @@ def composed(overrides: Sequence[str], config_dir: str | None = None) -> Config:
             options = (option for option in error.options or () if option != "base")
             raise UserError(unknown(group or "defaults", name, options) + hint) from None
         except ConfigCompositionException as error:
-            raise UserError(_of_word(_first_refused(search, words)) or _as_said(error)) from None
+            raise UserError(_of_word(_first_refused(search, words), _mode_of(words)) or _as_said(error)) from None
         except Exception as error:  # of whatever class: what Hydra composes is what was typed, or lies in the folder
             raise UserError(_as_said(error)) from None
 
@@ -167,7 +167,13 @@ def _as_said(error: Exception) -> str:
     return f"{key + ': ' if key else ''}{said}; {values}"
 
 
-def _of_word(override: Override) -> str:
+def _mode_of(words: Sequence[str]) -> str:
+    """The mode that was typed; an export is one too."""
+    typed = {key: value for key, _, value in (word.partition("=") for word in words)}
+    return typed["mode"] if typed.get("mode") in MODES else "export" if "export" in typed else "run"
+
+
+def _of_word(override: Override, mode: str) -> str:
     """What is wrong with the key of a word that Hydra does not take; empty where a file is chosen, in which the fault lies."""
     key, near = override.key_or_group, nearest_key(override.key_or_group)
     if override.is_add() and key in groups():
@@ -180,4 +186,4 @@ def _of_word(override: Override) -> str:
         )
     if near == key:
         return f"{key}: it has no value yet, and a new key begins with a +; type +{key}={'NAME' if key in groups() else '...'}"
-    return f"{key}: there is no such key; {f'did you mean {near!r}?' if near else f'{HELP} for all keys'}"
+    return f"{key}: there is no such key; {meant_by(key, mode, str(override.input_line).partition('=')[2])}"

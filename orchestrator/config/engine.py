@@ -86,14 +86,15 @@ class Condition(Frozen):
 class Flag(Frozen):
     """A backend as an engine names it.
 
-    `typed` is what a user types, the same in all phases or by phase. `cc` are major compute capabilities. `pages` are the page
-    sizes in tokens that it takes, None for any, and `page` the one that the engine takes by itself. `rounds_q`: over an FP8 cache
-    the kernel gets FP8 queries. `plan`: made once a step, or in each layer. `calls` has for each phase the calls that are the same
-    here: `own_build` first, then others that stand in for it. `source` are the files and lines that say so. `changed`: what these
-    calls do otherwise than in older releases.
+    `words` name a second form of it. `typed` is what a user types, the same in all phases or by phase. `cc` are major compute
+    capabilities. `pages` are the page sizes in tokens that it takes, None for any, and `page` the one that the engine takes by
+    itself. `rounds_q`: over an FP8 cache the kernel gets FP8 queries. `plan`: made once a step, or in each layer. `calls` has for
+    each phase the calls that are the same here: `own_build` first, then others that stand in for it. `source` are the files and
+    lines that say so. `changed`: what these calls do otherwise than in older releases.
     """
 
     name: str
+    words: str | None = None
     typed: str | dict[Phase, str] = Field(alias="type")
     cc: tuple[int, ...]
     layers: tuple[Layers, ...]

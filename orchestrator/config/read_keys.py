@@ -69,7 +69,9 @@ def complaint(overrides: Sequence[str], mode: str, question: str | None = None) 
             if key == "export" and mode == "report":
                 return "export: it is a command of its own: leave mode=report and question out, and keep the other words"
             if key == "backend":
-                return f"backend: mode={mode} takes the backends of its sweep; type sweep.backend=[...]"
+                rows = f"chooses rows by their columns; type 'where={{backend: {override.partition('=')[2]}}}'"
+                does = rows if mode in MEASURE_NOTHING else "takes the backends of its sweep; type sweep.backend=[...]"
+                return f"backend: mode={mode} {does}"
             if mode not in modes_with(key):
                 does_not, does = f"mode={mode}", f"mode={', '.join(modes_with(key))}"
             else:

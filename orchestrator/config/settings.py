@@ -26,7 +26,7 @@ from orchestrator.config.modes import MODES, companion
 from orchestrator.config.ranges import Filter
 from orchestrator.config.sweep import SWEEP_KEYS, Sweep
 from orchestrator.config.weights import WeightRules, checked_weights
-from orchestrator.errors import SHORT_NAMES, UserError, did_you_mean, explain
+from orchestrator.errors import HELP, SHORT_NAMES, UserError, as_typed, did_you_mean, explain
 from orchestrator.untrusted.files import expanded
 
 MUTANTS, DRAWN, DRAWN_OF_EACH = (f"{kernels.__name__}.{name}" for name in ("mutants", "mutants.drawn", "mutants.of_backends"))
@@ -396,6 +396,15 @@ def nearest_key(key: str) -> str:
     return by_last_part.get(near[0], near[0]) if near else ""
 
 
+def meant_by(key: str, mode: str, value: object) -> str:
+    """What to type instead of a key that there is not: the nearest one, or `where` for a column in a mode that chooses rows."""
+    near = nearest_key(key)
+    axis = near.removeprefix("sweep.")
+    if axis != near != key and "." not in key and (mode == "compare" or MODES[mode].reads_dataset):
+        return f"rows are chosen by their columns: type 'where={{{axis}: {as_typed(value)}}}'"
+    return f"did you mean '{near}'?" if near else HELP
+
+
 def load(config: Mapping[str, Any]) -> Settings:
     """The settings of a composed configuration's mode, without keys of others. Raises UserError that lists every wrong key."""
     if config.get("mode") not in MODES:
@@ -408,7 +417,7 @@ def load(config: Mapping[str, Any]) -> Settings:
     try:
         return _adapt_to_mode(ours.model_validate({key: value for key, value in config.items() if key not in others}))
     except ValidationError as error:
-        raise UserError(explain(error, nearest=nearest_key)) from None
+        raise UserError(explain(error, meant=lambda key: meant_by(key, config["mode"], config.get(key)))) from None
 
 
 SUSPECTING = tuple(mode for mode, one in OF_MODE.items() if one is RunSettings)  # modes that have `rerun`
@@ -434,9 +443,7 @@ def _require_no_sweep(config: Mapping[str, Any]) -> None:
     if mode == "export" and config.get("export") in exports.ENGINES:
         return
     if extra := sorted(config.keys() - set(all_keys()) - {"hydra"}):
-        near = nearest_key(extra[0])
-        hint = f"did you mean '{near}'?" if near else "type python -m orchestrator --help for all keys"
-        raise UserError(f"{extra[0]}: there is no such key; {hint}")
+        raise UserError(f"{extra[0]}: there is no such key; {meant_by(extra[0], mode, config[extra[0]])}")
     instead = f", or results.path=DIR for mode={mode}" if rules.reads_dataset or rules.sweep_of_row else ""
     raise UserError(f"sweep: none given; type +sweep=NAME{instead}, where NAME is one of: {', '.join(own_files('sweep'))}")
 

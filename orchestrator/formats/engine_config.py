@@ -11,9 +11,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import exp, isqrt, log
 from statistics import fmean
+from typing import Any
 
 from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
+from orchestrator.analysis.finder import measuring
 from orchestrator.analysis.keys import PROBLEM_KEYS
 from orchestrator.analysis.names import libraries_of
 from orchestrator.analysis.questions import query_text
@@ -44,9 +46,22 @@ def config_text(data: Dataset, engine: Engine, draft: Draft, path: str) -> str:
         why = "; ".join(too_big.values()) if too_big else "no row is of a GPU and a workload that a flag of it serves"
         raise UserError(f"export={engine.engine}: results.path={path!r}: {why}; type another results.path=..., or leave where= out")
     sections = grouped((part.place, part) for part in found)
-    texts = ["\n".join(map(for_line, _section(data, engine, section, draft, path))) for section in sections.values()]
+    typed = _typed_caches(sections)
+    texts = []
+    for place, section in sections.items():
+        lines = _section(data, engine, section, draft, path)
+        if place not in typed:  # a paste is for one cache
+            lines = (line if line.startswith("#") else f"# {line}" for line in lines)
+        texts.append("\n".join(map(for_line, lines)))
     nothing = _nothing_to_type(found)
     return "\n\n".join([*([nothing] if nothing else []), *texts]) + "\n"
+
+
+def _typed_caches(places: Iterable[tuple[Any, ...]]) -> set[tuple[Any, ...]]:
+    """Of places that differ in the cache alone the one whose lines are typed: with 16 bits, which engines take, if there is one."""
+    at = PLACE.index("kv_dtype")
+    alike = grouped(((*place[:at], *place[at + 1 :]), place) for place in places)
+    return {min(of, key=lambda place: (place[at] != "bf16", place[at] in FLAGS_OF_CACHE)) for of in alike.values()}
 
 
 def _nothing_to_type(found: Sequence[Part]) -> str:
@@ -60,6 +75,9 @@ def _nothing_to_type(found: Sequence[Part]) -> str:
 
 
 def _section(data: Dataset, engine: Engine, section: Sequence[Part], draft: Draft, path: str) -> Iterator[str]:
+    cache = section[0].choices[0].record["kv_dtype"]
+    flag = FLAGS_OF_CACHE.get(cache)
+    yield f"# if your cache is {cache} ({flag or 'the default of engines'}):"
     yield f"# {engine.title}: {section[0].title}"
     yield f"# measured: {path}, {_libraries(data, section[0])}"
     if section[0].left_out:
@@ -67,8 +85,7 @@ def _section(data: Dataset, engine: Engine, section: Sequence[Part], draft: Draf
     for part in section:
         yield from _part(engine, part)
     is_typed = any(part.answer.choice is not None and not part.answer.choice.is_default for part in section)
-    if is_typed and (flag := FLAGS_OF_CACHE.get(section[0].choices[0].record["kv_dtype"])):
-        yield "# all of this was measured over such a cache"
+    if is_typed and flag:
         yield flag
     if engine.has_draft_table:
         yield from draft_lines(data, section, draft)
@@ -155,6 +172,9 @@ def draft_lines(data: Dataset, section: Sequence[Part], draft: Draft) -> Iterato
     for drafting in (part for part in section if part.phase == "drafts"):
         runs = drafting.answer.choice
         steps = [] if runs is None else steps_of(data, drafting, runs)
+        if runs is not None and not any(step["s_qo"] == 1 for step in steps):
+            yield f"# no draft table: {_no_decode(data, drafting)}"
+            continue
         if why := _why_none(steps, runs, draft):
             yield f"# no draft table: {why}"
             continue
@@ -229,8 +249,6 @@ def _why_none(steps: Sequence[Record], runs: Choice | None, draft: Draft) -> str
     """Why the rows do not support a table; empty if they do."""
     if runs is None:
         return "there is no advice for drafts"
-    if not any(step["s_qo"] == 1 for step in steps):
-        return "no row is of decode (s_qo 1); leave s_qo and drafts out, or measure them"
     if not draft.whole_steps:
         costs = "draft.layers=80 draft.rest_us=... draft.cost_us=..."
         return f"it needs the time of a whole step; type draft.rest={PRESET} draft.cost_us=..., or {costs}"
@@ -240,6 +258,17 @@ def _why_none(steps: Sequence[Record], runs: Choice | None, draft: Draft) -> str
             return f"draft.rest={draft.rest} has no step with {tokens}; question=draft says what to measure"
         return "what vLLM runs here was not measured with one query token and with more at the same workloads"
     return ""
+
+
+def _no_decode(data: Dataset, part: Part) -> str:
+    """Why a deployment has no step without drafts: its rows have none that is right, or `drafts` leaves them out."""
+    model, tp = (part.place[PLACE.index(key)] for key in ("model", "tp"))
+    here = f"model IS NOT DISTINCT FROM {literal(model)} AND tp IS NOT DISTINCT FROM {literal(tp)}"
+    if data.scalar(f"SELECT count(*) FROM current WHERE status = 'ok' AND s_qo = 1 AND {here}"):
+        return "no decode (s_qo 1) among the workloads that were asked for; leave drafts out"
+    sweeps = data.execute(f"SELECT sweep FROM current WHERE {here} GROUP BY sweep ORDER BY count(*) DESC")
+    axes = {"tp": [tp or 1], "s_qo": [1, *part.lengths]}
+    return f"no decode (s_qo 1) in this dataset; to measure: {measuring(model, [sweep for (sweep,) in sweeps], axes)}"
 
 
 def _table_comments(runs: Choice, batches: Sequence[BatchDrafts], draft: Draft) -> Iterator[str]:

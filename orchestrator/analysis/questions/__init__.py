@@ -285,7 +285,7 @@ def _flag_values(engine: Engine, workload: Workload) -> Iterator[tuple[Any, ...]
         if workload.major in flag.cc and workload.layers in flag.layers and phase in flag.phases:
             typed = flag.text(phase)
             yield (
-                *(engine.title, *workload, number, flag.name, typed, engine.typed(flag, phase, workload.layers)),
+                *(engine.title, *workload, number, flag.words or flag.name, typed, engine.typed(flag, phase, workload.layers)),
                 *(flag.pages, flag.page, flag.serves(workload), default is not None and default.text(phase) == typed),
                 *engine.known(flag, workload),
             )

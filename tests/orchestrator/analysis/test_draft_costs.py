@@ -19,6 +19,7 @@ from orchestrator.config.settings import Settings
 from orchestrator.errors import UserError
 from orchestrator.planning.expand import expand
 from orchestrator.storage.row import Row, to_table
+from tests.helpers.command_line import Invoke
 from tests.helpers.datasets import RESULTS
 from tests.helpers.timed_rows import made
 
@@ -169,3 +170,10 @@ def test_a_curve_by_name_has_what_each_length_yielded_and_no_more():
 def test_a_model_or_device_without_measured_steps_is_told():
     with pytest.raises(UserError, match="llama_3_1_70b on NVIDIA H200"):
         views_of(to_table([verify(20.0, 1, 1, "custom"), verify(21.0, 2, 1, "custom")]), PRESET)
+
+
+def test_the_preset_asked_for_at_another_size_names_the_keys_with_the_model_s_own_layers(invoke: Invoke):
+    done = invoke("mode=report", "question=draft", "model=llama_3_1_70b", "device=h200", "tp=8", "draft.rest=preset")
+
+    assert done.returncode == 2
+    assert "draft.rest='preset': it is for tp 1; for tp 8 type draft.layers=80 draft.rest_us=N\n" in done.stderr

@@ -142,7 +142,7 @@ MEASURE = "\nto measure: python -m orchestrator +sweep=specdec_long_ctx model="
             {**LLAMA, "model": ("llama_3_3_70b",), "tp": (8,)},
             None,
             [
-                "not measured: model=llama_3_3_70b; did you mean 'llama_3_1_70b', whose heads are equal?",
+                "not measured: model=llama_3_3_70b; did you mean 'llama_3_1_70b'?",
                 "\nnearest: llama_3_1_70b on",
             ],
         ),

@@ -100,7 +100,7 @@ def told(data: Dataset) -> dict[Key, Part]:
 def test_decode_and_drafts_are_two_answers(told: dict[Key, Part], data: Dataset):
     decode, drafts = (told["even", phase, VLLM] for phase in ("decode", "drafts"))
 
-    assert decode.answer.words == f"nothing to type: FLASH_ATTN is the default; the next best, {XQA}, takes 20.0% more time"
+    assert decode.answer.words == "nothing to type: FLASH_ATTN is the default; the next best, FLASHINFER, takes 20.0% more time"
     assert drafts.what == "drafts of 3, 7"
     assert drafts.answer.words == f"{XQA} (55.3% less time than the default FLASH_ATTN)"
     line = line_of(data, "even", "drafts", VLLM)
@@ -118,8 +118,8 @@ def test_a_server_that_drafts_k_tokens_is_asked_for_alone():
 @pytest.mark.parametrize(
     ("model", "phase", "why"),
     [
-        ("tie", "decode", f"{XQA} is equal within noise (2.0%)"),
-        ("few", "decode", f"{XQA} takes 22.5% less time by the mean, and is ahead by more than noise at only 1 of 2 workloads"),
+        ("tie", "decode", "FLASHINFER is equal within noise (2.0%)"),
+        ("few", "decode", "FLASHINFER takes 22.5% less time by the mean, and is ahead by more than noise at only 1 of 2 workloads"),
         ("partly", "drafts", "no other flag has a time wherever it has"),
     ],
 )
@@ -169,7 +169,7 @@ def test_a_kept_default_that_was_wrong_somewhere_says_so_first():
 
 def test_a_default_that_was_not_measured_supports_no_advice(told: dict[Key, Part]):
     assert told["other", "decode", VLLM].answer.words == (
-        f"no advice: the default FLASH_ATTN has no time (not measured at 1); of what was measured, {XQA} is fastest"
+        "no advice: the default FLASH_ATTN has no time (not measured at 1); of what was measured, FLASHINFER is fastest"
     )
 
 
@@ -215,7 +215,7 @@ def test_a_release_is_asked_for_by_name():
     assert [choice_of(part, XQA).mean for part in (old, new)] == [pytest.approx(6.0), pytest.approx(1.0)]
     assert choice_of(old, XQA).runs == "fa3 (FlashInfer), seen on H200"
     assert one_backend.stands_on(choice_of(new, XQA)) == (
-        f"{XQA} runs trtllm-native, seen on H200: kernel_mha in results/h200_engines/vllm_0_33"
+        "FLASHINFER runs trtllm-native, seen on H200: kernel_mha in results/h200_engines/vllm_0_33"
     )
     assert new.holds == "holds for vLLM 0.32.0, 0.33.0 (seen); 0.25.1 runs paged_prefill/auto (seen)"
     assert old.answer.keeps and old.holds == "holds for vLLM 0.25.1 (seen), 0.32.0, 0.33.0 (seen)"

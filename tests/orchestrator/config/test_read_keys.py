@@ -74,6 +74,7 @@ STUDY = "results.path=results/h200_engines/vllm_triton"
             "where: mode=support does not read it; leave it out, or type mode=run, plan",
         ),
         (["device=h200"], "run", None, "device: mode=run does not read it; leave it out, or type mode=plan, compile, report"),
+        (["backend=fa2"], "report", None, "backend: mode=report chooses rows by their columns; type 'where={backend: fa2}'"),
         (["backend=fa2"], "run", None, "backend: mode=run takes the backends of its sweep; type sweep.backend=[...]"),
     ],
 )
@@ -164,6 +165,19 @@ def test_a_short_table_has_the_columns_that_were_asked_for(invoke: Invoke):
     assert note in invoke(*asked, "format=markdown").stderr
     assert "did you mean 'batch_size'" in invoke("mode=report", STUDY, "question=best", "columns=[batchsize]").stderr
     assert "type a question too" in invoke("mode=report", STUDY, "columns=[s_kv]").stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["mode=report"], ["mode=report", STUDY, "question=best"], ["mode=compare"], ["mode=dashboard", STUDY], ["export=vllm"]],
+)
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("kv_dtype=bf16", "kv_dtype: bf16"), ("+s_kv=[1,2]", "s_kv: [1, 2]"), ("batch=8", "batch_size: 8")]
+)
+def test_a_column_as_a_bare_key_is_answered_with_where(words: list[str], typed: str, meant: str, invoke: Invoke):
+    done = invoke(*words, typed)
+
+    assert done.returncode == 2 and f"type 'where={{{meant}}}'" in done.stderr.replace("[1,2]", "[1, 2]"), done.stderr
 
 
 @pytest.mark.parametrize(

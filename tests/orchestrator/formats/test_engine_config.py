@@ -54,17 +54,17 @@ def test_a_flag_comes_with_what_it_saves_and_on_what_evidence():
     printed = text(VLLM, *OURS, row("flash_attn_3", 100.0, batch_size=1), row("trtllm-native", 60.0, batch_size=1))
 
     assert flags(printed) == [FLASHINFER, "--block-size 64"]
-    assert f"# decode: {FLASHINFER}, 40.0% less time than the default FLASH_ATTN" in printed
+    assert "# decode: FLASHINFER, 40.0% less time than the default FLASH_ATTN" in printed
     assert "geometric mean of 2 workloads; at worst 0.60 times its time; faster by more than noise at 2, slower at 0" in printed
     assert "medians 60.0 to 60.0 against 100.0 to 100.0 µs; largest error 0.1% against 0.1%" in printed
-    assert f"{FLASHINFER} runs trtllm-native, seen on H200: kernel_mha in results/h200_engines/vllm_0_33" in printed
+    assert "FLASHINFER runs trtllm-native, seen on H200: kernel_mha in results/h200_engines/vllm_0_33" in printed
     assert "; holds for vLLM 0.25.1 (seen), 0.32.0, 0.33.0 (seen)\n" in printed
 
 
 def test_a_time_that_is_another_backend_s_is_said():
     printed = text(VLLM, OURS[0], row("trtllm-native", 60.0, measured_as="xqa"))
 
-    assert f"; {FLASHINFER} measured as xqa, which makes the same call)" in printed
+    assert "; FLASHINFER measured as xqa, which makes the same call)" in printed
 
 
 def test_decode_and_drafts_are_answered_apart_and_sglang_gets_what_makes_drafts_run_it():
@@ -88,7 +88,7 @@ def test_a_text_that_changes_nothing_says_so_in_its_first_line():
     printed = text(VLLM, row("flash_attn_3", 60.0), row("trtllm-native", 100.0))
 
     assert printed.splitlines()[0] == "# nothing to type: FLASH_ATTN is the default"
-    assert f"the next best, {FLASHINFER}, takes 66.7% more time" in printed and flags(printed) == []
+    assert "the next best, FLASHINFER, takes 66.7% more time" in printed and flags(printed) == []
 
 
 @pytest.mark.parametrize(
@@ -96,10 +96,10 @@ def test_a_text_that_changes_nothing_says_so_in_its_first_line():
     [
         (VLLM, [row("trtllm-native", 60.0)], "no advice: the default FLASH_ATTN has no time (not measured at 1)"),
         (VLLM, [row("flash_attn_3", 60.0), row("cudnn", 30.0)], "other flags: not measured"),
-        (VLLM, [row("flash_attn_3", 100.0), row("trtllm-native", 99.0)], f"{FLASHINFER} is equal within noise (2.0%)"),
+        (VLLM, [row("flash_attn_3", 100.0), row("trtllm-native", 99.0)], "FLASHINFER is equal within noise (2.0%)"),
         (VLLM, [row("flash_attn_3", None, "failed"), OURS[1]], "the default FLASH_ATTN has no time (failed at 1)"),
         *(
-            (VLLM, [OURS[0], row("trtllm-native", None, status)], f"{FLASHINFER}: {words}")
+            (VLLM, [OURS[0], row("trtllm-native", None, status)], f"FLASHINFER: {words}")
             for status, words in (("mismatch", "wrong at 1"), ("failed", "failed at 1"), ("timeout", "timeout at 1"))
         ),
         (VLLM, [row("fa2", 60.0, routine="mla", compute_capability="8.0")], "the default TRITON_MLA has no time"),
@@ -120,12 +120,31 @@ def test_over_an_fp8_cache_each_flag_is_taken_with_the_queries_that_the_engine_g
     assert flags(text(SGLANG, *rows)) == ["--decode-attention-backend trtllm_mha", "--kv-cache-dtype fp8_e4m3"]
 
 
+@pytest.mark.parametrize(("kept", "typed"), [(("bf16", "fp8_e4m3"), "bf16"), (("fp8_e4m3",), "fp8_e4m3")])
+def test_of_parts_that_differ_in_the_cache_one_is_typed(kept: tuple[str, ...], typed: str):
+    """The 16-bit one, unless the rows are of one cache alone, as `where={kv_dtype: ...}` chooses."""
+    fp8 = [row("flash_attn_3", 100.0, q_dtype="fp8_e4m3", kv_dtype="fp8_e4m3"), row("trtllm-native", 60.0, kv_dtype="fp8_e4m3")]
+    parts = text(VLLM, *(one for one in (*OURS, *fp8) if one["kv_dtype"] in kept)).split("\n\n")
+    flag = {"bf16": "the default of engines", "fp8_e4m3": "--kv-cache-dtype fp8_e4m3"}
+
+    assert [part.splitlines()[0] for part in parts] == [f"# if your cache is {kv} ({flag[kv]}):" for kv in kept]
+    assert [flags(part)[:1] for part in parts] == [[FLASHINFER] if kv == typed else [] for kv in kept]
+    assert all(f"{'' if kv == typed else '# '}{FLASHINFER}\n" in part for kv, part in zip(kept, parts, strict=True))
+
+
+def test_the_second_form_of_a_flag_is_named_by_its_words():
+    printed = text(VLLM, *OURS, row("fa2_tc", 90.0))
+
+    assert "# decode: FLASHINFER, 40.0% less time" in printed and flags(printed)[0] == FLASHINFER
+    assert "FLASHINFER without TRT-LLM: not measured at 1" in text(VLLM, *OURS)
+
+
 def test_layers_with_a_window_have_a_flag_of_their_own_where_the_engine_has_one_for_each_kind():
     window = [row("flash_attn_3", 50.0, window=128), row("trtllm-native", 80.0, window=128)]
     printed = text(VLLM, *OURS, *window)
 
     assert flags(printed) == ["-ac.backend_per_kind.full_attention=FLASHINFER", "--block-size 64"]
-    assert "# decode, full layers: -ac.backend_per_kind.full_attention=FLASHINFER, 40.0% less time" in printed
+    assert "# decode, full layers: FLASHINFER, 40.0% less time" in printed
     assert "# decode, sliding layers: nothing to type: FLASH_ATTN is the default" in printed
     assert "# decode: " in text(SGLANG, *OURS, *window)
 
@@ -154,7 +173,10 @@ def test_the_draft_table_is_the_best_length_of_each_batch_by_the_formula_of_the_
 @pytest.mark.parametrize(
     ("rows", "why"),
     [
-        ([row("flash_attn_3", 150.0, s_qo=4)], "no row is of decode (s_qo 1)"),
+        (
+            [row("flash_attn_3", 150.0, s_qo=4)],
+            "no decode (s_qo 1) in this dataset; to measure: python -m orchestrator +sweep=specdec_long_ctx model=m ",
+        ),
         ([*OURS[:1], row("flash_attn_3", 150.0, s_qo=4)], "it needs the time of a whole step"),
         ([*OURS[1:], row("trtllm-native", 150.0, s_qo=4)], "there is no advice for drafts"),
     ],

@@ -22,7 +22,7 @@ from orchestrator.config.settings import Question, Settings
 from orchestrator.formats.engine_config import config_text
 from orchestrator.reporting import brief, report
 from orchestrator.reporting.report import STALE_UNSEEN, status_grid
-from orchestrator.tables import markdown
+from orchestrator.tables import Grid, draw, markdown
 from tests.helpers.datasets import RESULTS
 from tests.helpers.timed_rows import asked, made
 
@@ -197,7 +197,6 @@ def test_a_key_that_follows_from_another_is_no_label():
 
 SQL = "SELECT problems.*, reference_backend, reference_us FROM ranked JOIN problems USING (problem) WHERE reference_us IS NOT NULL"
 MODULE = """
-from orchestrator.tables import Grid
 
 NEEDS = "torch_sdpa"
 
@@ -230,3 +229,20 @@ def test_every_question_says_what_it_needs_and_every_view_comes_after_those_that
     for place, view in enumerate(questions.VIEWS):
         later = "|".join(questions.VIEWS[place + 1 :])
         assert not later or not re.search(rf"\b(?:FROM|JOIN) (?:{later})\b", questions.query_text(view)), view
+
+
+@pytest.mark.parametrize(("width", "is_table"), [(200, True), (80, True), (50, False)])
+def test_a_flag_is_never_cut_however_narrow_the_terminal(width: int, is_table: bool):
+    flag = "-ac.use_trtllm_attention=false"
+    cells = (
+        "llama_3_1_70b · 8 query heads (tp 8)",
+        "decode",
+        f"FLASHINFER: -ac.backend=FLASHINFER {flag} is equal",
+        "fa2_tc, seen on H200",
+    )
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    draw(console, [Grid("flags", ("deployment", "for", "type", "runs"), (cells, cells))])
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+
+    assert sum(flag in line for line in lines) == 2 and max(map(len, lines)) <= width
+    assert ("┏" in lines[1]) == is_table
