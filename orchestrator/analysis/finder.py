@@ -28,7 +28,6 @@ RESULTS = "results"  # the folder that datasets are looked for in
 MAX_LISTED = 12
 OF_HEADS = ("paged_decode", "paged_prefill", "ragged_prefill")  # routines over the keys and values of each head
 NAMED = {"device_name": "device"}  # what is typed for a column with another name
-AXES = ("tp", "s_qo", "batch_size", "s_kv")  # of every sweep, to measure what is missing
 MAX_NEAR = 3  # of the deployments nearest to one that is not measured
 KEPT = ("s_qo", "tp", "device_name", "model")  # of a deployment; what comes last is changed last
 # Rows that stand for a server: timed one call at a time, as the default settings do.
@@ -121,11 +120,11 @@ def _nothing(con: duckdb.DuckDBPyConnection, wanted: Wanted, drafts: int | None)
         return f"nothing says which deployment; {hint}; there are: {'; '.join(_there(con, {}, MAX_LISTED))}"
 
     def is_there(names: Iterable[str]) -> bool:
-        return bool(con.execute(f"SELECT 1 FROM rows WHERE {_where({name: asked[name] for name in names})} LIMIT 1").fetchall())
+        return bool(con.execute(f"SELECT 1 FROM rows WHERE {condition({name: asked[name] for name in names})} LIMIT 1").fetchall())
 
     order = sorted(asked, key=lambda name: (is_there([name]), KEPT.index(name) if name in KEPT else len(KEPT) // 2))
-    counts = range(1, len(order) + 1)
-    missing = next(of for n in counts for of in combinations(order, n) if n == len(order) or is_there(asked.keys() - {*of}))
+    some = (of for count in range(1, len(order)) for of in combinations(order, count) if is_there(asked.keys() - {*of}))
+    missing = next(some, tuple(order))
     rest = {name: values for name, values in asked.items() if name not in missing}
     models = [model for (model,) in con.execute("SELECT DISTINCT model FROM rows ORDER BY model").fetchall() if model]
     near = get_close_matches(str(asked["model"][0]), models, n=1, cutoff=NEAR) if "model" in missing else []
@@ -133,12 +132,13 @@ def _nothing(con: duckdb.DuckDBPyConnection, wanted: Wanted, drafts: int | None)
     what = ", ".join(_typed(name, asked[name]) for name in missing)
     meant = f"; did you mean {near[0]!r}?" if near else ""
     on = f", on a machine with {_typed('device_name', asked['device_name'])}" if "device_name" in missing else ""
-    measure = f"to measure{on}: {_measuring(con, asked, missing)}"
+    model = str(asked.get("model", ["NAME"])[0])
+    sweeps = con.execute(f"SELECT sweep FROM rows WHERE model = {literal(model)} GROUP BY sweep ORDER BY count(*) DESC").fetchall()
+    axes: dict[str, Sequence[Any]] = {name: asked[name] for name in ("tp", "s_qo") if name in (*missing, "tp") and name in asked}
+    if kv := [one for one in asked.get("kv_dtype", ()) if isinstance(one, str)]:
+        axes["dtype"] = [{"q": one if one == "fp16" else "bf16", "kv": one} for one in kv]
+    measure = f"to measure{on}: {measuring(model, [sweep for (sweep,) in sweeps], axes)}"
     return f"not measured: {what}{meant}\nnearest: {'; '.join(nearest) or 'none'}\n{measure}"
-
-
-def _where(wanted: Wanted) -> str:
-    return condition(wanted) if wanted else "true"
 
 
 def _typed(name: str, values: Sequence[Any]) -> str:
@@ -154,23 +154,12 @@ def _there(con: duckdb.DuckDBPyConnection, wanted: Wanted, most: int = MAX_NEAR)
     listed = con.execute(f"""
         SELECT model, device_name, list(DISTINCT coalesce(tp, 1) ORDER BY coalesce(tp, 1)),
                list(DISTINCT s_qo - 1 ORDER BY s_qo - 1) FILTER (s_qo <= 64)
-        FROM rows WHERE model IS NOT NULL AND model != '{CUSTOM}' AND {_where(wanted)} GROUP BY ALL ORDER BY ALL""").fetchall()
+        FROM rows WHERE model IS NOT NULL AND model != '{CUSTOM}' AND {condition(wanted)} GROUP BY ALL ORDER BY ALL""").fetchall()
     found = [
         f"{model} on {device} (tp {', '.join(map(str, tps))}; drafts {', '.join(map(str, lengths or []))})"
         for model, device, tps, lengths in listed
     ]
     return [*found[:most], *([f"{len(found) - most} more"] if len(found) > most else [])]
-
-
-def _measuring(con: duckdb.DuckDBPyConnection, asked: Wanted, missing: Sequence[str]) -> str:
-    model = str(asked.get("model", ["NAME"])[0])
-    sweeps = con.execute(f"SELECT sweep FROM rows WHERE model = {literal(model)} GROUP BY sweep ORDER BY count(*) DESC").fetchall()
-    axes = {name: asked[name] for name in AXES if name in asked and (name in missing or name != "s_qo")}
-    if "s_qo" in axes:  # beside a step without drafts
-        axes["s_qo"] = [1, *(one for one in axes["s_qo"] if one != 1)]
-    if kv := [one for one in asked.get("kv_dtype", ()) if isinstance(one, str)]:
-        axes["dtype"] = [{"q": one if one == "fp16" else "bf16", "kv": one} for one in kv]
-    return measuring(model, [sweep for (sweep,) in sweeps], axes)
 
 
 def measuring(model: str, sweeps: Iterable[str], axes: Wanted) -> str:

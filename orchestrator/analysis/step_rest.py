@@ -7,7 +7,7 @@ Steps of a running engine hold these too, but for the all-reduce, and give atten
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from orchestrator.analysis.dataset import Dataset
@@ -88,19 +88,6 @@ def us_at(rest: Rest, tokens: int) -> float | None:
     return rest[below] + share * (rest[above] - rest[below])
 
 
-def _not_for(asked: Iterable[ModelPlace], known: Iterable[ModelPlace]) -> str:
-    """That none of the models was measured there, and what to type for the first of them."""
-    first = min(asked, key=lambda place: tuple(map(str, place)), default=None)
-    places = ", ".join(f"{place.model} on {place.device_name} (tp {place.tp})" for place in known)
-    if first is None:
-        return f"it is for {places}, and the dataset has no steps; type draft.layers and draft.rest_us"
-    others = {place.tp for place in known if place[:2] == first[:2]}
-    of, at = (
-        (f"tp {min(others)}", f"tp {first.tp}") if others else (places, f"{first.model} on {first.device_name} (tp {first.tp})")
-    )
-    return f"it is for {of}; for {at} type draft.layers={layers_of(first.model) or 'N'} draft.rest_us=N"
-
-
 def create_measured_rest(data: Dataset, source: Dataset | None, draft: Draft) -> None:
     """The table `measured_rest` of a dataset: the rest of a step at each batch and draft, if draft.rest measured it.
 
@@ -112,8 +99,11 @@ def create_measured_rest(data: Dataset, source: Dataset | None, draft: Draft) ->
     preset = {place: Measured(dict(rest), {}, BY_STEPS) for place, rest in PRESETS.items()}
     known = {} if draft.rest is None else preset if source is None else measured(source)
     asked = data.execute("SELECT DISTINCT model, device_name, tp, batch_size, s_qo FROM problems WHERE batch_spec IS NULL")
-    if draft.rest is not None and not {ModelPlace(*place[:3]) for place in asked} & known.keys():
-        raise UserError(f"draft.rest={draft.rest!r}: {_not_for({ModelPlace(*place[:3]) for place in asked}, known)}")
+    there = {ModelPlace(*place[:3]) for place in asked}
+    if draft.rest is not None and not there & known.keys():
+        has, lacks = (", ".join(f"{of.model} on {of.device_name} (tp {of.tp})" for of in places) for places in (known, there))
+        layers = " or ".join(str(layers_of(model) or "N") for model in {of.model for of in there})
+        raise UserError(f"draft.rest={draft.rest!r}: it is for {has}; for {lacks} type draft.layers={layers} draft.rest_us=N")
     found = []
     for model, device, tp, batch, s_qo in asked:
         of_place = known.get(ModelPlace(model, device, tp), Measured({}, {}, ""))

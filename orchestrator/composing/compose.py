@@ -52,7 +52,9 @@ def composed(overrides: Sequence[str], config_dir: str | None = None) -> Config:
             options = (option for option in error.options or () if option != "base")
             raise UserError(unknown(group or "defaults", name, options) + hint) from None
         except ConfigCompositionException as error:
-            raise UserError(_of_word(_first_refused(search, words), _mode_of(words)) or _as_said(error)) from None
+            typed = dict(word.partition("=")[::2] for word in words)
+            mode = typed["mode"] if typed.get("mode") in MODES else "export" if "export" in typed else "run"
+            raise UserError(_of_word(_first_refused(search, words), mode) or _as_said(error)) from None
         except Exception as error:  # of whatever class: what Hydra composes is what was typed, or lies in the folder
             raise UserError(_as_said(error)) from None
 
@@ -165,12 +167,6 @@ def _as_said(error: Exception) -> str:
     said = str(error or error.__cause__).partition("\n")[0] or "the configuration cannot be put together"
     values = "a list stands in brackets, KEY: [1, 2]; ${KEY} is another key, ${oc.env:NAME,VALUE} a variable"
     return f"{key + ': ' if key else ''}{said}; {values}"
-
-
-def _mode_of(words: Sequence[str]) -> str:
-    """The mode that was typed; an export is one too."""
-    typed = {key: value for key, _, value in (word.partition("=") for word in words)}
-    return typed["mode"] if typed.get("mode") in MODES else "export" if "export" in typed else "run"
 
 
 def _of_word(override: Override, mode: str) -> str:

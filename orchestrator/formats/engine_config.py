@@ -47,12 +47,11 @@ def config_text(data: Dataset, engine: Engine, draft: Draft, path: str) -> str:
         raise UserError(f"export={engine.engine}: results.path={path!r}: {why}; type another results.path=..., or leave where= out")
     sections = grouped((part.place, part) for part in found)
     typed = _typed_caches(sections)
-    texts = []
-    for place, section in sections.items():
-        lines = _section(data, engine, section, draft, path)
-        if place not in typed:  # a paste is for one cache
-            lines = (line if line.startswith("#") else f"# {line}" for line in lines)
-        texts.append("\n".join(map(for_line, lines)))
+    lines = {place: _section(data, engine, section, draft, path) for place, section in sections.items()}
+    texts = [
+        "\n".join(for_line(one if place in typed or one.startswith("#") else f"# {one}") for one in of)
+        for place, of in lines.items()
+    ]
     nothing = _nothing_to_type(found)
     return "\n\n".join([*([nothing] if nothing else []), *texts]) + "\n"
 

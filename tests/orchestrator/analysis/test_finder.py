@@ -123,7 +123,7 @@ MEASURE = "\nto measure: python -m orchestrator +sweep=specdec_long_ctx model="
         (
             LLAMA,
             40,
-            ["not measured: drafts=40\nnearest: llama_3_1_70b on NVIDIA H200 (", f"{MEASURE}llama_3_1_70b 'sweep.s_qo=[1, 41]'"],
+            ["not measured: drafts=40\nnearest: llama_3_1_70b on NVIDIA H200 (", f"{MEASURE}llama_3_1_70b 'sweep.s_qo=[41]'"],
         ),
         (
             {**LLAMA, "kv_dtype": ("fp8_e5m2",)},

@@ -197,6 +197,7 @@ def test_a_key_that_follows_from_another_is_no_label():
 
 SQL = "SELECT problems.*, reference_backend, reference_us FROM ranked JOIN problems USING (problem) WHERE reference_us IS NOT NULL"
 MODULE = """
+from orchestrator.tables import Grid
 
 NEEDS = "torch_sdpa"
 
