@@ -72,6 +72,7 @@ def agree(name: str) -> int:
 
 def _export(data: object, engine: object) -> list[str]:
     try:
-        return config_text(data, engine, Draft(), "d").splitlines()  # type: ignore[arg-type]
+        # The flags of all caches, though one of these alone is no comment.
+        return config_text(data, engine, Draft(), "d").replace("\n# -", "\n-").splitlines()  # type: ignore[arg-type]
     except UserError:  # no workload of this engine
         return []
