@@ -48,11 +48,14 @@ def test_no_right_answer_of_a_gpu_comes_near_its_tolerance():
     judged = judged_answers()
     of_limit, kernel = judged["rel_err"] / judged["limit"], judged["resolved_backend"]
     dims = (judged["head_dim_qk"] == 192) & (judged["head_dim_vo"] <= 128)
-    miscompiled = (kernel == "triton_extend") & dims & judged["kv_dtype"].isin(["fp8_e4m3", "fp8_e5m2"])  # by Triton 3.6
-    right = (kernel != WITHOUT_A_SCALE) & ~miscompiled
+    in_fp8, latent = judged["kv_dtype"].isin(["fp8_e4m3", "fp8_e5m2"]), judged["head_dim_ckv"].notna()
+    miscompiled = (kernel == "triton_extend") & dims & in_fp8 & ~latent  # by Triton 3.6
+    # SGLang's MLA loses small weights over FP8: the estimates and root mean squares say so, and no row alone.
+    lost = kernel.isin(["triton_extend", "triton_decode_grouped"]) & in_fp8 & latent & (judged["status"] == "mismatch")
+    right = (kernel != WITHOUT_A_SCALE) & ~miscompiled & ~lost
 
     assert right.sum() > 5000
-    assert float(of_limit[miscompiled].min()) > 1
+    assert float(of_limit[miscompiled].min()) > 1 > float(of_limit[lost].max())
     assert set(judged["status"]) == {"ok", "mismatch"}
     assert float(of_limit[right].max()) < ROOM
     assert float(of_limit[~right].max()) > 1

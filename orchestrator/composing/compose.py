@@ -19,7 +19,7 @@ import conf
 from orchestrator.composing.overrides import HELP, RANGE, groups, read
 from orchestrator.config import config_json
 from orchestrator.config.modes import MODES
-from orchestrator.config.settings import NO_SWEEP_PATH, meant_by, nearest_key
+from orchestrator.config.settings import NO_SWEEP_PATH, Settings, meant_by, nearest_key
 from orchestrator.config.sweep import SWEEP_KEYS
 from orchestrator.errors import UserError, shown, unknown
 from orchestrator.untrusted import yaml as untrusted_yaml
@@ -53,7 +53,8 @@ def composed(overrides: Sequence[str], config_dir: str | None = None) -> Config:
             raise UserError(unknown(group or "defaults", name, options) + hint) from None
         except ConfigCompositionException as error:
             typed = dict(word.partition("=")[::2] for word in words)
-            mode = typed["mode"] if typed.get("mode") in MODES else "export" if "export" in typed else "run"
+            default = "export" if "export" in typed else Settings.model_fields["mode"].default
+            mode = typed["mode"] if typed.get("mode") in MODES else default
             raise UserError(_of_word(_first_refused(search, words), mode) or _as_said(error)) from None
         except Exception as error:  # of whatever class: what Hydra composes is what was typed, or lies in the folder
             raise UserError(_as_said(error)) from None

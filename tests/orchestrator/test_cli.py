@@ -266,12 +266,12 @@ def test_every_mode_has_a_command_and_every_command_a_mode():
 
 
 def test_the_command_line_names_no_mode():
-    """Its keys may: `import` and `noise` are. What a mode takes is in `ModeRules`."""
+    """Its keys may: `export`, `import` and `noise` are. What a mode takes is in `ModeRules`."""
     files = [ROOT / "orchestrator" / "cli.py", *(ROOT / "orchestrator" / "composing").glob("*.py")]
     words = {node.value for file in files for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Constant)}
 
     assert len(files) > 3
-    assert words & {*MODES} <= {"import", "noise"}
+    assert words & {*MODES} <= {"export", "import", "noise"}
 
 
 def test_an_edited_backend_is_run_again_and_an_unedited_one_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
