@@ -44,7 +44,7 @@ def decisions(name: str, found: Rendered) -> list[str]:
 
 
 def headline(name: str, read: Document, found: Rendered) -> str:
-    return f"- [{read.head.title}]({name}.md) {found.verdict}"
+    return f"- [{read.head.title}]({name}.md)\n  {found.verdict}"
 
 
 def in_readme(name: str, read: Document, found: Rendered) -> str:

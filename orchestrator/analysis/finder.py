@@ -119,26 +119,38 @@ def _nothing(con: duckdb.DuckDBPyConnection, wanted: Wanted, drafts: int | None)
         hint = "type model=NAME device=NAME and, if you like, tp=N drafts=N engine=NAME; or results.path=DIR"
         return f"nothing says which deployment; {hint}; there are: {'; '.join(_there(con, {}, MAX_LISTED))}"
 
-    def is_there(names: Iterable[str]) -> bool:
-        return bool(con.execute(f"SELECT 1 FROM rows WHERE {condition({name: asked[name] for name in names})} LIMIT 1").fetchall())
-
-    order = sorted(asked, key=lambda name: (is_there([name]), KEPT.index(name) if name in KEPT else len(KEPT) // 2))
-    some = (of for count in range(1, len(order)) for of in combinations(order, count) if is_there(asked.keys() - {*of}))
-    missing = next(some, tuple(order))
+    missing = _missing(con, asked)
     rest = {name: values for name, values in asked.items() if name not in missing}
     models = [model for (model,) in con.execute("SELECT DISTINCT model FROM rows ORDER BY model").fetchall() if model]
     near = get_close_matches(str(asked["model"][0]), models, n=1, cutoff=NEAR) if "model" in missing else []
     nearest = (_there(con, {**rest, "model": near}) or _there(con, {"model": near})) if near else _there(con, rest)
     what = ", ".join(_typed(name, asked[name]) for name in missing)
     meant = f"; did you mean {near[0]!r}?" if near else ""
+    return f"not measured: {what}{meant}\nnearest: {'; '.join(nearest) or 'none'}\n{_to_measure(con, asked, missing)}"
+
+
+def _missing(con: duckdb.DuckDBPyConnection, asked: Wanted) -> Sequence[str]:
+    """The fewest columns without whose values there are rows. One whose value has none at all goes first."""
+
+    def is_there(names: Iterable[str]) -> bool:
+        return bool(con.execute(f"SELECT 1 FROM rows WHERE {condition({name: asked[name] for name in names})} LIMIT 1").fetchall())
+
+    order = sorted(asked, key=lambda name: (is_there([name]), KEPT.index(name) if name in KEPT else len(KEPT) // 2))
+    some = (of for count in range(1, len(order)) for of in combinations(order, count) if is_there(asked.keys() - {*of}))
+    return next(some, tuple(order))
+
+
+def _to_measure(con: duckdb.DuckDBPyConnection, asked: Wanted, missing: Sequence[str]) -> str:
+    """The command that measures a deployment, and on which machine if its device has no rows."""
     on = f", on a machine with {_typed('device_name', asked['device_name'])}" if "device_name" in missing else ""
     model = str(asked.get("model", ["NAME"])[0])
-    sweeps = con.execute(f"SELECT sweep FROM rows WHERE model = {literal(model)} GROUP BY sweep ORDER BY count(*) DESC").fetchall()
+    sweeps = con.execute(
+        f"SELECT sweep FROM rows WHERE model = {literal(model)} GROUP BY sweep ORDER BY count(*) DESC, sweep"
+    ).fetchall()
     axes: dict[str, Sequence[Any]] = {name: asked[name] for name in ("tp", "s_qo") if name in (*missing, "tp") and name in asked}
     if kv := [one for one in asked.get("kv_dtype", ()) if isinstance(one, str)]:
         axes["dtype"] = [{"q": one if one == "fp16" else "bf16", "kv": one} for one in kv]
-    measure = f"to measure{on}: {measuring(model, [sweep for (sweep,) in sweeps], axes)}"
-    return f"not measured: {what}{meant}\nnearest: {'; '.join(nearest) or 'none'}\n{measure}"
+    return f"to measure{on}: {measuring(model, [sweep for (sweep,) in sweeps], axes)}"
 
 
 def _typed(name: str, values: Sequence[Any]) -> str:

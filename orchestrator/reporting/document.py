@@ -308,7 +308,7 @@ class _Writer:
         decisions = tuple(self._decision(line) for line in head.decide)
         again = f"python -m orchestrator mode=document document={self.document.path}"
         again += "" if results is None else f" 'results.path=[{results}]'" if "," in results else f" results.path={results}"
-        measure = f" Measure again: `{head.measure}`." if head.measure else ""
+        measure = f"\nMeasure again: `{head.measure}`." if head.measure else ""
         text = f"# {head.title}\n\n**{verdict}**\n\nConfidence: {confidence}.\n\n{body}\n\nReproduce: `{again}`.{measure}\n"
         return Rendered(re.sub(r"\n{3,}", "\n\n", text), verdict, confidence, decisions, tuple(self.failures))
 
