@@ -265,7 +265,7 @@ def _no_decode(data: Dataset, part: Part) -> str:
     here = f"model IS NOT DISTINCT FROM {literal(model)} AND tp IS NOT DISTINCT FROM {literal(tp)}"
     if data.scalar(f"SELECT count(*) FROM current WHERE status = 'ok' AND s_qo = 1 AND {here}"):
         return "no decode (s_qo 1) among the workloads that were asked for; leave drafts out"
-    sweeps = data.execute(f"SELECT sweep FROM current WHERE {here} GROUP BY sweep ORDER BY count(*) DESC")
+    sweeps = data.execute(f"SELECT sweep FROM current WHERE {here} GROUP BY sweep ORDER BY count(*) DESC, sweep")
     axes = {"tp": [tp or 1], "s_qo": [1, *part.lengths]}
     return f"no decode (s_qo 1) in this dataset; to measure: {measuring(model, [sweep for (sweep,) in sweeps], axes)}"
 

@@ -127,8 +127,9 @@ def _backends(found: Sequence[Part]) -> Grid:
 
 def _cost(choice: Choice) -> str:
     """`1.04 (1.19)`; with a star if it is not over every workload, and so cannot be compared with the others."""
-    words = f"{choice.mean_words} ({choice.worst_words}){'' if choice.is_complete else '*'}" if choice.served else "–"
-    return "–" if choice.is_alone else words
+    if choice.is_alone or not choice.served:
+        return "–"
+    return f"{choice.mean_words} ({choice.worst_words}){'' if choice.is_complete else '*'}"
 
 
 def references(found: Sequence[Part]) -> Grid:
