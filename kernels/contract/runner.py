@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from kernels.inputs import Inputs
@@ -20,14 +22,23 @@ MAX_SAID = 600  # characters
 
 
 def said(error: BaseException) -> str:
-    """The class and the words of an exception on one line. One of a backend's own may not even be printed."""
+    """The class and the words of an exception on one line, or where it was raised if it has none.
+
+    One of a backend's own may not even be printed.
+    """
     try:
-        words = " ".join(str(error).split())
+        words = " ".join(str(error).split()) or _raised(error)
     except KeyboardInterrupt:
         raise
     except BaseException:
         words = "it cannot be printed"
     return f"{type(error).__name__}: {words}"[:MAX_SAID]
+
+
+def _raised(error: BaseException) -> str:
+    """File, line and text of the statement that raised an exception; no folders but the last two."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"at {'/'.join(Path(frames[-1].filename).parts[-3:])}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
 
 
 def nothing_to_plan(_lengths: HostLengths) -> None:

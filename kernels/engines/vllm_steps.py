@@ -14,7 +14,7 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -34,6 +34,7 @@ ENVIRONMENT |= {"VLLM_USE_DEEP_GEMM": "0", "VLLM_DEEP_GEMM_WARMUP": "skip", "VLL
 ENVIRONMENT |= {"NCCL_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 DRAFT_TOKENS = 50  # ids of prompts if there are drafts: the last token has occurred before, so that each step proposes all
 MAX_NAME, MAX_OTHER, MAX_KERNELS = 320, 60, 16  # characters of an attention kernel's name, and another's; kernels of a kind
+MAX_BESIDE = 0.01  # of attention's time, in which kernels of another part run, before a row says so
 READS = 4  # how often the clocks are read while steps are timed
 
 
@@ -75,12 +76,20 @@ def _arguments(spec: Mapping[str, Any]) -> dict[str, Any]:
     cache = {"kv_cache_memory_bytes": spec["cache_bytes"], "kv_cache_dtype": spec["kv_cache_dtype"], "gpu_memory_utilization": 0.1}
     # 128 over the KV heads, a size of vLLM's own list: TRITON_ATTN splits keys up to the captured size that is nearest to it.
     captured = sorted({*(batch * q for batch in spec["batches"]), max(1, 128 // spec["model"]["num_key_value_heads"])})
-    graphs = {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": captured}
+    graphs = {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": captured, "custom_ops": _custom_ops(spec)}
     how = {"compilation_config": {"mode": 0, **graphs}, "kernel_config": {"enable_flashinfer_autotune": False}}  # 0: no inductor
     lookup = {"method": "ngram", "num_speculative_tokens": drafts, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
     model = {"load_format": "dummy", "dtype": "bfloat16", "seed": 0, "skip_tokenizer_init": True, "enable_prefix_caching": True}
     attention = {"attention_config": _attention_config(spec["flag"], spec["off"]), "disable_log_stats": True}
     return {**model, **sizes, **cache, **how, **attention, **({"speculative_config": lookup} if drafts else {})}
+
+
+def _custom_ops(spec: Mapping[str, Any]) -> list[str]:
+    """Rotary embeddings in PyTorch over an FP8 cache, whose queries FLASHINFER of 0.25.1 wants contiguous (its flashinfer.py:1587).
+
+    Inductor makes them so; vLLM's own operation, in place, leaves them a part of the projection. All flags, so that steps compare.
+    """
+    return ["-rotary_embedding"] if spec["kv_cache_dtype"] == "fp8" else []
 
 
 def _attention_config(flag: str | None, off: str | None) -> dict[str, Any]:
@@ -118,6 +127,7 @@ class Running:
         decodes = dict.fromkeys(str(of) for b in builders if (of := getattr(b, "flashinfer_trtllm_api_decode_kernel", None)))
         block_size = self.engine.vllm_config.cache_config.block_size
         words = [f"max_model_len={self.spec['max_model_len']}", f"block_size={block_size}"]
+        words += [f"custom_ops={op}" for op in _custom_ops(self.spec)]
         runner = 2 if type(self.runner).__module__.startswith("vllm.v1.worker.gpu.") else 1
         return {
             "engine_version": version("vllm"),
@@ -261,33 +271,56 @@ class Watch:
 def kernels_of(events: Sequence[Any], spec: Mapping[str, Any], steps: int, graph: str) -> dict[str, Any]:
     """The kernels of `steps` profiled steps by phase, as columns of a row. `reason`: some did not run equally often in each layer.
 
-    Raises NotMeasured if no kernel of attention ran.
+    The time of each phase is a sum. `attention_us` counts the time in which a main and a combining kernel run together once: a
+    combining one may be launched before the main one ends, and waits for it. Time beside kernels of another part is counted whole,
+    and `reason` says so. Raises NotMeasured if no kernel of attention ran.
     """
     layers, phases = spec["layers"], {**BESIDE, "main": spec["main_kernels"]}  # the first that has a part of a name is its phase
-    times: dict[str, dict[str, list[float]]] = {phase: defaultdict(list) for phase in (*phases, "other")}
+    spans: dict[str, dict[str, list[tuple[int, int]]]] = {phase: defaultdict(list) for phase in (*phases, "other")}
     launches = 0
     for event in events:
         name = event.name()
         if str(event.device_type()).endswith("CUDA"):
             phase = next((phase for phase, parts in phases.items() if any(part in name for part in parts)), "other")
-            times[phase][name.removeprefix("void ")[:MAX_NAME]].append(event.duration_ns() / 1e3)
+            begin = event.start_ns()
+            spans[phase][name.removeprefix("void ")[:MAX_NAME]].append((begin, begin + event.duration_ns()))
         else:
             launches += "GraphLaunch" in name
-    ordered = {phase: sorted(of, key=lambda name: -sum(of[name]))[:MAX_KERNELS] for phase, of in times.items()}
-    if not times["main"]:
+    ordered = {phase: sorted(of, key=lambda name: -summed_us(of[name]))[:MAX_KERNELS] for phase, of in spans.items()}
+    if not spans["main"]:
         raise NotMeasured(f"no kernel of attention is known among those that ran: {' | '.join(ordered['other'])}")
-    combine, metadata, main, other = (sum(map(sum, of.values())) / steps for of in times.values())
-    in_layers = {**times["main"], **times["combine"]}
+    combine, metadata, main, other = ([span for of in named.values() for span in of] for named in spans.values())
+    in_layers = {**spans["main"], **spans["combine"]}
     uneven = [name for name, of in in_layers.items() if len(of) % (steps * layers)]
+    attention, every = covered_us(main + combine), covered_us(main + combine + metadata + other)
+    beside = attention + covered_us(other) - covered_us(main + combine + other)
+    amiss = [f"not equally often in each layer: {', '.join(uneven)}"] if uneven else []
+    amiss += [f"{beside / attention:.0%} of attention's time beside other kernels"] if beside > MAX_BESIDE * attention else []
     return {
         **{f"{phase}_kernels": " | ".join(ordered[phase]) or None for phase in phases},
-        "other_kernels": " | ".join(f"{name[:MAX_OTHER]} {sum(times['other'][name]) / steps:.1f}" for name in ordered["other"]),
-        "attention_us": (main + combine) / layers,
-        "attention_main_us": main / layers,
-        "attention_combine_us": combine / layers,
-        "attention_metadata_us": metadata,
-        "attention_share": (main + combine + metadata) / (main + combine + metadata + other),
-        "engine_kernels_us": main + combine + metadata + other,
+        "other_kernels": " | ".join(
+            f"{name[:MAX_OTHER]} {summed_us(spans['other'][name]) / steps:.1f}" for name in ordered["other"]
+        ),
+        "attention_us": attention / steps / layers,
+        "attention_main_us": summed_us(main) / steps / layers,
+        "attention_combine_us": summed_us(combine) / steps / layers,
+        "attention_metadata_us": summed_us(metadata) / steps,
+        "attention_share": covered_us(main + combine + metadata) / every,
+        "engine_kernels_us": every / steps,
         "engine_graph": f"{graph}, {launches / steps:g} graph launches a step",
-        "reason": f"not equally often in each layer: {', '.join(uneven)}" if uneven else "",
+        "reason": "; ".join(amiss),
     }
+
+
+def summed_us(spans: Iterable[tuple[int, int]]) -> float:
+    """Microseconds of all spans (begin and end in nanoseconds)."""
+    return sum(end - begin for begin, end in spans) / 1e3
+
+
+def covered_us(spans: Iterable[tuple[int, int]]) -> float:
+    """Microseconds in which at least one of the spans (begin and end in nanoseconds) lasts."""
+    covered, until = 0, 0
+    for begin, end in sorted(spans):
+        covered += max(0, end - max(begin, until))
+        until = max(until, end)
+    return covered / 1e3

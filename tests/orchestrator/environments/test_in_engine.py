@@ -9,11 +9,13 @@ import os
 import subprocess
 import zipfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
 
 from kernels.engines import start
+from kernels.engines.vllm_steps import kernels_of
 from orchestrator import ROOT
 from orchestrator.cli import main
 from orchestrator.process import start_time
@@ -22,7 +24,16 @@ from tests.helpers.forked_environment import ForkedPopen
 from tests.helpers.wheels import write_engine
 
 SEEN = ["default", "FLASHINFER", "TRITON_ATTN"]
-BROKEN = ["NO_SUCH", "FLEX_ATTENTION", "FAKE_CRASH", "FAKE_HANG", "FAKE_OOM", "FAKE_OTHER", '"FLASHINFER:no-nonsense"']
+BROKEN = [
+    "NO_SUCH",
+    "FLEX_ATTENTION",
+    "FAKE_CRASH",
+    "FAKE_HANG",
+    "FAKE_OOM",
+    "FAKE_OTHER",
+    "FAKE_ASSERT",
+    '"FLASHINFER:no-nonsense"',
+]
 SMALL = ["+sweep=in_engine", "engine=vllm", "cluster=inline", "sweep.s_kv=[512]", "limits.memory_fraction=1"]
 SMALL += ["model.num_qo_heads=8", "model.num_kv_heads=1", "model.layer.hidden_size=64", "model.layer.intermediate_size=64"]
 POINT_SECONDS = 3.0
@@ -56,10 +67,38 @@ def test_a_row_says_what_ran_in_the_engine(ran: pd.DataFrame):
     )
     assert (row["resolved_backend"], row["engine_version"], row["step_layers"]) == ("FLASH_ATTN", "0.25.1", 4)
     assert "FlashAttnFwdSm90" in row["main_kernels"] and row["combine_kernels"] == "FlashAttnFwdCombine"
-    assert (row["attention_us"], row["attention_main_us"], row["attention_metadata_us"]) == (42, 40, 3)
+    # A combining kernel that begins 3 us before the main one ends is 5 us long, and takes 2.
+    times = ["attention_us", "attention_main_us", "attention_combine_us", "attention_metadata_us"]
+    assert row[times].tolist() == [42, 40, 5, 3]
     assert row["engine_kernels_us"] == 4 * 142 + 3 and row["attention_share"] == pytest.approx((4 * 42 + 3) / 571)
     assert row["other_kernels"] == "nvjet_product 400.0" and row["engine_graph"] == "FULL_DECODE_ONLY, 1 graph launches a step"
     assert ran.loc["FLASHINFER", 1, 2]["kernel_config"].endswith("decode_kernel=XQA") and row["engine_step_us"] == 1000
+
+
+@pytest.mark.parametrize(
+    ("kernels", "us", "words"),
+    [
+        ([("kernel_mha", 0, 10), ("nvjet", 10, 20)], 10, ""),
+        ([("kernel_mha", 0, 10), ("reduce_segments", 4, 12), ("nvjet", 12, 20)], 12, ""),
+        ([("kernel_mha", 0, 10), ("nvjet", 10, 20), ("reduce_segments", 20, 22)], 12, ""),
+        ([("nvjet", 0, 20), ("kernel_mha", 15, 25)], 10, "50% of attention's time beside other kernels"),
+        (
+            [("kernel_mha", 0, 10), ("kernel_mha", 10, 20), ("kernel_mha", 20, 30)],
+            15,
+            "not equally often in each layer: kernel_mha",
+        ),
+    ],
+)
+def test_time_in_which_several_kernels_run_counts_once(kernels: list[tuple[str, int, int]], us: float, words: str):
+    layers = 2 if "often" in words else 1
+    events = [
+        Mock(**{"device_type.return_value": "CUDA", "name.return_value": name, "start_ns.return_value": 1000 * begin,
+                "duration_ns.return_value": 1000 * (end - begin)}) for name, begin, end in kernels
+    ]  # fmt: skip
+    found = kernels_of(events, {"layers": layers, "main_kernels": ["kernel_mha"]}, 1, "FULL")
+
+    assert (found["attention_us"], found["reason"]) == (us, words)
+    assert found["engine_kernels_us"] == len({at for _, begin, end in kernels for at in range(begin, end)})
 
 
 def test_steps_are_pure_and_near_the_length_that_was_asked_for(ran: pd.DataFrame):
@@ -87,6 +126,8 @@ def test_one_start_serves_all_points_of_a_flag_and_a_draft_length(ran: pd.DataFr
         ("FLEX_ATTENTION", "unsupported", "Selected backend FLEX_ATTENTION is not valid for this configuration"),
         ("FAKE_OOM", "oom", "CUDA out of memory"),
         ("FAKE_OTHER", "failed", "no kernel of attention is known among those that ran: nvjet_product | some_new_kernel"),
+        ("FAKE_ASSERT", "failed", "AssertionError: at site-packages/vllm/__init__.py:"),
+        ("FAKE_ASSERT", "failed", ": raise AssertionError"),
         ("FAKE_CRASH", "failed", "the process of its environment died of SIGSEGV"),
         ("FAKE_HANG", "timeout", f"no answer after {POINT_SECONDS * 0.9:g} s; the process of its environment was killed"),
     ],
@@ -101,7 +142,7 @@ def test_what_an_engine_refuses_or_breaks_is_in_the_rows_of_its_points_alone(ran
 
 
 def test_no_process_is_left(ran: pd.DataFrame, forked: list[ForkedPopen]):
-    assert len(ran) == 60 and [one.pid for one in forked if start_time(one.pid)] == []
+    assert len(ran) == 66 and [one.pid for one in forked if start_time(one.pid)] == []
 
 
 def test_no_question_ranks_them(ran: pd.DataFrame, tmp_path: Path, invoke: Invoke):
@@ -169,6 +210,7 @@ def test_from_the_command_line_through_ray_a_folder_on_the_path_is_enough(tmp_pa
         wheel.extractall(tmp_path / "site")
     path = os.pathsep.join([str(tmp_path / "site"), *filter(None, [os.environ.get("PYTHONPATH")])])
     words = [*SMALL, "cluster=local", "sweep.flag=[TRITON_ATTN]", "sweep.batch_size=[1,2]", "sweep.drafts=[0]"]
+    words += ["sweep.dtype=[{q: bf16, kv: fp8_e4m3}]"]
     done = subprocess.run(
         command(*(word for word in words if word != "cluster=inline"), f"results.path={tmp_path / 'rows'}"),
         cwd=ROOT, env={**environment(), "PYTHONPATH": path}, capture_output=True, text=True, timeout=300, check=False,
@@ -177,3 +219,4 @@ def test_from_the_command_line_through_ray_a_folder_on_the_path_is_enough(tmp_pa
     assert done.returncode == 0, done.stderr[-2000:]
     rows = pd.read_parquet(tmp_path / "rows")
     assert set(rows["status"]) == {"ok"} and set(rows["engine_start"]) == {1} and set(rows["attention_us"]) == {50}
+    assert rows["kernel_config"].str.endswith("custom_ops=-rotary_embedding").all()

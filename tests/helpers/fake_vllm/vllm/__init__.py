@@ -1,6 +1,7 @@
 """A stand-in for vLLM: its scheduler, model runner and flags as the program of an engine sees them. Nothing is computed.
 
-A kernel is a name and a time. Some flags misbehave: `FAKE_CRASH`, `FAKE_HANG`, `FAKE_OOM`, `FAKE_OTHER`.
+A kernel is a name, a time, and by how much it begins before the one before it ends. Some flags misbehave: `FAKE_CRASH`,
+`FAKE_HANG`, `FAKE_OOM`, `FAKE_OTHER`, `FAKE_ASSERT`.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from typing import Any
 import torch
 
 KERNELS = {
-    "FLASH_ATTN": [("void cutlass::device_kernel<flash::FlashAttnFwdSm90<...>>", 40_000), ("FlashAttnFwdCombine", 2_000)],
-    "TRITON_ATTN": [("kernel_unified_attention", 50_000)],
-    "FLASHINFER": [("kernel_mha", 45_000)],
-    "FAKE_OTHER": [("some_new_kernel", 45_000)],
+    "FLASH_ATTN": [("void cutlass::device_kernel<flash::FlashAttnFwdSm90<...>>", 40_000, 0), ("FlashAttnFwdCombine", 5_000, 3_000)],
+    "TRITON_ATTN": [("kernel_unified_attention", 50_000, 0)],
+    "FLASHINFER": [("kernel_mha", 45_000, 0)],
+    "FAKE_OTHER": [("some_new_kernel", 45_000, 0)],
 }
-launched: list[tuple[str, str, int]] = []  # device, name, nanoseconds
+launched: list[tuple[str, str, int, int]] = []  # device, name, nanoseconds, and those before the last one's end
 
 
 @dataclass
@@ -60,11 +61,13 @@ class Runner:
             os.kill(os.getpid(), signal.SIGSEGV)
         if self.flag == "FAKE_HANG" and len(scheduled.num_scheduled_tokens) == 2:
             time.sleep(1e6)
-        launched.append(("CPU", "cudaGraphLaunch", 0))
+        if self.flag == "FAKE_ASSERT" and len(scheduled.num_scheduled_tokens) == 2:
+            raise AssertionError
+        launched.append(("CPU", "cudaGraphLaunch", 0, 0))
         launched.extend(("CUDA", *kernel) for _ in range(self.layers) for kernel in KERNELS.get(self.flag, KERNELS["FLASH_ATTN"]))
         if self.flag == "FLASH_ATTN":
-            launched.append(("CUDA", "prepare_varlen_num_blocks_kernel", 3_000))
-        launched.extend(("CUDA", "nvjet_product", 100_000) for _ in range(self.layers))
+            launched.append(("CUDA", "prepare_varlen_num_blocks_kernel", 3_000, 0))
+        launched.extend(("CUDA", "nvjet_product", 100_000, 0) for _ in range(self.layers))
 
     def sample_tokens(self, grammar: Any) -> str:
         return "tokens"
@@ -117,6 +120,7 @@ class LLM:
             raise ValueError("Selected backend FLEX_ATTENTION is not valid for this configuration. Reason: ['kv_cache_dtype']")
         if flag == "FAKE_OOM":
             raise torch.OutOfMemoryError("CUDA out of memory")
+        assert (keys["kv_cache_dtype"] == "fp8") == ("-rotary_embedding" in compilation_config["custom_ops"])
         assert 128 // config["num_key_value_heads"] in compilation_config["cudagraph_capture_sizes"], "TRITON_ATTN would split less"
         layers, q = config["num_hidden_layers"], 1 + keys.get("speculative_config", {}).get("num_speculative_tokens", 0)
         assert (os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "0") == (q > 1)
@@ -167,7 +171,14 @@ class Profile:
     """torch.profiler.profile: what was launched while it was open."""
 
     def __init__(self, activities: Any) -> None:
-        self.profiler = SimpleNamespace(kineto_results=SimpleNamespace(events=lambda: [Launched(*one) for one in self.found]))
+        self.profiler = SimpleNamespace(kineto_results=SimpleNamespace(events=self._events))
+
+    def _events(self) -> list[Launched]:
+        events, now = [], 0
+        for device, name, ns, before in self.found:
+            events.append(Launched(device, name, now - before, ns))
+            now += ns - before
+        return events
 
     def __enter__(self) -> Profile:
         launched.clear()
@@ -181,6 +192,7 @@ class Profile:
 class Launched:
     device: str
     named: str
+    begun: int
     ns: int
 
     def device_type(self) -> str:
@@ -188,6 +200,9 @@ class Launched:
 
     def name(self) -> str:
         return self.named
+
+    def start_ns(self) -> int:
+        return self.begun
 
     def duration_ns(self) -> int:
         return self.ns
