@@ -12,7 +12,7 @@ from kernels.inputs import Inputs
 from kernels.inputs.draft_keys import draft_plants
 from kernels.inputs.sentinel_logit import planted_logit
 from kernels.inputs.shifted_logits import drawn_elements
-from kernels.inputs.tensors import K_SCALE, is_scaled, usual_scale
+from kernels.inputs.tensors import drawn_scale
 from kernels.lazy import Tensor, torch
 from kernels.problem import Problem
 from kernels.problem.arithmetic import Arithmetic
@@ -209,13 +209,9 @@ def _logit_gain(problem: Problem) -> float:
     and so does the row of the request before to which a first key is planted.
     """
     further, elements = max(2 * draft_plants(problem), int(problem.batch_size > 1)), drawn_elements(problem)
-    return math.sqrt(_scale(problem) ** 2 * elements + (3 + further) * _logit(problem) ** 2 / elements)
+    return math.sqrt(drawn_scale(problem) ** 2 * elements + (3 + further) * _logit(problem) ** 2 / elements)
 
 
 def _logit(problem: Problem) -> float:
     """That of a planted key, the largest a row has."""
-    return planted_logit(problem, problem.s_kv, _scale(problem))
-
-
-def _scale(problem: Problem) -> float:
-    return usual_scale(problem) * (K_SCALE if is_scaled(problem) else 1.0)
+    return planted_logit(problem, problem.s_kv, drawn_scale(problem))

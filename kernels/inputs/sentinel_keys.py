@@ -5,6 +5,8 @@ there about as much as the spread of the whole output. A kernel that misses it, 
 much as the answer holds. Shapes and bytes stay what they were, and so does what is timed.
 
 One row of each request has logits that differ by 100: a softmax that subtracts the maximum of some keys alone overflows there.
+Where a KV head has too few rows to spare one, the middle planted key of each row is a bit heavier than the others, so that a
+running maximum grows there, whichever end a kernel begins at.
 Besides, the logits of each row are moved alike (`shifted_logits.py`), which these keys do not touch.
 
 Keys are planted at the edges of pages first, since kernels split and tile there, and then inside of pages.
@@ -19,7 +21,7 @@ from kernels.inputs import Inputs
 from kernels.inputs.draft_keys import plant_drafts
 from kernels.inputs.sentinel_logit import PLANTED, before_cap, keys_at, narrowest, planted_logit, queries_at, target_products
 from kernels.inputs.shifted_logits import drawn_elements, shift_logits
-from kernels.inputs.tensors import bits, slots, usual_scale, write
+from kernels.inputs.tensors import bits, drawn_scale, slots, write
 from kernels.lazy import Tensor, torch
 from kernels.problem import Problem
 from kernels.problem.dtypes import SIZE_BITS
@@ -34,6 +36,9 @@ LARGE_LOGIT = 110.0  # exp of it overflows fp32
 LARGEST = 1.3  # of it: the logit of the one key that the row with large logits answers with
 LARGEST_QUERY = 448.0  # of fp8_e4m3, to which a kernel may round queries
 MIN_ROWS = 4  # of a KV head, to spare one for large logits
+# Times the weight of its row's others that the middle one has elsewhere, by whether some kernel rounds to 8 bits. A sum that is not
+# scaled down there is off by a third of the row, or a fifth.
+HEAVIER = {True: 1.7, False: 1.3}
 MAX_EDGES, MAX_INSIDE = 4096, 2048  # keys of one request
 GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples fall evenly between 0 and 1
 
@@ -151,7 +156,7 @@ def plants_of(problem: Problem, q_len: int, kv_len: int, place: tuple[int, int] 
     """
     plants = context_plants(problem, q_len, kv_len)
     if place is None:
-        return plants, torch.ones(plants.shape[1])
+        return plants, _sizes_that_grow(problem, kv_len, plants)
     kv_head, head = place
     positions = context_positions(problem, q_len, kv_len)
     sizes = [*_size_of_second(problem), LARGEST][-len(positions) :]
@@ -160,6 +165,20 @@ def plants_of(problem: Problem, q_len: int, kv_len: int, place: tuple[int, int] 
     same_key = (plants[:2, :, None] == own[:2, None]).all(0).any(1)
     plants = torch.cat((plants[:, ~(same_row | same_key)], own), dim=1)
     return plants, torch.cat((torch.ones(plants.shape[1] - len(sizes)), torch.tensor(sizes)))
+
+
+def _sizes_that_grow(problem: Problem, kv_len: int, plants: Tensor) -> Tensor:
+    """How many times the usual logit each plant [4, n] gets: more in the middle of each row that has two or more, `HEAVIER`."""
+    sizes, logit = torch.ones(plants.shape[1]), planted_logit(problem, kv_len, drawn_scale(problem))
+    if not plants.numel() or logit < 1:  # of few keys, among which random ones grow
+        return sizes
+    _, row = plants[1:].unique(dim=1, return_inverse=True)
+    counts = torch.bincount(row)
+    in_order = torch.argsort(row * (kv_len + 1) + plants[0])  # row by row
+    middle = in_order[counts.cumsum(0) - counts + counts // 2][counts > 1]
+    more = logit + math.log(HEAVIER[SIZE_BITS[narrowest(problem)] <= 8])
+    sizes[middle] = before_cap(problem, more) / before_cap(problem, logit)
+    return sizes
 
 
 def _size_of_second(problem: Problem) -> list[float]:
@@ -248,7 +267,7 @@ def _enlarge_logits(inputs: Inputs) -> None:
     p, found = inputs.problem, list[tuple[int, int, float]]()
     for request in range(p.batch_size):
         if place := large_row(p, request):
-            logit = before_cap(p, planted_logit(p, p.kv_lens[request], usual_scale(p) * inputs.k_scale))
+            logit = before_cap(p, planted_logit(p, p.kv_lens[request], drawn_scale(p)))
             found.append((inputs.queries(request).stop - 1, place[0] * p.group_size + place[1], LARGE_LOGIT / logit))
     if found:
         rows, heads, factors = (torch.tensor(one).to(inputs.device, non_blocking=True) for one in zip(*found, strict=True))

@@ -7,7 +7,7 @@ import math
 from kernels.inputs import Inputs
 from kernels.inputs.nvfp4 import dequantize
 from kernels.inputs.shifted_logits import drawn_elements, without_shift
-from kernels.inputs.tensors import bits, token_major, usual_scale
+from kernels.inputs.tensors import bits, drawn_scale, token_major
 from kernels.lazy import Tensor, torch
 from kernels.problem import Problem
 from kernels.problem.dtypes import SIZE_BITS
@@ -73,5 +73,5 @@ def queries_at(inputs: Inputs, rows: Tensor, heads: Tensor) -> Tensor:
 def target_products(inputs: Inputs) -> Tensor:
     """[B]: q.k of a planted key as stored, which the scales turn into its logit, the shift of its row apart."""
     p = inputs.problem
-    logits = [before_cap(p, planted_logit(p, length, usual_scale(p) * inputs.k_scale)) for length in p.kv_lens]
+    logits = [before_cap(p, planted_logit(p, length, drawn_scale(p))) for length in p.kv_lens]
     return torch.tensor(logits, device=inputs.device) / (inputs.sm_scale * inputs.k_scale)

@@ -36,6 +36,11 @@ def usual_scale(problem: Problem) -> float:
     return 1.0 / math.sqrt(problem.head_dim_qk)
 
 
+def drawn_scale(problem: Problem) -> float:
+    """What makes logits of N(0, 1) of queries of N(0, 1) and of keys as they are stored."""
+    return usual_scale(problem) * (K_SCALE if is_scaled(problem) else 1.0)
+
+
 def softmax_scale(problem: Problem) -> float:
     """What multiplies q.k: the problem's, or the usual one."""
     return problem.softmax_scale or usual_scale(problem)

@@ -100,6 +100,8 @@ WRONG: tuple[Entry, ...] = (
     ("maximum_from_0", "the running maximum starts at 0",
      partial(faults.maximum_replaced, replaced=lambda peak: peak.clamp(min=0.0)),
      lambda p: victims.below_0(p) | {"no sinks, which would leave nothing of such a row": not p.sinks}),
+    *((f"not_rescaled{tail}", f"sums are not scaled down where the maximum grows, from the {end} key on",
+       partial(faults.not_rescaled, backwards=bool(tail)), victims.growing) for tail, end in (("", "first"), ("_back", "last"))),
     ("bf16_logits", "logits are rounded to bf16 before the softmax", faults.bf16_logits,
      lambda p: victims.shifted(p) | victims.in_16_bits(p)),
     ("bf16_sums", "sums over the keys are kept in bf16", faults.bf16_sums,

@@ -169,7 +169,10 @@ class HeadOff(Mutant):
 
 FURTHER = 1.3  # than the limit of a root mean square
 KEPT, HEAD_OFF = "answer_kept", "head_off"
-OF_LOGITS = ("1_zero_keys_counted", "127_zero_keys_counted", "maximum_not_subtracted", "maximum_from_0", "bf16_logits")
+OF_LOGITS = (
+    *("1_zero_keys_counted", "127_zero_keys_counted", "maximum_not_subtracted", "maximum_from_0", "bf16_logits"),
+    *("not_rescaled", "not_rescaled_back"),
+)
 BESIDE = (*OF_LOGITS, KEPT, HEAD_OFF)  # the listed faults that each drawn run has too, since no drawn one tests their clauses
 RIGHT: dict[str, Any] = {"wrong": ReferenceCase.answer, "applies": victims.always}
 ADAPTERS: tuple[Adapter, ...] = (

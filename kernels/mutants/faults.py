@@ -11,10 +11,11 @@ from dataclasses import replace
 from kernels.inputs.sentinel_keys import context_positions
 from kernels.inputs.tensors import bits, token_major
 from kernels.lazy import Tensor, torch
-from kernels.mutants.reference_case import ReferenceCase
+from kernels.mutants.reference_case import NONE, ReferenceCase
 from kernels.problem import Problem
 
 TILE = 64  # keys that a kernel adds up before it touches its accumulator
+TILES = 8  # of all keys, after each of which a running maximum may have grown
 
 
 def victim(problem: Problem) -> int:
@@ -150,6 +151,21 @@ def maximum_replaced(case: ReferenceCase, replaced: Callable[[Tensor], Tensor]) 
     """Another number than the largest logit of each row is subtracted from its logits."""
     scores = case.scores()
     return _softmax(case, scores, replaced(scores.amax(-1, keepdim=True)))
+
+
+def not_rescaled(case: ReferenceCase, backwards: bool) -> Tensor:
+    """An online softmax from either end, whose sum of values stays as it is where the running maximum grows."""
+    scores, v, size = case.scores(), case.v.transpose(0, 1)[:, None], -(-case.length // TILES)
+    starts = range(0, case.length, size)
+    best, out = scores.new_full((*scores.shape[:-1], 1), NONE), scores.new_zeros(())
+    total = torch.zeros_like(best)
+    for start in reversed(starts) if backwards else starts:
+        tile = slice(start, start + size)
+        peak = best.maximum(scores[..., tile].amax(-1, keepdim=True))
+        weights = (scores[..., tile] - peak).exp_()
+        out = out + weights @ v[..., tile, :]
+        total, best = total * (best - peak).exp() + weights.sum(-1, keepdim=True), peak
+    return (out / case.total(total, best).clamp_min(1e-30)).permute(2, 0, 1, 3).flatten(1, 2)
 
 
 def bf16_logits(case: ReferenceCase) -> Tensor:

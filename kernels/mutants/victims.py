@@ -125,6 +125,13 @@ def capped(p: Problem) -> Needs:
     return {"a soft cap that the victim's large logits reach": shown and large_row(p, victim(p)) is not None}
 
 
+def growing(p: Problem) -> Needs:
+    """In a row without large logits the middle one of its planted keys is the heaviest."""
+    planted = len(context_positions(p, *_lens(p)))
+    enough = planted >= (3 if large_row(p, victim(p)) else 4 * p.stored_kv_heads)
+    return context(p) | {"planted keys among which the maximum of some row grows": enough}
+
+
 def scaled(p: Problem) -> Needs:
     return {"8-bit keys and values": is_scaled(p)}
 

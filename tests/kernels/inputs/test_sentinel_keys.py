@@ -60,6 +60,17 @@ def test_a_planted_key_has_its_logit_with_the_row_it_is_aimed_at(keys: dict[str,
 
 
 @pytest.mark.parametrize("kv_dtype", ["bf16", "fp8_e4m3"])
+@pytest.mark.parametrize(("kv_heads", "s_qo"), [(16, 1), (8, 1), (16, 3)])
+def test_with_few_rows_a_running_maximum_grows_in_each_of_them_from_either_end(kv_heads: int, s_qo: int, kv_dtype: str):
+    p = Problem.model_validate({**WIDE, "num_kv_heads": kv_heads, "s_qo": s_qo, "s_kv": 4096, "kv_dtype": kv_dtype})
+    assert large_row(p, 1) is None
+    logits = logits_of(p, 1)[..., : 4096 - s_qo]
+    ends = logits[..., :512].amax(-1).maximum(logits[..., -512:].amax(-1))
+
+    assert (logits.amax(-1) - ends > 0.2).float().mean() > (0.9 if s_qo == 1 else 0.6)  # drafts are planted in other rows
+
+
+@pytest.mark.parametrize("kv_dtype", ["bf16", "fp8_e4m3"])
 @pytest.mark.parametrize("s_qo", [1, 8])
 @pytest.mark.parametrize("s_kv", [64, 1000, 8192, 50000, 131072])
 def test_ends_and_page_borders_are_planted_and_no_row_bears_too_many(s_kv: int, s_qo: int, kv_dtype: str):

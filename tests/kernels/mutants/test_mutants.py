@@ -10,6 +10,7 @@ from kernels.check import oracle
 from kernels.check.judgement import judge_whole
 from kernels.inputs.tensors import decoy
 from kernels.mutants import catalogue, victims
+from kernels.mutants.drawn import OF_LOGITS
 from kernels.mutants.faults import donor, victim
 from kernels.mutants.mutant import Mutant
 from kernels.mutants.reference_case import case_of
@@ -105,16 +106,13 @@ def test_every_wrong_kernel_is_caught_in_every_routine_and_mask(keys: dict[str, 
     assert len(errors) >= 8
 
 
-OF_LOGITS = {"1_zero_keys_counted", "127_zero_keys_counted", "maximum_not_subtracted", "maximum_from_0", "bf16_logits"}
-
-
 @pytest.mark.parametrize("dtype", ["bf16", "fp8_e4m3", "nvfp4"])
 @pytest.mark.parametrize("kv_heads", [16, 8, 4])
 def test_a_wrong_softmax_is_caught_at_one_query_token_of_one_two_and_four_heads(kv_heads: int, dtype: str):
     p = Problem.model_validate({**WIDE, "num_kv_heads": kv_heads, "s_qo": 1, "s_kv": 4096, "kv_dtype": dtype})
-    errors = caught(p, OF_LOGITS)
+    errors = caught(p, {*OF_LOGITS})
 
-    assert errors.keys() == OF_LOGITS - (set() if dtype == "bf16" else {"bf16_logits"})
+    assert errors.keys() == {*OF_LOGITS} - (set() if dtype == "bf16" else {"bf16_logits"})
     assert min(errors.values()) > MARGIN, errors
 
 
