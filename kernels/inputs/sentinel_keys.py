@@ -172,10 +172,10 @@ def _sizes_that_grow(problem: Problem, kv_len: int, plants: Tensor) -> Tensor:
     sizes, logit = torch.ones(plants.shape[1]), planted_logit(problem, kv_len, drawn_scale(problem))
     if not plants.numel() or logit < 1:  # of few keys, among which random ones grow
         return sizes
-    _, row = plants[1:].unique(dim=1, return_inverse=True)
+    row = (plants[1] * problem.group_size + plants[2]) * PLANTED + plants[3]
     counts = torch.bincount(row)
     in_order = torch.argsort(row * (kv_len + 1) + plants[0])  # row by row
-    middle = in_order[counts.cumsum(0) - counts + counts // 2][counts > 1]
+    middle = in_order[(counts.cumsum(0) - counts + counts // 2)[counts > 1]]
     more = logit + math.log(HEAVIER[SIZE_BITS[narrowest(problem)] <= 8])
     sizes[middle] = before_cap(problem, more) / before_cap(problem, logit)
     return sizes
