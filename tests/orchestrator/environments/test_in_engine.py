@@ -172,10 +172,19 @@ def test_an_engine_that_is_not_installed_says_what_to_type(invoke: Invoke):
     assert "needs vllm, which is not installed there; type 'sweep.env=[vllm:0.25.1]'" in " ".join(done.stdout.split())
 
 
-def test_a_plan_counts_the_starts(invoke: Invoke):
-    done = invoke("+sweep=in_engine", "engine=vllm", "mode=plan", "device=h200", "sweep.flag=[default,FLASHINFER,TRITON_ATTN]")
+@pytest.mark.parametrize(
+    ("words", "starts"),
+    [
+        (["sweep.flag=[default,FLASHINFER,TRITON_ATTN]"], 6),
+        (["sweep.drafts=[0,1,3,7]", "sweep.batch_size=[1,8,32,64]", "sweep.s_kv=[8192,131072]"], 20),  # the sweep's five flags
+        (["sweep.flag=[default]", "sweep.dtype=[{q: bf16, kv: bf16},{q: bf16, kv: fp8_e4m3}]"], 4),
+        (["model=gpt_oss_120b", "sweep.window=[null]", "sweep.flag=[default]", "sweep.drafts=[0,1,7]"], 3),
+    ],
+)
+def test_a_plan_counts_the_starts(words: list[str], starts: int, invoke: Invoke):
+    done = invoke("+sweep=in_engine", "engine=vllm", "mode=plan", "device=h200", *words)
 
-    assert "6, of about 33 s (25 to 40 s)" in done.stdout
+    assert f"{starts}, of about 33 s (25 to 40 s)" in done.stdout
 
 
 @pytest.mark.parametrize(
