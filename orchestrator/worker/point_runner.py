@@ -132,7 +132,8 @@ class PointRunner:
         while contest.turn:
             if (culprit := self._take_samples(contest)) is not None:
                 return WorkResult(self._rows_of([culprit], before), self.healthy)
-            self._restore_inputs(prepared)
+            if len(prepared) > 1:  # a lone one is blamed for whatever the check after this finds
+                self._restore_inputs(prepared)
             unchecked = contest.to_check()
             while unchecked:
                 self._check_again(one := unchecked.pop(0))

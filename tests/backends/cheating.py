@@ -309,13 +309,18 @@ def corrupts_later(inputs: Inputs, right: Runner) -> Runner:
     return _later(right, lambda: inputs.kv[1][0].add_(1))
 
 
-def _later(right: Runner, damage: Callable[[], object]) -> Runner:
-    """Answers right, and does damage from the eighth launch on."""
+def corrupts_once(inputs: Inputs, right: Runner) -> Runner:
+    """Does so in one launch of all, while it is timed."""
+    return _later(right, lambda: inputs.kv[1][0].add_(1), times=1)
+
+
+def _later(right: Runner, damage: Callable[[], object], times: int = 10**6) -> Runner:
+    """Answers right, and does damage from the eighth launch on, so many times."""
     number = count()
 
     def launch() -> None:
         right()
-        if next(number) > 6:
+        if 6 < next(number) <= 6 + times:
             damage()
 
     return replace(right, launch=launch)
@@ -382,6 +387,7 @@ CHEATS: tuple[Cheat, ...] = (
     writes_unused,
     writes_unused_later,
     corrupts_later,
+    corrupts_once,
     reorders_queries,
     last_bit,
     batch_bit,

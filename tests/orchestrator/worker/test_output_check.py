@@ -80,6 +80,14 @@ def test_a_cheat_is_named_beside_honest_backends(backend: str, words: str, probl
     assert rows["honest"]["launches_checked"] == output_check.LAUNCHES
 
 
+@pytest.mark.parametrize("backend", ["writes_unused_later", "corrupts_later", "corrupts_once"])
+def test_a_lone_backend_is_blamed_for_what_is_found_after_its_samples(backend: str, problem: Callable[..., Problem]):
+    row = rows_of(problem(s_kv=LONG, page_size=64), [backend])[backend]
+
+    assert row["status"] == "mismatch"
+    assert CULPRITS.get(backend, CULPRITS["corrupts"]) in row["reason"]
+
+
 @pytest.mark.parametrize("batch", [1, 2, 5])
 def test_a_row_says_whether_launches_and_batches_give_the_same_bits(batch: int, problem: Callable[..., Problem]):
     asked = replace(CONFIG, batch_invariance=True)
