@@ -35,6 +35,16 @@ ISOLATED = """status = 'ok' AND coalesce(context, 'isolated') = 'isolated' AND c
     AND coalesce(icache, 'warm') = 'warm' AND coalesce(twin, 0) = 0 AND batch_spec IS NULL AND shared_prefix IS NULL
     AND routine IN ('paged_decode', 'paged_prefill', 'ragged_prefill', 'mla', 'sparse_mla', 'gated_delta')"""
 SIZES = "count(DISTINCT (batch_size, s_qo, s_kv, kv_dtype))"
+# What a dataset has if it answers a question that others do not, as SQL over its rows; for FP8, better with FP8 queries too.
+HAS = {
+    "crossover": "count(DISTINCT routine) > 1",
+    "draft": "count(DISTINCT s_qo) > 1",
+    "energy": "bool_or(energy_j > 0)",
+    "fp8": "(count(DISTINCT kv_dtype LIKE 'fp8%') > 1)::INT * (1 + bool_or(q_dtype LIKE 'fp8%')::INT)",
+    "padding": "bool_or(graph_batch IS NOT NULL)",
+    "q_len": "count(DISTINCT s_qo) > 1",
+    "regret": "bool_or(backend = 'auto')",
+}
 
 
 def same_heads(model: Model, tp: int | None, others: Wanted) -> Alike | None:
@@ -54,11 +64,13 @@ def same_heads(model: Model, tp: int | None, others: Wanted) -> Alike | None:
     return f"{model.name} at tp {size}", {**heads, "routine": routines, **others}, having
 
 
-def find(wanted: Wanted, engines: Sequence[Engine], drafts: int | None, alike: Alike | None = None) -> tuple[str, Wanted]:
+def find(
+    wanted: Wanted, engines: Sequence[Engine], drafts: int | None, alike: Alike | None = None, question: str | None = None
+) -> tuple[str, Wanted]:
     """The path of the dataset under results/ that says most about these values of columns, and the values that its rows have.
 
-    Datasets with several kernels of flags come first, then those with the model's name before those with its heads (`alike`), with
-    rows of the engines' own builds, with more kernels of flags, more workloads, the newest.
+    Those that answer the question come first (`HAS`), then those with several kernels of flags, with the model's name before those
+    with its heads (`alike`), with rows of the engines' own builds, with more kernels of flags, more workloads, the newest.
     `drafts` asks for steps with so many drafted tokens. Raises NoRows, with what there is, for no such rows and no question.
     """
     import duckdb
@@ -76,11 +88,12 @@ def find(wanted: Wanted, engines: Sequence[Engine], drafts: int | None, alike: A
             f"""
             SELECT filename, {turn} AS turn, {SIZES} FILTER ((routine, backend) IN ({own})) AS by_own_build,
                    count(DISTINCT backend) FILTER ((routine, backend) IN ({calls})) AS choices,
-                   {SIZES} AS workloads, max(finished_at)::VARCHAR AS ended, string_agg(DISTINCT model, ', ') AS names
+                   {SIZES} AS workloads, {HAS.get(question or "", "true")} AS answers,
+                   max(finished_at)::VARCHAR AS ended, string_agg(DISTINCT model, ', ') AS names
             FROM rows WHERE {" AND ".join([condition(values), *length])} GROUP BY filename HAVING {having}"""
             for turn, (values, having) in enumerate(asked)
         )
-        order = "choices > 1 DESC, turn, by_own_build DESC, choices DESC, workloads DESC, ended DESC, filename"
+        order = "answers DESC, choices > 1 DESC, turn, by_own_build DESC, choices DESC, workloads DESC, ended DESC, filename"
         found = con.execute(f"{' UNION ALL '.join(queries)} ORDER BY {order}").fetchall() if wanted else []
         if not found:
             raise NoRows(_nothing(con, wanted, drafts))

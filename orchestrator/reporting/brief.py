@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import string
 import textwrap
 from collections import Counter
@@ -25,7 +26,7 @@ from orchestrator.untrusted.text import for_line
 LINES, WIDTH, MAX_WIDTH = 40, 80, 120  # of a screen
 DECISIONS = 5  # lines of what to type
 MAX_BATCHES = 8  # of a map
-CELL, LABEL = 6, 10  # letters of a cell of the map, and before its first one
+CELLS, LABEL = (6, 5), 10  # letters of a cell of the map, narrower if more fit then, and before its first one
 GAP = "  "  # between two maps
 COLOURS = ("blue", "yellow", "red", "green", "magenta", "cyan", "bright_blue", "bright_yellow", "bright_red", "bright_green")
 SIGNS, BLANK, NO_CELL = "capital: ahead by more than noise", "·", "· wrong or not measured"
@@ -112,16 +113,18 @@ def _blocks(records: Sequence[Record], letters: dict[str, tuple[str, str]], widt
     """The map and its number of workloads: batches down, contexts across by length, in two blocks, evenly chosen if too many."""
     cells = {(one["batch_size"], one["s_qo"], one["s_kv"]): one for one in records}
     across = [*dict.fromkeys((s_qo, s_kv) for _, s_qo, s_kv in sorted(cells, key=lambda of: of[1:]))]
-    room = max(1, (width - LABEL) // CELL)
+    wide = next((wide for wide in CELLS if LABEL + len(across) * wide <= width), CELLS[0])
+    room = max(1, (width - LABEL) // wide)
     across, batches = _some(across, 2 * room), _some(sorted({batch for batch, *_ in cells}), MAX_BATCHES)
+    room = math.ceil(len(across) / math.ceil(len(across) / room))  # blocks of one length
     found = []
     for start in range(0, len(across), room):
         columns = across[start : start + room]
         heads = (f"q {_short(s_qo)}" if n == 0 or columns[n - 1][0] != s_qo else "" for n, (s_qo, _) in enumerate(columns))
-        found.append(Text("".join([" " * LABEL, *(f"{words:>{CELL}}" for words in heads)])))
-        found.append(Text("".join(["batch kv".ljust(LABEL), *(f"{_short(s_kv):>{CELL}}" for _, s_kv in columns)])))
+        found.append(Text("".join([" " * LABEL, *(f"{words:>{wide}}" for words in heads)])))
+        found.append(Text("".join(["batch kv".ljust(LABEL), *(f"{_short(s_kv):>{wide}}" for _, s_kv in columns)])))
         for batch in batches:
-            row = (_cell(cells.get((batch, *column)), letters) for column in columns)
+            row = (_cell(cells.get((batch, *column)), letters, wide) for column in columns)
             found.append(Text.assemble(f"{batch:>5,}".ljust(LABEL), *row))
     return sum((batch, *column) in cells for batch in batches for column in across), found
 
@@ -130,11 +133,11 @@ def _some(values: Sequence[Any], most: int) -> list[Any]:
     return [values[at] for at in spread(len(values), most)]
 
 
-def _cell(record: Record | None, letters: dict[str, tuple[str, str]]) -> Text:
+def _cell(record: Record | None, letters: dict[str, tuple[str, str]], wide: int) -> Text:
     if record is None:
-        return Text(f"{BLANK:>{CELL}}")
+        return Text(f"{BLANK:>{wide}}")
     letter, colour = letters[named(record["backend"], record["kernel"])]
-    return Text(f"{letter.upper() if record['above_noise'] else letter:>{CELL}}", colour)
+    return Text(f"{letter.upper() if record['above_noise'] else letter:>{wide}}", colour)
 
 
 def _legend(records: Sequence[Record], letters: dict[str, tuple[str, str]], signs: Sequence[str], width: int) -> list[Text]:

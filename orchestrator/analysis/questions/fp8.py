@@ -102,6 +102,7 @@ def _sentences(data: Dataset) -> list[str]:
 
 QUERIES = {"fp8_kv": "16-bit queries", "fp8_q": "FP8 queries"}
 AXES = ("s_kv", "s_qo")
+MOST = 0.75  # of the workloads of a batch: what so many say is its verdict
 
 
 @dataclass(frozen=True)
@@ -132,9 +133,9 @@ def sentences(records: Sequence[Record]) -> list[str]:
 
 
 def _not_measured(records: Sequence[Record]) -> str:
-    """The dtype of queries that this deployment has no FP8 cache with: the answer may be another with it."""
+    """The dtype of queries that this deployment has no FP8 cache with."""
     missing = [words for kind, words in QUERIES.items() if all(r[f"{kind}_gain"] is None for r in records)]
-    return f"; there is no time with {missing[0]}" if missing else ""
+    return f"; there is no time with {missing[0]}, which may be faster" if missing else ""
 
 
 def _workloads(records: Sequence[Record]) -> list[Fp8Workload]:
@@ -153,12 +154,23 @@ def _workloads(records: Sequence[Record]) -> list[Fp8Workload]:
 
 
 def _answer(workloads: Sequence[Fp8Workload]) -> tuple[str, str, str]:
-    """What a batch is told: `yes`, `no` or `it depends on ...`; the workloads where it is no, if it depends; the queries."""
-    others = [workload for workload in workloads if not workload.faster]
-    if len(others) in (0, len(workloads)):
+    """`yes`, `no` or `it depends on ...` of a batch; where those workloads are that the verdict is not of; the queries.
+
+    `mostly yes` and `mostly no` if `MOST` agree. If it depends, the place is where it is no.
+    """
+    faster, others = _sides(workloads)
+    if not faster or not others:
         return "no" if others else "yes", "", _queries(workloads)
+    if max(len(faster), len(others)) >= MOST * len(workloads):
+        verdict, fewer = ("mostly yes", others) if len(faster) > len(others) else ("mostly no", faster)
+        return verdict, _place(fewer, workloads)[1], _queries(workloads)
     axes, place = _place(others, workloads)
     return f"it depends on {' and '.join(axes)}", place, _queries(workloads)
+
+
+def _sides(workloads: Sequence[Fp8Workload]) -> tuple[list[Fp8Workload], list[Fp8Workload]]:
+    """Those that are faster, and the others."""
+    return [one for one in workloads if one.faster], [one for one in workloads if not one.faster]
 
 
 def _place(some: Sequence[Fp8Workload], workloads: Sequence[Fp8Workload]) -> tuple[list[str], str]:
@@ -183,11 +195,12 @@ def _queries(workloads: Sequence[Fp8Workload]) -> str:
 
 
 def _sentence(verdict: str, but_at: str, queries: str, batches: Sequence[int], workloads: Sequence[Fp8Workload]) -> str:
-    faster = [workload for workload in workloads if workload.faster]
-    others = [workload for workload in workloads if not workload.faster]
-    but = f"but at {but_at} {_by(others)}, " if faster and others else ""
-    words = f"{verdict} at batch {_listed(batches, batches)}: {_by(faster or others)}, {but}with {queries}"
-    return f"{words}, {_errors(faster or others)}"
+    main, rest = _sides(workloads)
+    if not main or verdict == "mostly no":
+        main, rest = rest, main
+    but = f"but at {but_at} {'' if (by := _by(rest)).startswith('takes') else 'is '}{by}, " if rest else ""
+    words = f"{verdict} at batch {_listed(batches, batches)}: {_by(main)}, {but}with {queries}"
+    return f"{words}, {_errors(main)}"
 
 
 def _by(workloads: Sequence[Fp8Workload]) -> str:

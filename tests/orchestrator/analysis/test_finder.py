@@ -11,11 +11,13 @@ import pytest
 
 from orchestrator import ROOT
 from orchestrator.analysis import finder
+from orchestrator.analysis.questions import open_views
 from orchestrator.config.engine import selected
 from orchestrator.config.model import Model, shipped
 from orchestrator.errors import NoRows, UserError
 from orchestrator.machines import known_devices
 from orchestrator.reporting.brief import LINES
+from orchestrator.reporting.report import MODULES
 from tests.helpers.command_line import Invoke
 
 H200 = ("NVIDIA H200",)
@@ -43,6 +45,14 @@ def _in_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_the_dataset_that_says_most_is_taken(wanted: finder.Wanted, engine: str, drafts: int, found: str):
     assert finder.find(wanted, selected(engine), drafts) == (found, wanted)
+
+
+@pytest.mark.parametrize("question", finder.HAS)
+def test_a_question_is_put_to_a_dataset_that_answers_it(question: str):
+    model = "deepseek_v3" if question == "fp8" else "llama_3_1_70b"
+    path, wanted = finder.find({"model": (model,), "device_name": H200}, selected(), None, question=question)
+
+    assert any(grid.cells for grid in MODULES[question].grids(open_views(path, where=wanted)))
 
 
 def shape(model: str) -> Model:

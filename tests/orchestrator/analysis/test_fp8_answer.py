@@ -1,4 +1,4 @@
-"""Yes, no or what it depends on: the first lines of question=fp8, against shapes worked out by hand."""
+"""Yes, no, mostly or what it depends on: the first lines of question=fp8, against shapes worked out by hand."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def gains(*values: float) -> Gains:
     return dict(zip([(1, 1024), (1, 8192), (4, 1024), (4, 8192)], values, strict=True))
 
 
-ERRORS = "at an error of 0.3% (over 16 bits 0.2%); there is no time with FP8 queries"
+ERRORS = "at an error of 0.3% (over 16 bits 0.2%); there is no time with FP8 queries, which may be faster"
 
 
 @pytest.mark.parametrize(
@@ -49,11 +49,12 @@ ERRORS = "at an error of 0.3% (over 16 bits 0.2%); there is no time with FP8 que
         (gains(1.01, 0.99, 1.0, 1.0), "no at batch 8: as fast within 2%"),
         (gains(1.01, 0.8, 1.0, 1.0), "no at batch 8: takes up to 25% longer"),
         (gains(0.8, 1.2, 0.8, 1.3), "it depends on s_kv at batch 8: 20% to 30% faster, but at s_kv 1,024 takes 25% longer"),
-        (gains(1.2, 1.2, 1.0, 1.0), "it depends on s_qo at batch 8: 20% faster, but at s_qo 4 as fast within 2%"),
+        (gains(1.2, 1.2, 1.0, 1.0), "it depends on s_qo at batch 8: 20% faster, but at s_qo 4 is as fast within 2%"),
         (
             gains(1.2, 1.2, 0.8, 1.3),
-            "it depends on s_kv and s_qo at batch 8: 20% to 30% faster, but at s_kv 1,024 with s_qo 4 takes 25% longer",
+            "mostly yes at batch 8: 20% to 30% faster, but at s_kv 1,024 with s_qo 4 takes 25% longer",
         ),
+        (gains(0.8, 0.5, 1.3, 0.8), "mostly no at batch 8: takes 25% to 100% longer, but at s_kv 1,024 with s_qo 4 is 30% faster"),
         (
             gains(0.8, 1.2, 1.2, 0.8),
             "it depends on s_kv and s_qo at batch 8: 20% faster, but at 2 of 4 workloads (below) takes 25% longer",
@@ -97,7 +98,7 @@ def test_the_first_lines_of_the_main_dataset_answer_as_its_rows_do():
     data = open_views(RESULTS / "h200_main/specdec_long_ctx")
     best = "max(fp8_kv_gain) FILTER (s_qo = 1), max(fp8_q_gain) FILTER (s_qo > 1)"
     highest = max(data.single_row(f"SELECT {best} FROM fp8 WHERE batch_size > 1")) - 1
-    depends, yes = (words for _, words in fp8.grids(data)[0].cells)
+    mostly, yes = (words for _, words in fp8.grids(data)[0].cells)
 
-    assert depends.startswith("it depends on s_kv and s_qo at batch 1: ")
+    assert mostly.startswith("mostly yes at batch 1: ")
     assert yes.startswith("yes at batch 8 to 64: ") and f" to {highest:.0%} faster, " in yes

@@ -47,6 +47,15 @@ def test_a_map_of_2000_problems_is_a_screen_and_says_what_it_leaves_out():
     assert "176 of 2000 workloads, all with question=best" in " ".join(file.getvalue().split())
 
 
+@pytest.mark.parametrize(("contexts", "blocks"), [(2, [8]), (3, [12]), (4, [8, 8])])
+def test_a_map_of_80_columns_is_whole_or_in_blocks_of_one_length(contexts: int, blocks: list[int]):
+    rows = [made("a", 10.0, s_qo=s_qo, s_kv=8192 << s_kv) for s_qo in (1, 2, 4, 8) for s_kv in range(contexts)]
+    brief.show(Console(file=(file := io.StringIO()), width=80), asked(*rows), "DIR", ["best"])
+    lines = [line.split() for line in file.getvalue().splitlines() if len(line) <= 80]
+
+    assert [len(of) - 2 for of in lines if of[:2] == ["batch", "kv"]] == blocks
+
+
 def test_a_lone_backend_is_called_no_fastest_one_and_an_empty_cell_is_explained():
     rows = [made("a", 10.0), made("a", 20.0, s_kv=16384), made("a", 20.0, batch_size=1)]
     found = []
