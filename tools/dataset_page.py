@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from orchestrator.analysis import finder
 from orchestrator.config.engine import MAX_DRAFT, selected
 from orchestrator.config.model import CUSTOM
 
@@ -22,6 +23,7 @@ COLUMNS = ("status", "device_name", "started_at", "device_uuid", "run_id", "libr
 OF_SERVER = ("model", "tp", "kv_dtype", "s_qo", "batch_size", "routine", "backend", "twin", "engine", "engine_version")
 QUICK = "timing=quick"
 ORDER = ("ok", "unsupported", "mismatch", "skipped", "failed", "timeout", "oom")
+ALIKE = "Rows of the same heads answer for more models"
 BEGIN = f"""# Datasets
 
 Which measurements are in the repository, and how were they made?
@@ -78,7 +80,16 @@ def servers(frames: dict[Path, pd.DataFrame]) -> str:
         lines.append(f"|{'|'.join((*of_server, listed(one['build']) or '–', f'{len(one):,}', where))}|")
     head = "|model|TP|GPU|cache|drafted tokens|requests|engines' own builds|points|in|\n|-|-|-|-|-|-|-|-|-|"
     said = "## Servers measured\n\nOne GPU of a server has these heads; points of decode and drafts.\n"
-    return "\n".join((said, head, *lines, ""))
+    return "\n".join((said, head, *lines, "", alike(), ""))
+
+
+def alike() -> str:
+    """A sentence on the models that rows of another name answer for, with the TP sizes on each kind of GPU."""
+    tps: dict[str, dict[str, list[str]]] = {}
+    for model, tp, device in finder.served_alike():
+        tps.setdefault(model, {}).setdefault(f"{device.split()[1]} ", []).append(str(tp))
+    each = (f"{model} ({'; '.join(gpu + ','.join(of) for gpu, of in gpus.items())})" for model, gpus in tps.items())
+    return f"{ALIKE}, of the TP sizes in brackets: {', '.join(each)}."
 
 
 def frame(path: Path) -> pd.DataFrame:

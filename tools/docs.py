@@ -74,7 +74,8 @@ Times are medians without the launch of the graph ([timing](../timing.md)).
 
 
 def servers(datasets: str) -> list[str]:
-    """README's table of servers, from the one on the page of datasets: a line for each model, and the TP sizes of each GPU."""
+    """README's table of servers, from the one on the page of datasets: a line for each model, the TP sizes of each GPU, and how
+    many more models have such heads."""
     tps: dict[str, dict[str, list[str]]] = {}
     caches: dict[str, dict[str, None]] = {}
     for model, tp, gpu, kv_dtypes, *_ in (line.strip("|").split("|") for line in first_table(datasets)[2:]):
@@ -83,7 +84,9 @@ def servers(datasets: str) -> list[str]:
     gpus = sorted({gpu for of in tps.values() for gpu in of})
     cells = [["model", *(f"tp, device={gpu.lower()}" for gpu in gpus), "KV cache"], ["-"] * (2 + len(gpus))]
     cells += [[model, *(",".join(of.get(gpu, "–")) for gpu in gpus), ", ".join(caches[model])] for model, of in tps.items()]
-    return [f"|{'|'.join(line)}|" for line in cells]
+    (also,) = (line for line in datasets.splitlines() if line.startswith(dataset_page.ALIKE))
+    more = {*re.findall(r"(\w+) \(", also)} - tps.keys()
+    return [*(f"|{'|'.join(line)}|" for line in cells), "", f"The same heads answer for {len(more)} more models."]
 
 
 def readme(found: dict[str, tuple[Document, Rendered]], datasets: str) -> str:

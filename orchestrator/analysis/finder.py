@@ -107,6 +107,25 @@ def find(
     return best, asked[turn][0]
 
 
+def served_alike() -> list[tuple[str, int, str]]:
+    """Model, tp and device of each shipped model that has no rows of its name, and is answered by those with its heads."""
+    import duckdb
+
+    found = []
+    with duckdb.connect() as con:
+        every = f"read_parquet([{', '.join(map(file_literal, _places()))}], union_by_name = true, filename = true)"
+        con.execute(f"CREATE TEMP TABLE rows AS FROM {every} WHERE {ISOLATED}")
+        for model in map(Model.model_validate, shipped().values()):
+            for tp, alike in ((tp, same_heads(model, tp, {})) for tp in model.tp):
+                _, values, having = alike or ("", {}, "false")
+                own = condition({"model": (model.name,), "tp": (tp,)})
+                devices = con.execute(f"""
+                    SELECT device_name FROM rows WHERE {condition(values)} GROUP BY filename, device_name HAVING {having}
+                    EXCEPT SELECT device_name FROM rows WHERE {own} ORDER BY 1""").fetchall()
+                found += [(model.name, tp, device) for (device,) in devices]
+    return found
+
+
 def _places() -> dict[str, Path]:
     """The datasets of sweeps by their Parquet files. Those of noise, wrong kernels and rule edges answer for no deployment."""
     files = sorted(Path(RESULTS).glob("*/*.parquet"))

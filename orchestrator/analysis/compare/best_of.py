@@ -18,7 +18,7 @@ from orchestrator.analysis.compare.pairs import LIST_COLUMNS, PLACE_COLUMNS, tre
 from orchestrator.analysis.compare.selection import Selection
 from orchestrator.analysis.keys import GRID_AXES, PROBLEM_KEYS
 from orchestrator.analysis.noise import SAME, first_of_aa_pairs
-from orchestrator.analysis.questions import contenders_by, ranked_by, ranking_of
+from orchestrator.analysis.questions import cache_size, contenders_by, ranked_by, ranking_of
 from orchestrator.analysis.questions.exactness import error, named
 from orchestrator.analysis.questions.tables import describe_point, l2_words, percent
 from orchestrator.analysis.sql import quoted
@@ -30,6 +30,7 @@ ALIKE = 0.05  # neighbouring batches whose ratios differ by less are one range
 OF_LINE = ("model", "q_dtype", "kv_dtype", "l2")  # each combination is a line of the answer
 IN_DESCRIPTION = ("routine", "q_dtype", "kv_dtype", "out_dtype", "batch_size", "s_kv", "s_qo")  # by a point's description
 MAX_CHANGED = 20  # problems in the list
+TOO_BIG = "cache larger than the GPU"  # no deployment has such a problem
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class BestOfSides:
     Its columns are the keys of a problem, `_a` and `_b` of `backend`, `kernel`, `us`, `own_us` and `rel_err`, and
     speed_up   the time of the baseline's best over that of the candidate's best, both without the launch of the graph
     keeping    on the candidate, the time of the baseline's best kernel over that of the best; null if it has no time there
+    too_big    its KV cache, of all layers, is larger than the candidate's memory
     """
 
     names: tuple[str, str]
@@ -47,9 +49,10 @@ class BestOfSides:
 
     @property
     def changed(self) -> pd.DataFrame:
-        """Problems whose best kernel is another one on the candidate, those first where keeping it costs most."""
+        """Problems whose best kernel is another one on the candidate, those first that fit it and where keeping it costs most."""
         other = self.problems[self.problems["kernel_a"] != self.problems["kernel_b"]]
-        return other.sort_values(["keeping", "speed_up"], ascending=False, na_position="first", kind="stable")
+        order = ["too_big", "keeping", "speed_up"]
+        return other.sort_values(order, ascending=[True, False, False], na_position="first", kind="stable")
 
 
 def weighed(found: BestOfSides, rules: WeightRules, mix: Mix | None) -> BestOfSides:
@@ -77,7 +80,7 @@ def best_of(baseline: Selection, candidate: Selection, max_rel_err: float | None
     places = [place for place in places if not of_devices or place != "env"]  # a workload counts once, whatever measured it
     keys = [key for key in PROBLEM_KEYS if key not in PLACE_COLUMNS or key in places]
     (first, _), (second, ran) = (_ranked(rows, keys, max_rel_err) for rows in sides)
-    problems = first.merge(second.drop(columns=keys), on="place", suffixes=("_a", "_b"))
+    problems = first.drop(columns="too_big").merge(second.drop(columns=keys), on="place", suffixes=("_a", "_b"))
     problems = problems.merge(ran, left_on=["place", "kernel_a"], right_on=["place", "kernel"], how="left")
     for name, us in (("speed_up", "own_us_a"), ("keeping", "kept_us")):
         problems[name] = problems[us] / problems["own_us_b"]
@@ -90,12 +93,15 @@ def _ranked(rows: pd.DataFrame, keys: list[str], max_rel_err: float | None) -> t
     once = first_of_aa_pairs(rows)
     masks = [mask if tree is None else f"{mask} {tree}" for mask, tree in zip(once["mask"], tree_texts(once), strict=True)]
     data = ranking_of(once.drop(columns=[*LIST_COLUMNS, "tree"], errors="ignore").assign(mask=masks), max_rel_err)
+    cache_size.create(data, None)
     shown = ", ".join(
         quoted(key) if key in GRID_AXES else f"coalesce({quoted(key)}::VARCHAR, '–') AS {quoted(key)}" for key in keys
     )
     best = f"""
-        SELECT place, {shown}, best.backend, best.kernel, best.median_us AS us, best.own_us, best.rel_err
+        SELECT place, {shown}, best.backend, best.kernel, best.median_us AS us, best.own_us, best.rel_err,
+               coalesce(cache_bytes > memory_bytes, false) AS too_big
         FROM ({ranked_by(keys)}) AS best JOIN (SELECT row, problem FROM points) USING (row) JOIN problems USING (problem)
+             LEFT JOIN cache_sizes USING (problem)
         WHERE NOT reference ORDER BY row"""
     ran = f"SELECT place, kernel, min(own_us) AS kept_us FROM ({contenders_by(keys)}) WHERE NOT reference GROUP BY ALL"
     return data.con.sql(best).df(), data.con.sql(ran).df()
@@ -189,7 +195,8 @@ def _changed(found: BestOfSides, same: float) -> list[Grid]:
     if changed.empty:
         return []
     extra = [key for key in PROBLEM_KEYS if key in changed and key not in IN_DESCRIPTION and changed[key].nunique() > 1]
-    matter = int((changed["keeping"] > 1 + same).sum())
+    costs = changed["keeping"] > 1 + same
+    matter, too_big = int((costs & ~changed["too_big"]).sum()), int((costs & changed["too_big"]).sum())
     cells = tuple(
         (
             ", ".join((describe_point(r), *(f"{key} {r[key]}" for key in extra))),
@@ -198,14 +205,14 @@ def _changed(found: BestOfSides, same: float) -> list[Grid]:
                 for side in "ab"
             ),
             f"{r['speed_up']:.2f}",
-            "no time there" if r["keeping"] != r["keeping"] else percent(r["keeping"] - 1),
+            ("no time there" if r["keeping"] != r["keeping"] else percent(r["keeping"] - 1)) + f", {TOO_BIG}" * r["too_big"],
         )
         for r in changed.head(MAX_CHANGED).to_dict("records")
     )
     more = f", {MAX_CHANGED} of them here" if len(changed) > MAX_CHANGED else ""
     title = (
         f"another kernel is best at {len(changed):,} of {len(found.problems):,} problems{more}; "
-        f"keeping the baseline's costs more than {same:.0%} at {matter:,}"
+        f"keeping the baseline's costs more than {same:.0%} at {matter:,}{f', and at {too_big:,} with a {TOO_BIG}' * bool(too_big)}"
     )
     header = ("problem", f"{baseline}, µs", f"{candidate}, µs", "times as fast", f"keeping the baseline's on {candidate} costs")
     return [Grid(title, header, cells)]

@@ -94,7 +94,7 @@ def test_rows_of_another_share_soft_cap_sink_window_or_sparsity_do_not(model: st
 def servers() -> list[tuple[str, str, str]]:
     """Model, device and tp of README's table, whose lines are models with the sizes of tp on each device."""
     (table,) = re.findall(r"<!-- servers -->\n(.*?)<!-- /servers -->", (ROOT / "README.md").read_text(), re.DOTALL)
-    head, _, *lines = (line.strip("|").split("|") for line in table.splitlines())
+    head, _, *lines = (line.strip("|").split("|") for line in table.splitlines() if line.startswith("|"))
     cells = ((line[0], words, cell) for line in lines for words, cell in zip(head, line, strict=True))
     sizes = ((model, words.partition("device=")[2], cell) for model, words, cell in cells if "device=" in words and cell != "–")
     return [(model, device, tp) for model, device, cell in sizes for tp in cell.split(",")]
@@ -104,6 +104,14 @@ def test_every_server_of_the_readme_has_a_dataset():
     for model, device, tp in servers():
         assert finder.find({"model": (model,), "device_name": known_devices()[device].match, "tp": (int(tp),)}, selected(), None)
     assert len(servers()) > 15
+
+
+def test_every_model_that_is_said_to_have_rows_of_its_heads_is_answered_by_them():
+    for model, tp, device in finder.served_alike():
+        alike = finder.same_heads(shape(model), tp, {"device_name": (device,)})
+        assert "model" not in finder.find({"model": (model,), "tp": (tp,), "device_name": (device,)}, (), None, alike)[1]
+    (more,) = re.findall(r"same heads answer for (\d+) more models", (ROOT / "README.md").read_text())
+    assert int(more) == len({model for model, *_ in finder.served_alike()} - {model for model, *_ in servers()})
 
 
 def test_a_server_is_answered_on_one_screen_of_its_own_rows(invoke: Invoke):

@@ -70,6 +70,19 @@ def test_a_winner_that_changed_says_what_keeping_the_first_costs(devices: BestOf
     assert line[1:] == ("trtllm-native(xqa) 22.0 err 0.3%", "fa2_tc 20.0 err 0.3%", "1.10", "25%")
 
 
+def test_what_no_gpu_can_hold_comes_last_and_is_named():
+    """70B's cache of 1,024 tokens is 336 MB, and that of 1,024 requests 344 GB."""
+    sizes = {"model": "llama_3_1_70b", "num_kv_heads": 8, "head_dim_qk": 128, "head_dim_vo": 128}
+    rows = [
+        [at(name, us, batch, s_kv=1024, **sizes, **keys) for batch in (1, 1024) for name, us in (("fa2_tc", a), ("cudnn", b))]
+        for a, b, keys in ((10.0, 20.0, OTHER), (20.0, 10.0, {}))
+    ]
+    _, changed = grids(best_of(*(Selection("x", "nowhere", table(*side)) for side in rows)))
+
+    assert "costs more than 2% at 1, and at 1 with a cache larger than the GPU" in changed.title
+    assert [cells[-1] for cells in changed.cells] == ["100%", "100%, cache larger than the GPU"]
+
+
 def test_two_versions_are_named_as_they_were_typed_and_other_states_of_the_caches_do_not_meet():
     old, new = table(at("fa2_tc", 10.0, 8)), table(at("fa2_tc", 8.0, 8))
     found = best_of(Selection("flashinfer:0.7", "p", old), Selection("flashinfer:0.8", "p", new))
