@@ -23,7 +23,7 @@ COLUMNS = ("status", "device_name", "started_at", "device_uuid", "run_id", "libr
 OF_SERVER = ("model", "tp", "kv_dtype", "s_qo", "batch_size", "routine", "backend", "twin", "engine", "engine_version")
 QUICK = "timing=quick"
 ORDER = ("ok", "unsupported", "mismatch", "skipped", "failed", "timeout", "oom")
-ALIKE = "Rows of the same heads answer for more models"
+ALIKE = "Rows of the same heads answer for these models."
 BEGIN = f"""# Datasets
 
 Which measurements are in the repository, and how were they made?
@@ -84,12 +84,12 @@ def servers(frames: dict[Path, pd.DataFrame]) -> str:
 
 
 def alike() -> str:
-    """A sentence on the models that rows of another name answer for, with the TP sizes on each kind of GPU."""
-    tps: dict[str, dict[str, list[str]]] = {}
-    for model, tp, device in finder.served_alike():
-        tps.setdefault(model, {}).setdefault(f"{device.split()[1]} ", []).append(str(tp))
-    each = (f"{model} ({'; '.join(gpu + ','.join(of) for gpu, of in gpus.items())})" for model, gpus in tps.items())
-    return f"{ALIKE}, of the TP sizes in brackets: {', '.join(each)}."
+    """A table of the models that rows of another name answer for, with the TP sizes on each kind of GPU."""
+    found = pd.DataFrame(finder.served_alike(), columns=["model", "tp", "device"])
+    found["GPU"] = found["device"].str.split().str[1]
+    sizes = found.groupby(["model", "GPU"])["tp"].agg(lambda tps: ",".join(map(str, tps))).unstack(fill_value="–")
+    head = f"|model|{'|'.join(f'TP, {gpu}' for gpu in sizes)}|\n|-|{'-|' * len(sizes.columns)}"
+    return "\n".join((ALIKE, "", head, *(f"|{'|'.join((str(model), *of))}|" for model, *of in sizes.itertuples())))
 
 
 def frame(path: Path) -> pd.DataFrame:

@@ -84,8 +84,7 @@ def servers(datasets: str) -> list[str]:
     gpus = sorted({gpu for of in tps.values() for gpu in of})
     cells = [["model", *(f"tp, device={gpu.lower()}" for gpu in gpus), "KV cache"], ["-"] * (2 + len(gpus))]
     cells += [[model, *(",".join(of.get(gpu, "–")) for gpu in gpus), ", ".join(caches[model])] for model, of in tps.items()]
-    (also,) = (line for line in datasets.splitlines() if line.startswith(dataset_page.ALIKE))
-    more = {*re.findall(r"(\w+) \(", also)} - tps.keys()
+    more = {line.strip("|").split("|")[0] for line in first_table(datasets.partition(dataset_page.ALIKE)[2])[2:]} - tps.keys()
     return [*(f"|{'|'.join(line)}|" for line in cells), "", f"The same heads answer for {len(more)} more models."]
 
 

@@ -80,16 +80,16 @@ def _of(part: Part, name: str) -> Any:
 
 
 def _maps(data: Dataset, width: int) -> Iterator[list[Text]]:
-    """A map for each deployment: a letter for the fastest backend of each workload."""
+    """A map for each deployment: a letter for the fastest backend of each workload, of the kind that has most of them."""
     won = data.records(WINNERS)
     names = Counter(named(one["backend"], one["kernel"]) for one in won)
     letters = _letters([name for name, _ in names.most_common()])
     order = sorted(group_by(won, PLACE).items(), key=lambda of: (not is_usual(of[0]), of[0][PLACE.index("model")] == CUSTOM))
     for place, records in order:
         extra = varying_keys(records, (*PLACE, "routine", "q_dtype", "out_dtype", "batch_size", "s_qo", "s_kv"))
-        values, of_one = next(iter(group_by(records, extra).items()))
+        values, of_one = max(group_by(records, extra).items(), key=lambda of: len(of[1]))
         here = dict(zip(PLACE, place, strict=True))
-        others = [f"{key} {value}" for key, value in zip(extra, values, strict=True)]
+        others = [f"{key} {value}" for key, value in zip(extra, values, strict=True) if value is not None]
         about = ", ".join((server_name(here), str(here["device_name"]), f"{here['kv_dtype']} cache", *others))
         drawn, lines = _blocks(of_one, letters, width)
         more = f"; {drawn} of {len(records)} workloads, all with question=best" if drawn < len(records) else ""

@@ -144,6 +144,8 @@ def test_on_a_phone_the_head_is_low_and_a_sites_index_no_wider_than_the_screen(s
     shown.page.goto((tmp_path / "site" / "index.html").as_uri())
     assert shown.page.evaluate("Math.max(...[...document.querySelectorAll('table')].map((one) => one.scrollWidth))") <= 390
     assert "llama_3_1_70b · tp 1" in shown.page.inner_text("h2:text('Servers') ~ table")
+    phases = "[4, 5].map((n) => getComputedStyle(document.querySelector(`table td:nth-child(${n})`), '::before').content)"
+    assert shown.page.evaluate(phases) == ['"decode: "', '"drafts: "']
     shown.page.locator("table a").first.click()
     shown.page.wait_for_selector("body[data-drawn]")
     assert "NVIDIA H100" in shown.text("h2 span")

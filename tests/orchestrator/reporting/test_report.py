@@ -56,6 +56,13 @@ def test_a_map_of_80_columns_is_whole_or_in_blocks_of_one_length(contexts: int, 
     assert [len(of) - 2 for of in lines if of[:2] == ["batch", "kv"]] == blocks
 
 
+def test_a_map_is_of_the_kind_that_has_most_workloads():
+    rows = [made("b", 10.0, window=128), *(made("a", 10.0, s_kv=8192 << more) for more in range(3))]
+    brief.show(Console(file=(file := io.StringIO()), width=80), asked(*rows), "DIR", ["best"])
+
+    assert "bf16 cache; 3 of 4 workloads" in " ".join(file.getvalue().split())
+
+
 def test_a_lone_backend_is_called_no_fastest_one_and_an_empty_cell_is_explained():
     rows = [made("a", 10.0), made("a", 20.0, s_kv=16384), made("a", 20.0, batch_size=1)]
     found = []
