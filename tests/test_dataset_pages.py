@@ -39,7 +39,7 @@ def test_a_dataset_of_few_samples_says_so():
 
 
 def test_the_table_of_servers_counts_the_rows():
-    table = (RESULTS / "README.md").read_text().partition("## Servers measured")[2].partition("\n## ")[0]
+    table = (RESULTS / "README.md").read_text().partition("## Servers measured")[2].partition(dataset_page.ALIKE)[0]
     cells = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("|")][2:]
     counted = duckdb.sql(f"""
         SELECT model, tp, split_part(device_name, ' ', 2) AS gpu, count(*)
