@@ -69,8 +69,9 @@ def find(
 ) -> tuple[str, Wanted]:
     """The path of the dataset under results/ that says most about these values of columns, and the values that its rows have.
 
-    Those that answer the question come first (`HAS`), then those with several kernels of flags, with the model's name before those
-    with its heads (`alike`), with rows of the engines' own builds, with more kernels of flags, more workloads, the newest.
+    Those that answer the question come first (`HAS`), then those with what an engine takes by default there, with several kernels
+    of flags, with the model's name before those with its heads (`alike`), with rows of the engines' own builds, with more kernels
+    of flags, more workloads, the newest.
     `drafts` asks for steps with so many drafted tokens. Raises NoRows, with what there is, for no such rows and no question.
     """
     import duckdb
@@ -88,12 +89,14 @@ def find(
             f"""
             SELECT filename, {turn} AS turn, {SIZES} FILTER ((routine, backend) IN ({own})) AS by_own_build,
                    count(DISTINCT backend) FILTER ((routine, backend) IN ({calls})) AS choices,
+                   bool_or({_defaults(engines)}) AS has_default,
                    {SIZES} AS workloads, {HAS.get(question or "", "true")} AS answers,
                    max(finished_at)::VARCHAR AS ended, string_agg(DISTINCT model, ', ') AS names
             FROM rows WHERE {" AND ".join([condition(values), *length])} GROUP BY filename HAVING {having}"""
             for turn, (values, having) in enumerate(asked)
         )
-        order = "answers DESC, choices > 1 DESC, turn, by_own_build DESC, choices DESC, workloads DESC, ended DESC, filename"
+        first = "answers DESC, has_default DESC, choices > 1 DESC, turn"
+        order = f"{first}, by_own_build DESC, choices DESC, workloads DESC, ended DESC, filename"
         found = con.execute(f"{' UNION ALL '.join(queries)} ORDER BY {order}").fetchall() if wanted else []
         if not found:
             raise NoRows(_nothing(con, wanted, drafts))
@@ -137,6 +140,20 @@ def _calls(engines: Sequence[Engine]) -> tuple[str, str]:
     """SQL lists of routines and backends: the engines' own builds, and all that stand for one of their calls."""
     found = [(call, call.backend == flag.own_build) for one in engines for flag in one.flags for *_, call in calls_of(flag)]
     return _listed(call for call, is_own in found if is_own), _listed(call for call, _ in found)
+
+
+def _defaults(engines: Sequence[Engine]) -> str:
+    """SQL that is true for a row of what an engine takes by default on such a GPU."""
+    taken = {
+        (f"{major}", *call)
+        for one in engines
+        for flag in one.flags
+        for default in flag.default
+        for major in default.cc or flag.cc
+        for *_, call in calls_of(flag)
+    }
+    listed = ", ".join(f"({', '.join(map(literal, one))})" for one in sorted(taken)) or "('', '', '')"
+    return f"(split_part(compute_capability, '.', 1), routine, backend) IN ({listed})"
 
 
 def _listed(calls: Iterable[EngineCall]) -> str:

@@ -40,10 +40,16 @@ def _in_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
             3,
             "results/h200_mla/sparse_and_dense.parquet",
         ),
+        (
+            {"model": ("deepseek_v3",), "device_name": H200, "tp": (8,), "kv_dtype": ("fp8_e4m3",)},
+            "vllm",
+            None,
+            "results/h200_mla/mla_mtp_fp8.parquet",
+        ),
         ({"model": ("gpt_oss_120b",), "device_name": H200}, "vllm", 15, "results/h200_drafts/target_verify_gpt_oss_rest.parquet"),
     ],
 )
-def test_the_dataset_that_says_most_is_taken(wanted: finder.Wanted, engine: str, drafts: int, found: str):
+def test_the_dataset_that_says_most_is_taken(wanted: finder.Wanted, engine: str, drafts: int | None, found: str):
     assert finder.find(wanted, selected(engine), drafts) == (found, wanted)
 
 
