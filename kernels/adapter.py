@@ -49,6 +49,7 @@ import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, replace
+from functools import cache
 from types import MemberDescriptorType
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -118,13 +119,7 @@ class Adapter(ABC):
     installed: tuple[tuple[str, str], ...] = ()  # the versions of its distributions that it is asked about; see `for_versions`
 
     def __new__(cls, *_args: object, **_keys: object) -> Self:
-        for name, declared in cls.__dataclass_fields__.items():
-            value = inspect.getattr_static(cls, name, MISSING)
-            if value is not declared.default and not isinstance(value, MemberDescriptorType):
-                raise TypeError(
-                    f"{cls.__name__}.{name} is not a field: decorate the class with @dataclass(frozen=True, kw_only=True) "
-                    f"and declare it as `{name}: {declared.type} = ...`"
-                )
+        _require_fields(cls)
         return super().__new__(cls)
 
     @property
@@ -368,3 +363,14 @@ DECLARED = (
 )  # fmt: skip
 CHOICES = ("max_seq_len left to the batch (null)", "num_splits left to the library (null)", "enable_pdl left to the library (null)")
 DECLARED_MET, CHOICES_MET = (tuple(Need(sentence, True) for sentence in sentences) for sentences in (DECLARED, CHOICES))
+
+
+@cache  # thousands of wrong kernels are made of few classes
+def _require_fields(of: type[Adapter]) -> None:
+    for name, declared in of.__dataclass_fields__.items():
+        value = inspect.getattr_static(of, name, MISSING)
+        if value is not declared.default and not isinstance(value, MemberDescriptorType):
+            raise TypeError(
+                f"{of.__name__}.{name} is not a field: decorate the class with @dataclass(frozen=True, kw_only=True) "
+                f"and declare it as `{name}: {declared.type} = ...`"
+            )

@@ -31,7 +31,9 @@ def open(path: str | Path | Sequence[str], *, where: Mapping[str, Any] | None = 
     given = str(path) if isinstance(path, str | Path) else list(path)
     settings = load({**from_words(["mode=report"]), "results": {"path": given}, "where": where})
     assert isinstance(settings, AskSettings)
-    return open_views(settings.results.path, where=settings.where)
+    data = open_views(settings.results.path, where=settings.where)
+    data.create_later()
+    return data
 
 
 def ask(data: Dataset, question: str) -> pd.DataFrame:

@@ -152,7 +152,7 @@ def test_the_roofline_and_the_statuses(name: str):
 
     assert found["intensity"].sum() == pytest.approx((fit["flops"] / fit["bytes"]).sum())
     assert found["tflops"].sum() == pytest.approx(fit["tflops"].sum())
-    assert dict(data(name).con.execute("SELECT status, sum(points)::BIGINT FROM statuses GROUP BY ALL").fetchall()) == (
+    assert dict(data(name).execute("SELECT status, sum(points)::BIGINT FROM statuses GROUP BY ALL")) == (
         rows["status"].value_counts().to_dict()
     )
 
@@ -170,7 +170,7 @@ def test_spikes(name: str):
     beyond = off["off"] - own.where(many_own, kernels.where(many, 0))
     extent = beyond.groupby(off["point_id"]).agg(["min", "max"])
     expected = set(extent.index[(extent["min"] > np.log(1.3)) | (extent["max"] < -np.log(1.3))])
-    found = data(name).con.execute("SELECT point_id FROM spikes JOIN rows USING (row)").fetchall()
+    found = data(name).execute("SELECT point_id FROM spikes JOIN rows USING (row)")
 
     assert {point_id for (point_id,) in found} == expected
 

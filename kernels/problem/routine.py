@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Callable, Mapping
-from functools import cache, wraps
+from functools import cache, lru_cache, wraps
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 
@@ -144,9 +144,14 @@ def with_axes(keys: dict[str, Any]) -> dict[str, Any]:
     return own.completed({**kept, "routine_axes": spelled or None})
 
 
-def axes_in(spelled: object) -> dict[str, int | str]:
+def axes_in(spelled: object) -> Mapping[str, int | str]:
     """The axes in a `routine_axes`, such as `top_k=2048 order=random`."""
-    pairs = (word.partition("=")[::2] for word in str(spelled or "").split())
+    return _axes_in(str(spelled or ""))
+
+
+@lru_cache(maxsize=1024)  # a plan asks a problem for its axes again and again
+def _axes_in(spelled: str) -> Mapping[str, int | str]:
+    pairs = (word.partition("=")[::2] for word in spelled.split())
     return {key: int(value) if value.isdecimal() else value for key, value in pairs}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from orchestrator.analysis.sql import literal
 from orchestrator.errors import DamagedDataset
 
 if TYPE_CHECKING:
+    import duckdb
     import pyarrow as pa
 
 Record = dict[str, Any]
@@ -26,12 +28,15 @@ class Connection:
 
     DuckDB reads a file when a query needs it. So every method raises DamagedDataset for a file that is damaged or is not this
     project's. A query through `con` raises DuckDB's own error.
+
+    `later` has views by name, each after those that it reads. One is created when a query first names it: planning them all takes
+    longer than most questions. For queries through `con`, call `create_later` first.
     """
 
     def __init__(self, files: list[str], *, threads: int | None = None) -> None:
         import duckdb
 
-        self._unverified = unverified(files)
+        self._unverified, self.later = unverified(files), dict[str, str]()
         self.con = duckdb.connect(config={"threads": threads} if threads else {})
         self.con.execute("SET preserve_insertion_order = false; SET enable_progress_bar = false; SET TimeZone = 'UTC'")
         self.con.execute("SET autoinstall_known_extensions = false")  # nothing is fetched from anywhere
@@ -39,6 +44,7 @@ class Connection:
     def execute(self, statement: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """Runs a statement, with values for its `?`. Returns its rows, none for one that only makes something."""
         with self._reading():
+            self.create_later(statement)
             return self.con.execute(statement, list(parameters)).fetchall()
 
     def create_table(self, columns: str, rows: Iterable[Sequence[object]] = ()) -> None:
@@ -50,13 +56,29 @@ class Connection:
     def records(self, query: str) -> list[Record]:
         """The rows that a query returns, each as a dict."""
         with self._reading():
-            relation = self.con.sql(query)
+            relation = self.relation(query)
             return [dict(zip(relation.columns, values, strict=True)) for values in relation.fetchall()]
 
     def to_arrow(self, query: str) -> pa.Table:
         """The answer of a query as an Arrow table."""
         with self._reading():
-            return self.con.sql(query).to_arrow_table()
+            return self.relation(query).to_arrow_table()
+
+    def relation(self, query: str) -> duckdb.DuckDBPyRelation:
+        """The answer of a query as DuckDB's relation, which is computed when it is read."""
+        self.create_later(query)
+        return self.con.sql(query)
+
+    def create_later(self, query: str | None = None) -> None:
+        """Creates those views of `later` that a query reads; all without one."""
+        names = set(self.later) if query is None else self._later_in(query)
+        while more := {name for of in names for name in self._later_in(self.later[of])} - names:
+            names |= more
+        for name in [name for name in self.later if name in names]:
+            self.con.execute(f"CREATE TEMP VIEW {name} AS {self.later.pop(name)}")
+
+    def _later_in(self, query: str) -> set[str]:
+        return self.later.keys() & re.findall(r"\w+", query) if self.later else set()
 
     @contextmanager
     def _reading(self) -> Iterator[None]:

@@ -109,7 +109,7 @@ def token_bytes(problem: Problem) -> int:
 @lru_cache(maxsize=256)
 def chosen(problem: Problem) -> tuple[TokenSet, ...]:
     """What each query token of the batch attends to, [T]. All that it may see where that is no more than `top_k`."""
-    top_k = int(problem.axis("top_k") or 1)
+    top_k, step = int(problem.axis("top_k") or 1), _step(problem)
     listed, padded = problem.axis("newest") == "listed", problem.axis("index_padding") != "none"
     found: list[TokenSet] = []
     for q_len, length in zip(problem.q_lens, problem.kv_lens, strict=True):
@@ -119,7 +119,7 @@ def chosen(problem: Problem) -> tuple[TokenSet, ...]:
             older = min(top_k - newest, context)
             if padded and not len(found) % 3:
                 newest, older = _half(newest, older)
-            found.append(TokenSet(token * _step(problem) % max(1, context), older, newest))
+            found.append(TokenSet(token * step % max(1, context), older, newest))
     return tuple(found)
 
 

@@ -111,7 +111,7 @@ def views_of(table: pa.Table | pd.DataFrame, draft: Draft | None = None, **assum
 
 def ask(data: Dataset, view: str) -> duckdb.DuckDBPyRelation:
     """The answer of a view as a relation. It is computed by `.df()`, `.to_arrow_table()` and the like."""
-    return data.con.sql(f"FROM {view}")
+    return data.relation(f"FROM {view}")
 
 
 @cache
@@ -195,8 +195,8 @@ def define_views(data: Dataset, draft: Draft, **assumed: Unpack[Assumed]) -> Dat
     _create_engine_tables(data, selected() if engines is None else engines)
     in_engine.create(data, query_text("engine_points").format(layers=LAYERS))
     data.execute(f"CREATE TEMP MACRO off_the_line(us0, x0, us, x, us1, x1) AS {OFF_THE_LINE}")
-    for view in (view for view in VIEWS if view not in RANKING):
-        data.execute(f"CREATE TEMP {_kind(data) if view == 'ranked_workloads' else 'VIEW'} {view} AS {query_text(view)}")
+    data.execute(f"CREATE TEMP {_kind(data)} ranked_workloads AS {query_text('ranked_workloads')}")
+    data.later = {view: query_text(view) for view in VIEWS if view not in (*RANKING, "ranked_workloads")}
     _note_unused(data, weights)
     return data
 

@@ -61,7 +61,7 @@ def grids(data: Dataset) -> list[Grid]:
     if not data.scalar("SELECT count(*) FROM engine_points"):
         return []
     tables = yaml.safe_load(files(__package__).joinpath("in_engine.yaml").read_text(encoding="utf-8"))
-    found = {title: data.con.sql(SELECT + query.format(**TELLS) + f" LIMIT {MAX_SHOWN}") for title, query in tables.items()}
+    found = {title: data.relation(SELECT + query.format(**TELLS) + f" LIMIT {MAX_SHOWN}") for title, query in tables.items()}
     return [statement(data), *(formatted(title, of.columns, of.fetchall()) for title, of in found.items())]
 
 

@@ -145,14 +145,14 @@ def _ranking(data: Dataset, view: str, rows: pd.Series) -> pd.DataFrame:
 
 def facts(data: Dataset) -> dict[str, list[str]]:
     """What was measured on what, with which versions, and when: of the rows that are `ok`, if any is."""
-    ran = "FROM rows WHERE (status = 'ok' OR NOT EXISTS (FROM rows WHERE status = 'ok'))"
-    gpus, models, torch, libraries, drivers, code = (
-        [value for (value,) in data.execute(f"SELECT DISTINCT {column} {ran} AND {column} IS NOT NULL ORDER BY 1")]
-        for column in ("device_name", "model", "torch_version", "libraries", "driver", "orchestrator_version")
-    )
-    days = data.single_row(f"SELECT strftime(min(finished_at), '%Y-%m-%d'), strftime(max(finished_at), '%Y-%m-%d') {ran}")
+    columns = ("device_name", "model", "torch_version", "libraries", "driver", "orchestrator_version")
+    *found, first, last = data.single_row(f"""
+        SELECT {", ".join(f"list_sort(list(DISTINCT {column}) FILTER ({column} IS NOT NULL))" for column in columns)},
+               strftime(min(finished_at), '%Y-%m-%d'), strftime(max(finished_at), '%Y-%m-%d')
+        FROM rows WHERE status = 'ok' OR NOT EXISTS (FROM rows WHERE status = 'ok')""")
+    gpus, models, torch, libraries, drivers, code = (values or [] for values in found)
     ran_with = [*dict.fromkeys([*(f"torch {version}" for version in torch), *libraries_of(libraries)])]
-    measured = [" to ".join(dict.fromkeys(filter(None, days)))] if any(days) else []
+    measured = [" to ".join(dict.fromkeys((first, last)))] if first else []
     return {"GPU": gpus, "model": models, "with": ran_with, "driver": drivers, "measured": measured, "code": code}
 
 

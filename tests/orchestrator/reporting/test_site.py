@@ -221,9 +221,11 @@ def test_a_repeated_run_makes_only_what_changed(results: Path, tmp_path: Path, m
     shutil.rmtree(tmp_path / "results" / "pairs")
     dataset(tmp_path / "results" / "pairs", [at(21.0, NIGHT, 1, OLD, twin=twin) for twin in (0, 1)])
     assert again()[0] == ["pairs"]
-    assert len(again(s_kv=8192)[0]) == 4  # other rows
+    for name in ("Morning", "morning"):  # which are compared, so that building them takes longer
+        shutil.rmtree(tmp_path / "results" / name)
+    assert again(s_kv=8192)[0] == ["night", "pairs"]  # other rows
     monkeypatch.setattr(site_build, "_code", lambda: "edited")
-    assert len(again()[0]) == 4
+    assert again()[0] == ["night", "pairs"]
 
 
 def test_a_run_replaces_what_differs_removes_what_is_gone_and_leaves_what_is_not_ours(tmp_path: Path):
