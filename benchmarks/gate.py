@@ -24,13 +24,20 @@ from orchestrator import ROOT
 from orchestrator.analysis.cards import Cards
 from orchestrator.analysis.compare.comparison import GROUP_COLUMNS
 from orchestrator.analysis.compare.gate import MIN_POINTS, Gate, GateDecision, evidence
-from orchestrator.analysis.compare.pairs import POINT_COLUMNS, Flags, Floats, pair
+from orchestrator.analysis.compare.pairs import LIST_COLUMNS, MEMORY, POINT_COLUMNS, TIMING_SETTINGS, Flags, Floats, pair
 from orchestrator.analysis.compare.verdicts import judge
 from orchestrator.analysis.noise import SAME, NoiseFloors
 from orchestrator.storage import parquet
 
 LEFT_OUT = ("check_power", "bisect", "rule_edges")  # datasets that time nothing, or what was forced or changed on purpose
 ALIKE = ["device_name", "torch_version", "flashinfer_version", "timer", "l2", "icache", "context"]
+# What a comparison reads; frames of all columns take five times as long.
+READ = [
+    *dict.fromkeys((*POINT_COLUMNS, *TIMING_SETTINGS, *LIST_COLUMNS, *ALIKE, MEMORY)),
+    *("twin", "env", "status", "resolved_backend", "measured_as", "median_us", "in_step_us", "own_us", "launch_us", "p05_us"),
+    *("num_samples", "num_set_aside", "stop_reason", "throttle_reasons", "reason", "bimodal", "bound", "frac_of_peak"),
+    *("device_uuid", "started_at", "finished_at"),
+]
 MIN_PAIRS = 30  # of two datasets
 DRAWN = 40  # points of a comparison that take longer, one at a time
 BY_BACKEND, BY_POINT, FASTER = 0.03, 0.10, 0.10
@@ -55,7 +62,10 @@ class Compared:
     def exchanged(self, which: Flags) -> Compared:
         """With the sides of some pairs exchanged; of all, the comparison in the other direction."""
         found, (a, b) = self.pairs.copy(), self.names
-        for name in [c.removesuffix("_a") for c in found if c.endswith("_a") and f"{c[:-2]}_b" in found]:
+        names = [c.removesuffix("_a") for c in found if c.endswith("_a") and f"{c[:-2]}_b" in found]
+        if which.all():
+            found = found.rename(columns={f"{name}_{x}": f"{name}_{y}" for name in names for x, y in ("ab", "ba")})
+        for name in [] if which.all() else names:
             first, second = self.pairs[f"{name}_a"], self.pairs[f"{name}_b"]
             found[f"{name}_a"], found[f"{name}_b"] = first.where(~which, second), second.where(~which, first)
         found["log_ratio"] = np.where(which, -1, 1) * found["log_ratio"]
@@ -74,17 +84,18 @@ def committed(names: Sequence[str] = ()) -> list[Compared]:
 
 
 def _timed(file: Path) -> Iterator[tuple[tuple[object, ...], pd.DataFrame]]:
-    rows = parquet.read(file).to_pandas()
-    rows = rows[(rows["status"] == "ok") & rows["env"].isna() & rows["engine"].isna()]
+    rows = parquet.read(file).select([*READ, "engine"]).to_pandas()
+    rows = rows[(rows["status"] == "ok") & rows["env"].isna() & rows.pop("engine").isna()]
     points = rows[list(POINT_COLUMNS)].itertuples(index=False)
     rows = rows.assign(point=[" ".join(map(str, point)) for point in points])  # whatever else a run measured of it
     return iter(rows.fillna({"icache": "warm", "context": "isolated"}).groupby(ALIKE))
 
 
 def _compared(a: tuple[str, pd.DataFrame], b: tuple[str, pd.DataFrame]) -> Compared | None:
-    if len(set(a[1]["point"]) & set(b[1]["point"])) < MIN_PAIRS:
+    shared = set(a[1]["point"]) & set(b[1]["point"])
+    if len(shared) < MIN_PAIRS:
         return None
-    judged = judge(pair(a[1], b[1]), NoiseFloors({}), SAME)
+    judged = judge(pair(*(rows[rows["point"].isin(shared)] for _, rows in (a, b))), NoiseFloors({}), SAME)
     return Compared((a[0], b[0]), judged[judged["counted"]].reset_index(drop=True))
 
 
@@ -115,12 +126,12 @@ def is_red(decided: GateDecision) -> bool:
     return bool(decided.points.any() or decided.by_group.any())
 
 
-def all_rates(compared: Sequence[Compared], seed: int = 0) -> pd.DataFrame:
-    """A line for each comparison in each direction, with its names, GPUs and rates."""
-    draw = np.random.default_rng(seed)
+def all_rates(compared: Sequence[Compared]) -> pd.DataFrame:
+    """A line for each comparison in each direction, with its names, GPUs and rates. What is drawn depends on its names alone."""
     both_ways = (way for there in compared for way in (there, there.exchanged(np.full(len(there.pairs), True))))
+    draws = ((one, np.random.default_rng(list(" ".join(one.names).encode()))) for one in both_ways)
     return pd.DataFrame(
-        {"baseline": one.names[0], "candidate": one.names[1], "gpus": one.gpus, **rates(one, draw)} for one in both_ways
+        {"baseline": one.names[0], "candidate": one.names[1], "gpus": one.gpus, **rates(one, draw)} for one, draw in draws
     )
 
 

@@ -6,9 +6,10 @@ import ast
 import subprocess
 import sys
 
+import pandas as pd
 import pytest
 
-from benchmarks import gate, planning, seconds_per_point, start
+from benchmarks import gate, planning, referee, seconds_per_point, start
 from orchestrator import ROOT
 
 RESULTS = ROOT / "results"
@@ -45,6 +46,15 @@ def test_the_rates_of_the_gate_are_printed_beside_their_targets(capsys: pytest.C
     assert said[2].startswith("| the same H200 | 2 | 0 (0.0%) | 0 (0.0%) | 0 (0.0%) | 100.0% |")
     assert said[-3] == "red: 0 %; at most 1 %: ratio 1000000000.00"
     assert said[-2] == "a backend 3% slower: found: 100 %; at least 95 %: ratio 1.05"
+
+
+def test_intervals_miss_a_twentieth_of_aa_pairs_and_the_launch_leaves_a_tenth_of_a_microsecond():
+    pairs = pd.concat([referee.outside(name) for name in referee.PAIRS])
+    left = {name: referee.left_of_launch(name) for name in referee.LAUNCHES}
+
+    assert len(pairs) > 700 and pairs["independent"].mean() > 0.05 > pairs["blocks"].mean()
+    assert pairs.loc[pairs["us"] < referee.SHORT_US, "blocks"].mean() < 0.05
+    assert all(len(of) > 20 and abs(of.median()) < 0.15 for of in left.values())
 
 
 def test_a_check_seldom_waits_for_the_device(monkeypatch: pytest.MonkeyPatch):

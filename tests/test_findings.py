@@ -7,6 +7,7 @@ from functools import cache
 
 import pytest
 
+from benchmarks import referee
 from orchestrator import ROOT
 from orchestrator.cli import composed
 from orchestrator.config.settings import DocumentSettings, load
@@ -66,3 +67,20 @@ def test_a_finding_is_short_and_checks_its_verdict():
         text = (ROOT / docs.SOURCES / f"{name}.md").read_text()
         assert "```expect" in text, f"{name}: nothing fails if its verdict is no longer true"
         assert len((ROOT / docs.PAGES / f"{name}.md").read_text().split()) < 1_000, f"{name}: a finding is a screen"
+
+
+def test_the_referee_s_table_says_what_its_commands_print(invoke: Invoke):
+    """The gate's rates take a minute: docs/timing.md has them."""
+    timing = (ROOT / "docs/timing.md").read_text()
+    printed = {"python -m benchmarks.referee": referee.tables(), "python -m benchmarks.gate": timing}
+    lines = [line.split("|")[1:-1] for line in (ROOT / "docs/referee.md").read_text().splitlines() if line.endswith("`|")]
+
+    assert len(lines) == 15
+    for *cells, command in lines:
+        name = command.strip("`")
+        if name.startswith("document="):
+            printed[name] = (ROOT / docs.PAGES / f"{name.removeprefix('document=')}.md").read_text()
+        if name not in printed:
+            printed[name] = invoke(*name.removeprefix("python -m orchestrator ").split()).stdout
+        bold = re.findall(r"\*\*(.+?)\*\*", cells[-1])
+        assert bold and [one for one in bold if one not in printed[name]] == [], name

@@ -68,7 +68,7 @@ Each finding says how sure it is, and what it does not cover.
 {lines}
 
 `make docs` renders these pages from `{SOURCES}/`, and every number in them comes from a committed dataset.
-Times are medians without the launch of the graph ([timing](../timing.md)).
+Times are medians without the launch of the graph ([timing](../timing.md)); a [referee](../referee.md) recomputed them.
 [Your own findings](../dashboard.md#a-document-of-your-own) are written in the same way.
 """
 
