@@ -48,14 +48,15 @@ class Problem(ProblemFields):
         unused = UNUSED.get(str(keys.get("routine")), frozenset())
         if keys.get("min_s_qo") is not None and keys["min_s_qo"] == keys.get("s_qo"):
             unused |= {"min_s_qo"}
-        kept = {key: value for key, value in keys.items() if key not in unused}
+        kept = {key: value for key, value in keys.items() if key not in unused} if unused else dict(keys)
         kept = with_listed_lengths(kept) if isinstance(kept.get("batch_spec"), str) else kept
         if kept.get("mask") != "prefix":
             kept.pop("mask_prefix", None)
         if names_usual_scale(kept):
             del kept["softmax_scale"]
         if kept.get("graph_batch") in (None, kept.get("batch_size")):  # no request is added
-            kept = {key: value for key, value in kept.items() if key not in ("graph_batch", "graph_fill")}
+            kept.pop("graph_batch", None)
+            kept.pop("graph_fill", None)
         return kept
 
     @model_validator(mode="after")

@@ -37,8 +37,8 @@ OPTIONS = OF_DTYPES | {"causal", "sliding_window", "rope", "kv_layout", "block_s
 def read(path: str) -> tuple[list[Rule], str]:
     """A rule for each different operation, and what was assumed and left out in words. Raises UserError if none is left."""
     entries = any_json(read_text(path, "import", MAX_BYTES))
-    if not isinstance(entries, list):
-        raise UserError(f"import={path}: no list; give an attention list of OperatorX, [{{type: {MHA}, args: ...}}]")
+    if not isinstance(entries, list) or not entries:
+        raise UserError(f"import={path}: no list of operations; give an attention list of OperatorX, [{{type: {MHA}, args: ...}}]")
     rest, found = Remainder(path, "operation"), dict[str, Rule]()
     for number, keys in rest.each(enumerate(entries, 1), _keys):
         if rest.problem(number, keys) is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from kernels import registry
 from kernels.adapter import Adapter, Module
@@ -53,44 +53,30 @@ def make_plan(
     """
     backends = Backends(settings.adapters, versions or releases, environments, settings.versions)
     models = [_DeviceModel(device, settings) for device in {device.name: device for device in devices}.values()]
-    considered = [models] if settings.cluster.spread == "any" else [[model] for model in models]
+    considered = [_Among(some, backends) for some in ([models] if settings.cluster.spread == "any" else [[one] for one in models])]
     with gc_pause.paused():
         look = bool(versions)
-        return Plan(tuple(_decided(point, some, settings, backends, look) for point in points for some in considered))
+        return Plan(tuple([_decided(point, among, look) for point in points for among in considered]))
 
 
-def _decided(point: Point, models: Sequence[_DeviceModel], settings: Settings, backends: Backends, look: bool) -> Decision:
+def _decided(point: Point, among: _Among, look: bool) -> Decision:
     """The decision; `failed` for a plugin that cannot be asked; with `look`, `unsupported` if a library is missing there."""
+    if point.refused:
+        return Decision(point, "unsupported", point.refused, among.names, NO_COST, ())
     try:
-        decision = _decide(point, models, settings, backends)
+        decision = _decide(point, among.backend_of(point), among.backends)
+        if not (look or point.env):
+            return decision
         asked = decision.kind == "run" or (decision.kind == "skipped" and point.engine)  # of an engine it is said before limits
-        lacking = backends.lacking(point) if asked and (look or point.env) else ""
+        lacking = among.backends.lacking(point) if asked else ""
         return decision._replace(kind="unsupported", reason=lacking, modules=()) if lacking else decision
     except KeyboardInterrupt:
         raise
     except BaseException as error:
         if not point.plugin_code or isinstance(error, OrchestratorError):
             raise
-        words, names = f"the plugin cannot say where {point.backend} runs: {said(error)}", tuple(one.device.name for one in models)
-        return Decision(point, "failed", words, names, NO_COST, ())
-
-
-class _Questions:
-    """What a backend is asked of problems on a device (`kernels.adapter`), `once` of those that are alike to it."""
-
-    def __init__(self, adapter: Adapter, device: Device, once: Callable[[Answers], Answers]) -> None:
-        def unmet(problem: Problem) -> str:
-            sentences = adapter.unmet(problem, device)
-            return f"{adapter.name} on {device.name} needs: {'; '.join(sentences)}" if sentences else ""
-
-        def modules(problem: Problem) -> tuple[ModuleKey, ...]:
-            found = adapter.modules(problem, device)
-            if foreign := [module for module in found if not isinstance(module, Module)]:
-                raise TypeError(f"{foreign[0]!r} is no Module")
-            return tuple(dict.fromkeys((device.arch, module) for module in found))
-
-        self.unmet, self.modules = once(unmet), once(modules)
-        self.workspace_bytes = once(lambda problem: adapter.workspace_bytes(launched(problem)))
+        words = f"the plugin cannot say where {point.backend} runs: {said(error)}"
+        return Decision(point, "failed", words, among.names, NO_COST, ())
 
 
 class _DeviceModel:
@@ -99,38 +85,81 @@ class _DeviceModel:
     def __init__(self, device: Device, settings: Settings) -> None:
         self.device, self.settings = device, settings
         self.room = int(device.memory_bytes * settings.limits.memory_fraction)
-        self._questions: dict[int, _Questions] = {}  # by the adapter's id(): `Backends` keeps one for each backend
-        # By the identity of the problem, which its point keeps alive, and the backend's own bytes.
-        self._costs: dict[tuple[int, int], Cost] = {}
-        self._alone: dict[int, Cost] = {}  # without those
+        self.point_seconds, self.forced = settings.limits.point_seconds, settings.check.force_unsupported
+        self.in_step = settings.timing.context == "step"
+        # By the identity of the problem, which its point keeps alive: its cost by the backend's own bytes, and without those.
+        self._costs: dict[int, dict[int | None, Cost]] = {}
 
-    def cost(self, point: Point, adapter: Adapter) -> Cost:
-        """The cost of a point. In an environment the process takes memory too, which is not the backend's."""
-        problem, layer = point.problem, self.settings.model.layer
-        if point.engine and layer is not None:
-            return in_engine(problem, layer, self.settings.timing.step_layers or LAYERS, self.device)
-        extra = self.asked(point, adapter).workspace_bytes(problem)
-        if (cost := self._costs.get((id(problem), extra))) is None:
-            cost = self._costs[id(problem), extra] = self._estimate(problem, extra)
-        return cost if point.env is None else cost._replace(memory_bytes=cost.memory_bytes + process_bytes(problem))
+    def cost(self, problem: Problem, extra: int) -> Cost:
+        """The cost of a problem on a backend that needs so many bytes of its own."""
+        if (known := self._costs.get(id(problem))) is None:
+            known = self._costs[id(problem)] = {None: estimate(problem, 0, self.device, self.settings.timing)}
+        if (cost := known.get(extra)) is None:
+            cost = known[extra] = self._with(extra, known[None], problem)
+        return cost
 
-    def asked(self, point: Point, adapter: Adapter) -> _Questions:
-        """The questions to a backend. A plugin is asked for each problem."""
-        if (found := self._questions.get(id(adapter))) is None:
-            once = (lambda answers: answers) if point.plugin_code else _once
-            found = self._questions[id(adapter)] = _Questions(adapter, self.device, once)
-        return found
-
-    def _estimate(self, problem: Problem, extra: int) -> Cost:
+    def _with(self, extra: int, least: Cost, problem: Problem) -> Cost:
         timing, layer = self.settings.timing, self.settings.model.layer
-        if (least := self._alone.get(id(problem))) is None:
-            least = self._alone[id(problem)] = estimate(problem, 0, self.device, timing)
-        own, memory = least.own_bytes + extra, least.memory_bytes + extra
-        alone = Cost(least.setup_s, least.point_s, memory, own, least.race_saves_s)
+        alone = Cost(least.setup_s, least.point_s, least.memory_bytes + extra, least.own_bytes + extra, least.race_saves_s)
         if timing.context != "step" or layer is None or step_size.unmet(problem):
             return alone
         size = step_size.size_of(problem, layer, self.device.tb_per_sec, self.room, timing.step_layers)
         return with_step(alone, problem, self.device, timing, size)
+
+
+class _Place:
+    """A backend on a kind of device, and what it is asked of problems there (`kernels.adapter`), `_once` of those alike to it."""
+
+    def __init__(self, adapter: Adapter, model: _DeviceModel, point: Point) -> None:
+        def unmet(problem: Problem) -> str:
+            sentences = adapter.unmet(problem, model.device)
+            return f"{adapter.name} on {model.device.name} needs: {'; '.join(sentences)}" if sentences else ""
+
+        def modules(problem: Problem) -> tuple[ModuleKey, ...]:
+            found = adapter.modules(problem, model.device)
+            if foreign := [module for module in found if not isinstance(module, Module)]:
+                raise TypeError(f"{foreign[0]!r} is no Module")
+            return tuple(dict.fromkeys((model.device.arch, module) for module in found))
+
+        once = (lambda answers: answers) if point.plugin_code else _once  # a plugin is asked for each problem
+        self.unmet, self.modules = once(unmet), once(modules)
+        self._own_bytes = once(lambda problem: adapter.workspace_bytes(launched(problem)))
+        self.model, self._has_process = model, point.env is not None
+        self._layer = model.settings.model.layer if point.engine else None
+
+    def cost(self, problem: Problem) -> Cost:
+        """The cost of a point. In an environment the process takes memory too, which is not the backend's."""
+        if self._layer is not None:
+            layers = self.model.settings.timing.step_layers or LAYERS
+            return in_engine(problem, self._layer, layers, self.model.device)
+        cost = self.model.cost(problem, self._own_bytes(problem))
+        return cost._replace(memory_bytes=cost.memory_bytes + process_bytes(problem)) if self._has_process else cost
+
+
+class _Backend(NamedTuple):
+    """What is the same for all points of a backend in an environment."""
+
+    adapter: Adapter
+    env: str | None
+    places: tuple[_Place, ...]
+    names: tuple[str, ...]  # of all places
+
+
+class _Among:
+    """The kinds of devices that a point is decided for, with the backends there."""
+
+    def __init__(self, models: Sequence[_DeviceModel], backends: Backends) -> None:
+        self.models, self.backends = models, backends
+        self.names = tuple(model.device.name for model in models)
+        self._known: dict[tuple[str, str, str | None], _Backend] = {}
+
+    def backend_of(self, point: Point) -> _Backend:
+        key = point.problem.routine, point.backend, point.env
+        if (found := self._known.get(key)) is None:
+            adapter = self.backends.adapter_of(point)
+            places = tuple(_Place(adapter, model, point) for model in self.models)
+            found = self._known[key] = _Backend(adapter, point.env, places, self.names)
+        return found
 
 
 class _Reads:
@@ -175,70 +204,72 @@ def _once(answer_to: Answers) -> Answers:
     return answer
 
 
-def _decide(point: Point, models: Sequence[_DeviceModel], settings: Settings, backends: Backends) -> Decision:
+def _decide(point: Point, backend: _Backend, backends: Backends) -> Decision:
     problem = point.problem
-    if point.refused:
-        return Decision(point, "unsupported", point.refused, tuple(model.device.name for model in models), NO_COST, ())
-    adapter = backends.adapter_of(point)
-    able: list[tuple[_DeviceModel, Cost]] = []
+    able: list[tuple[_Place, Cost]] = []
     refusals: list[tuple[DecisionKind, str]] = []
-    costs = [(model, model.cost(point, adapter)) for model in models]
-    for model, cost in costs:
-        if refusal := _refusal(point, adapter, model, cost):
+    costs = [(place, place.cost(problem)) for place in backend.places]
+    for place, cost in costs:
+        if refusal := _refusal(problem, backend, place, cost):
             refusals.append(refusal)
         else:
-            able.append((model, cost))
+            able.append((place, cost))
     if able:
-        return _to_run(point, adapter, able, "", backends)
-    forced = settings.check.force_unsupported and all(kind == "unsupported" for kind, _ in refusals)
-    in_no_step = any(_unmet_of_step(point, adapter, model) for model in models)
-    if forced and not in_no_step and not any(adapter.lacks_choice(problem, model.device) for model in models):
-        return _to_run(point, adapter, costs, " | ".join(dict.fromkeys(reason for _, reason in refusals)), backends)
+        return _to_run(point, backend, able, "")
     kind: DecisionKind = "skipped" if any(of == "skipped" for of, _ in refusals) else "unsupported"
-    reasons = dict.fromkeys(reason for of, reason in refusals if of == kind)
-    names = backends.one(tuple([model.device.name for model in models]))
-    return Decision(point, kind, backends.one(" | ".join(reasons)), names, costs[0][1], ())
+    reason = " | ".join(dict.fromkeys(reason for of, reason in refusals if of == kind))
+    models = [place.model for place in backend.places]
+    if kind == "unsupported" and models[0].forced and not any(_lacks(problem, backend, model) for model in models):
+        return _to_run(point, backend, costs, reason)
+    return Decision(point, kind, backends.one(reason), backend.names, costs[0][1], ())
 
 
-def _to_run(point: Point, adapter: Adapter, able: Sequence[tuple[_DeviceModel, Cost]], rule: str, backends: Backends) -> Decision:
-    of_each = [model.asked(point, adapter).modules(point.problem) for model, _ in able]
-    modules = of_each[0] if len(of_each) == 1 else tuple(dict.fromkeys(itertools.chain(*of_each)))
-    here, there = (modules, ()) if point.env is None else ((), modules)
-    worst = max([cost for _, cost in able], key=lambda cost: cost.total_s) if len(able) > 1 else able[0][1]
-    room = min([model.room for model, _ in able])
-    never = dict.fromkeys(f for model, _ in able for f in adapter.not_passed(point.problem, model.device)) if rule else ()
-    names = backends.one(tuple([model.device.name for model, _ in able]))
+def _lacks(problem: Problem, backend: _Backend, model: _DeviceModel) -> bool:
+    """Whether a point that its rule forbids cannot run there even if it is forced."""
+    return bool(_unmet_of_step(problem, backend, model)) or backend.adapter.lacks_choice(problem, model.device)
+
+
+def _to_run(point: Point, backend: _Backend, able: Sequence[tuple[_Place, Cost]], rule: str) -> Decision:
+    problem, (place, worst) = point.problem, able[0]
+    modules, room, names = place.modules(problem), place.model.room, backend.names
+    if len(able) < len(names):
+        names = tuple([one.model.device.name for one, _ in able])
+    if len(able) > 1:
+        modules = tuple(dict.fromkeys(itertools.chain(*(one.modules(problem) for one, _ in able))))
+        worst, room = max((cost for _, cost in able), key=lambda cost: cost.total_s), min(one.model.room for one, _ in able)
+    here, there = (modules, ()) if backend.env is None else ((), modules)
+    never = dict.fromkeys(f for one, _ in able for f in backend.adapter.not_passed(problem, one.model.device)) if rule else ()
     return Decision(point, "run", rule, names, worst, here, room, tuple(never), there)
 
 
-def _refusal(point: Point, adapter: Adapter, model: _DeviceModel, cost: Cost) -> tuple[DecisionKind, str] | None:
+def _refusal(problem: Problem, backend: _Backend, place: _Place, cost: Cost) -> tuple[DecisionKind, str] | None:
     """How and why a device does not run a point, None if it does: what a step lacks, else the backend's rule, else a limit.
 
     With `check.force_unsupported` the limits come before the rule, because a forced point must fit the device too.
     """
-    unmet = model.asked(point, adapter).unmet(point.problem)
-    if model.settings.timing.context == "step" and (sentences := _unmet_of_step(point, adapter, model)):
+    model, unmet = place.model, place.unmet(problem)
+    if model.in_step and (sentences := _unmet_of_step(problem, backend, model)):
         return ("unsupported", f"timing.context=step needs: {'; '.join(sentences)}")
     over_limit = _over_limit(model, cost)
-    if unmet and not (over_limit and model.settings.check.force_unsupported):
+    if unmet and not (over_limit and model.forced):
         return ("unsupported", unmet)
     return over_limit
 
 
-def _unmet_of_step(point: Point, adapter: Adapter, model: _DeviceModel) -> list[str]:
+def _unmet_of_step(problem: Problem, backend: _Backend, model: _DeviceModel) -> list[str]:
     """What a point lacks to be timed in a step, if that is asked for. Forced, it would show nothing of a kernel."""
-    if model.settings.timing.context != "step":
+    if not model.in_step:
         return []
-    unmet = [*step_size.unmet(point.problem)]
-    if adapter.reorders(point.problem):
+    unmet = [*step_size.unmet(problem)]
+    if backend.adapter.reorders(problem):
         unmet.append("the requests of the decode call first in batch_spec, such as 15q4s8k_q1s8k")
-    if point.env is not None:
+    if backend.env is not None:
         unmet.append(OWN_PROCESS)
     return unmet
 
 
 def _over_limit(model: _DeviceModel, cost: Cost) -> tuple[DecisionKind, str] | None:
-    name, limit = model.device.name, model.settings.limits.point_seconds
+    name, limit = model.device.name, model.point_seconds
     if cost.memory_bytes > model.room:
         return ("skipped", f"too big: needs about {cost.memory_bytes / 1e9:.3g} GB of {model.room / 1e9:.3g} GB on {name}")
     if cost.total_s > limit:

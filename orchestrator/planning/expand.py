@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -19,7 +20,7 @@ from kernels.problem.trees import TreeTooSmall
 from orchestrator import gc_pause
 from orchestrator.code_version import plugin_code
 from orchestrator.config.base import Scalar
-from orchestrator.config.environment import Environment, find
+from orchestrator.config.environment import find
 from orchestrator.config.model import CUSTOM, HEADS, Model, shipped
 from orchestrator.config.ranges import Allowed, Bounds, several
 from orchestrator.config.settings import Chosen, Settings
@@ -28,7 +29,6 @@ from orchestrator.errors import UserError, as_typed, explain, unknown
 from orchestrator.point import Point, fingerprint
 
 Rule = Mapping[str, tuple[Scalar | Bounds | None, ...]]
-_Choice = list[dict[str, Scalar | None]]  # what each value of an axis sets
 MAX_COMBINATIONS = 2_000_000
 # What a model has beside its heads: nothing to other heads that a sweep sets.
 LENT = ("sinks", "window", "softmax_scale", "soft_cap")
@@ -36,6 +36,7 @@ LENT = ("sinks", "window", "softmax_scale", "soft_cap")
 ANY_MODEL = {"num_qo_heads": 64, "num_kv_heads": 8, "head_dim_qk": 128, "head_dim_vo": 128, "head_dim_ckv": 512, "head_dim_kpe": 64}
 # Beside the keys of a problem: known before a point has run.
 OF_POINTS = ("backend", "env", "num_splits", "out_dtype", "flag", "drafts")
+BESIDE = ("backend", "env", "num_splits", "flag")  # of these, what a sweep sets and no problem has
 
 
 def expand(settings: Settings) -> list[Point]:
@@ -51,32 +52,32 @@ def _expanded(settings: Settings) -> list[Point]:
     _require_bounded(settings.sweep)
     how = fingerprint(_how(settings))
     problem_of = _Problems(settings)
-    points: dict[tuple[int, str, str | None], Point] = {}  # by the problem's id(): equal problems are one object
-    environments: dict[str, Environment] = {}  # an unknown name is an error before anything starts
+    points: list[Point] = []
+    there: dict[tuple[str, str | None], set[int]] = {}  # by backend and env, problems by id(): equal ones are one object
     known: dict[tuple[str, str], tuple[Adapter, str]] = {}  # each backend, and the code of its plugin
-    for keys, exclude in _combinations(settings):
-        if exclude and any(_matches(rule, keys.get) for rule in exclude):
-            continue
-        backend, env = _backend_of(keys, settings), keys.pop("env", None)
-        problem, refused = problem_of(keys)
-        if exclude and any(_matches(rule, _value_of(problem, backend, env)) for rule in exclude):  # of the model, or a default
-            continue
+    for of_point, cells, exclude in _combinations(settings):
+        backend, env = _backend_of(of_point, settings), of_point.get("env")
         name, place = str(backend), None if env is None else str(env)
-        if place is not None and place not in environments:
-            environments[place] = find(place, settings.env)
-        if (problem.routine, name) not in known:
-            known[problem.routine, name] = _origin_of(problem.routine, backend, settings.adapters)
-        if (id(problem), name, place) not in points:
-            adapter, code = known[problem.routine, name]
-            called = () if refused else _distributions(adapter, problem, code)
-            point = Point(problem, name, how, distributions=called, env=place, plugin_code=code, refused=refused)
-            points[id(problem), name, place] = point
+        if (name, place) not in there and place is not None:
+            find(place, settings.env)  # an unknown name is an error before anything starts
+        seen = there.setdefault((name, place), set())
+        for cell in cells:
+            problem, refused = cell.made or cell.make(problem_of)
+            if exclude and any(_matches(rule, _value_of(problem, backend, env)) for rule in exclude):  # of the model, or a default
+                continue
+            if id(problem) not in seen:
+                seen.add(id(problem))
+                if (origin := known.get((problem.routine, name))) is None:
+                    origin = known[problem.routine, name] = _origin_of(problem.routine, backend, settings.adapters)
+                adapter, code = origin
+                called = () if refused else _distributions(adapter, problem, code)
+                points.append(Point(problem, name, how, 0, called, place, code, refused))
     if not points:
         empty = ", ".join(f"sweep.{axis}" for axis, values in settings.sweep.axes.items() if not values)
         raise UserError(f"sweep {settings.sweep.name} has no points: {empty or 'every point'} is empty or excluded; give it values")
-    if all(point.refused for point in points.values()):
-        raise UserError(Counter(point.refused for point in points.values()).most_common(1)[0][0])
-    return list(points.values())
+    if all(point.refused for point in points):
+        raise UserError(Counter(point.refused for point in points).most_common(1)[0][0])
+    return points
 
 
 def _distributions(adapter: Adapter, problem: Problem, plugin: str) -> tuple[str, ...]:
@@ -114,21 +115,17 @@ class _Problems:
     def __init__(self, settings: Settings) -> None:
         self.trees, self.context = settings.trees, settings.timing.context
         self.models: dict[Scalar | None, Model] = {None: settings.model}
-        self.made: dict[tuple[tuple[Scalar, ...], tuple[str, ...]], tuple[Problem, str]] = {}
         self.distinct: dict[Problem, Problem] = {}
         self.given: dict[frozenset[str], set[str]] = {}
         # Of one GPU, by model, routine, tp, and window or none.
         self.shares: dict[tuple[Scalar | None, Scalar | None, int, bool], dict[str, Scalar]] = {}
 
     def __call__(self, keys: Mapping[str, Scalar]) -> tuple[Problem, str]:
-        known = tuple(keys.values()), tuple(keys)
-        if (made := self.made.get(known)) is None:
-            problem, refused = self._make(keys)
-            made = self.made[known] = self.distinct.setdefault(problem, problem), refused
-            # Which keys were given is the same for nearly all, and a set of them is as large as a problem.
-            given = self.given.setdefault(frozenset(problem.model_fields_set), problem.model_fields_set)
-            object.__setattr__(problem, "__pydantic_fields_set__", given)
-        return made
+        problem, refused = self._make(keys)
+        # Which keys were given is the same for nearly all, and a set of them is as large as a problem.
+        given = self.given.setdefault(frozenset(problem.model_fields_set), problem.model_fields_set)
+        object.__setattr__(problem, "__pydantic_fields_set__", given)
+        return self.distinct.setdefault(problem, problem), refused
 
     def _make(self, keys: Mapping[str, Scalar]) -> tuple[Problem, str]:
         model = self._model(keys.get("model"))
@@ -200,33 +197,74 @@ class _Problems:
             raise UserError(f"sweep.mask={name}: {error}; give s_qo smaller values, or exclude these points") from None
 
 
-def _combinations(settings: Settings) -> Iterator[tuple[dict[str, Scalar], tuple[Rule, ...]]]:
-    """The keys of each combination, and the rules that may exclude it: none for what `include` names."""
+@dataclass(slots=True)
+class _Cell:
+    """The keys of one problem, and what `_Problems` says of them: asked once for all backends."""
+
+    keys: dict[str, Scalar]
+    made: tuple[Problem, str] | None = None
+
+    def make(self, problem_of: _Problems) -> tuple[Problem, str]:
+        self.made = problem_of(self.keys)
+        return self.made
+
+
+class _Axis(NamedTuple):
+    """The values of an axis: the keys that each sets of a point, and those that it sets of its problem."""
+
+    values: list[tuple[dict[str, Scalar], dict[str, Scalar]]]
+    of_points: bool  # whether any sets one
+    of_problems: bool
+
+
+_Part = tuple[dict[str, Scalar], list[_Cell]]  # keys of points, and problems that all of them have
+
+
+def _combinations(settings: Settings) -> Iterator[tuple[dict[str, Scalar], list[_Cell], tuple[Rule, ...]]]:
+    """Points in order, many at a time, and the rules that may exclude some: none for what `include` names."""
     sweep = settings.sweep
     exclude = tuple({key: Allowed(values) for key, values in rule.items()} for rule in sweep.exclude)
-    for keys in _grid(sweep.axes):
-        yield keys, exclude
-    for added in sweep.include:
-        for keys in _grid({**sweep.axes, **added}):
-            yield keys, ()
+    for axes, rules in ((sweep.axes, exclude), *(({**sweep.axes, **added}, ()) for added in sweep.include)):
+        for of_point, cells in _grid(axes):
+            left = (
+                [one for one in cells if not any(_matches(rule, {**one.keys, **of_point}.get) for rule in rules)]
+                if rules
+                else cells
+            )
+            if left:
+                yield of_point, left, rules
 
 
-def _grid(axes: Mapping[str, tuple[AxisValue, ...]]) -> Iterator[dict[str, Scalar]]:
+def _grid(axes: Mapping[str, tuple[AxisValue, ...]]) -> Iterator[_Part]:
     """Every combination. If two axes set one key, the later wins; an axis without values yields to a mapping that sets its key."""
     moved = {key for axis, values in axes.items() for value in values for key in keys_of(axis, value) if key != axis}
-    choices: list[_Choice] = []
-    for axis, values in axes.items():
-        if values or axis not in moved:
-            choice = [keys_of(axis, value) for value in values]
-            if len(choice) == 1 and choices:
-                choices[-1] = [keys | choice[0] for keys in choices[-1]]
-            else:
-                choices.append(choice)
+    choices = [[keys_of(axis, value) for value in values] for axis, values in axes.items() if values or axis not in moved]
     own = [{key for keys in choice for key in keys} for choice in choices]
     if sum(map(len, own)) == len(set().union(*own)):  # no two axes set one key: a null unsets nothing, and is left out before
-        yield from _merged({}, [[_set_keys(keys) for keys in choice] for choice in choices])
+        parts = [_axis(choice) for choice in sorted(choices, key=lambda choice: len(choice) > 1)]
+        cells = [_Cell(keys) for keys in _merged({}, [[keys for _, keys in part.values] for part in parts if part.of_problems])]
     else:
-        yield from map(_set_keys, _merged({}, choices))
+        parts = [_axis(_merged({}, choices))]
+        made = {tuple(keys.items()): _Cell(keys) for _, keys in parts[0].values}
+        cells = [made[tuple(keys.items())] for _, keys in parts[0].values]
+    yield from _parts({}, cells, parts)
+
+
+def _axis(choice: Iterable[Mapping[str, Scalar | None]]) -> _Axis:
+    given = [_set_keys(keys) for keys in choice]
+    values = [({k: keys.pop(k) for k in BESIDE if k in keys}, keys) for keys in given]
+    return _Axis(values, any(of_point for of_point, _ in values), any(keys for _, keys in values))
+
+
+def _parts(of_point: dict[str, Scalar], cells: list[_Cell], axes: Sequence[_Axis]) -> Iterator[_Part]:
+    """The combinations of axes, whose problems are `cells`: those behind the last axis that sets a key of points together."""
+    if not any(axis.of_points or not axis.of_problems for axis in axes):
+        yield of_point, cells
+        return
+    values, _, of_problems = axes[0]
+    width = len(cells) // len(values) if values else 0
+    for i, (keys, _) in enumerate(values):
+        yield from _parts(of_point | keys, cells[i * width : (i + 1) * width] if of_problems else cells, axes[1:])
 
 
 def _set_keys(keys: Mapping[str, Scalar | None]) -> dict[str, Scalar]:
@@ -257,9 +295,9 @@ def _value_of(problem: Problem, backend: object, env: object) -> Callable[[str],
     return lambda key: special[key] if key in special else problem.axis(key) if key in own else getattr(problem, key)
 
 
-def _backend_of(keys: dict[str, Scalar], settings: Settings) -> Scalar | None:
-    """The backend that the keys name, which are taken out of them: it is named by `num_splits`, or by `flag`. Raises UserError."""
-    backend, count, flag = keys.pop("backend", None), keys.pop("num_splits", None), keys.pop("flag", None)
+def _backend_of(keys: Mapping[str, Scalar], settings: Settings) -> Scalar | None:
+    """The backend that the keys name, alone, with `num_splits`, or by `flag`. Raises UserError."""
+    backend, count, flag = keys.get("backend"), keys.get("num_splits"), keys.get("flag")
     if (flag is not None) != (settings.timing.context == "engine") or (flag is not None and backend is not None):
         raise UserError(
             f"sweep.flag={flag!r}, sweep.backend={backend!r}, timing.context={settings.timing.context}: flags are of an engine, "

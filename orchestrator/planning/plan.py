@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -73,7 +73,17 @@ class Plan:
 
     def sharing_inputs(self) -> list[list[Decision]]:
         """The points that run, by problem or start of an engine, how they are measured and where they may run."""
-        return list(grouped(((d.point.shares, d.point.how, d.devices), d) for d in self.decisions_of("run")).values())
+        number: dict[Hashable, int] = {}  # of what is shared
+        of_problem: dict[int, int] = {}  # by its id(), since most points of a problem hold one object: a hash reads all of its keys
+        together: dict[tuple[int, str, tuple[str, ...]], list[Decision]] = {}
+        for d in self.decisions_of("run"):
+            point = d.point
+            if (one := of_problem.get(id(point.problem))) is None:
+                one = number.setdefault(point.shares, len(number))
+                if not point.engine:  # the start of an engine is not its problem's
+                    of_problem[id(point.problem)] = one
+            together.setdefault((one, point.how, d.devices), []).append(d)
+        return list(together.values())
 
     @cached_property
     def groups(self) -> list[Group]:
@@ -122,6 +132,9 @@ def seconds_of(members: Sequence[Decision]) -> float:
 
 def _fitting_parts(members: Sequence[Decision]) -> Iterator[list[Decision]]:
     """Cuts a group into parts that fit a device's memory together. Each environment of a part has a process with its own inputs."""
+    if _bytes_together(members[0], sum([d.cost.own_bytes for d in members]), _envs_of(members)) <= members[0].room_bytes:
+        yield list(members)
+        return
     part: list[Decision] = []
     used = 0
     envs: set[str] = set()

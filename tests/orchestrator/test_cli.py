@@ -213,6 +213,7 @@ def test_a_multirun_lands_in_one_dataset_with_a_row_a_point_and_cluster(tmp_path
     table = pd.read_parquet(tmp_path)
 
     assert done.returncode == 0, done.stderr
+    assert "leaked" not in done.stderr  # as nanobind says of what DuckDB holds at the end
     assert table.groupby("cluster")["point_id"].nunique().to_dict() == {"inline": 12, "local": 12}
     assert len(table) == 24
 

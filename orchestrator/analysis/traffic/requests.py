@@ -63,6 +63,8 @@ def read(path: str, text: str, allowed: str) -> Mix:
     if reader.prompts and not reader.decode:
         raise UserError(f"traffic={path}: no request has output tokens, so nothing is decoded; give one that does")
     rest.close(len(reader.decode), f"allowed: {allowed}")
+    if not reader.decode:  # and nothing was left out: an empty list, or a header alone
+        raise UserError(f"traffic={path}: it has no requests; allowed: {allowed}")
     with_batch = sum(point.batch_size is not None for point in reader.decode)
     if 0 < with_batch < len(reader.decode):
         raise UserError(f"traffic={path}: {with_batch} of {len(reader.decode)} lines have a batch_size; allowed: all or none")

@@ -252,6 +252,8 @@ def test_traffic_without_batches_is_spread_over_those_that_were_measured():
     ("text", "words"),
     [
         ("", "it is empty"),
+        ("[]", "it has no requests"),
+        ("input_length,output_length\n", "it has no requests"),
         ("{\n", ":1: no JSON"),
         ("[" * 100_000, ":1: no JSON"),
         ("[3]", ":1: no JSON object"),

@@ -120,8 +120,9 @@ def test_an_operation_without_a_counterpart_is_named(tmp_path: Path, entry: obje
     assert words in str(caught.value)
 
 
-def test_another_json_is_no_list_of_operations(tmp_path: Path):
+@pytest.mark.parametrize("text", ["{}", "[]"])
+def test_another_json_is_no_list_of_operations(tmp_path: Path, text: str):
     path = tmp_path / "attention.json"
-    path.write_text("{}")
+    path.write_text(text)
     with pytest.raises(UserError, match="give an attention list of OperatorX"):
         operatorx.read(str(path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -274,3 +275,85 @@ def test_a_config_of_sparse_and_dense_backends_gives_points_of_both(tmp_path: Pa
 )
 def test_a_file_that_is_no_config_says_so(tmp_path: Path, text: str, words: str):
     assert words in refused(tmp_path, text)
+
+
+ON_GPU = "device: 'cuda:0'\nprofile_memory: true\n"
+DEEPSEEK = f"{LATENT.rstrip()[:-1]}, name: deepseek-v3, num_layers: 60, v_head_dim: 128, block_size: 128}}\n{ON_GPU}"
+GLM = DEEPSEEK.replace("nope_head_dim: 128", "nope_head_dim: 192").replace("v_head_dim: 128", "v_head_dim: 256")
+PLAIN = f"{MODEL}backends: [FLASH_ATTN, TRITON_ATTN, FLASHINFER]\n{ON_GPU}"
+HEADS = "model_parameter_sweep: {param_name: num_q_heads, values: [128, 64], label_format: '{backend}_{value}h'}\n"
+SHARES = "model_parameter_sweep: {values: [{num_q_heads: 32, num_kv_heads: 1}, {num_q_heads: 8, num_kv_heads: 2, head_dim: 64}]}\n"
+DENSE = "backends: [CUTLASS_MLA, FLASHINFER_MLA, FLASH_ATTN_MLA, FLASHMLA]\n"
+SPARSE = "backends: [FLASHMLA_SPARSE, FLASHINFER_MLA_SPARSE]\n"
+VARIANTS = "mode: mha_vs_mqa\nsparse_mla_topk_pattern: random\n"
+ALL_PROMPTS = "decode_backends: [CUTLASS_MLA]\nprefill_backends: [fa2, fa3, fa4, flashinfer, cudnn, trtllm, tokenspeed]\n"
+FP8_OUTPUT = "decode_backends: [CUTLASS_MLA]\nfp8_output_scale: 0.1\nfuse_quant_op: [false, true]\nrepeats: 50\nwarmup_iters: 10\n"
+DECODE_KEYS = "CUTLASS_MLA: {num_kv_splits: auto}\nFLASHMLA: {reorder_batch_threshold: 1}\n"
+MASKED = "sparse_mla_masked_mha_max_seq_len: 8192\nsparse_mla_mha_variants: [dense_mha, masked_mha, mqa]\n"
+CROSSOVER = (
+    "model: {num_layers: 10, head_dim: 576, num_q_heads: 128, num_kv_heads: 1, block_size: 128}\nbackend: FLASH_ATTN_MLA\n"
+    "mode: decode_vs_prefill\nbatch_sizes: [1, 256]\noutput: {csv: a.csv}\nbatch_spec_ranges:\n"
+    "- {template: 'q{q_len}s1k', q_len: {start: 1, stop: 16, step: 5, end_inclusive: false}}\n"
+    "- {template: 'q{q_len}s1k', q_len: {start: 16, stop: 64, step: 16, end_inclusive: true}}\n"
+)
+THRESHOLDS = "parameter_sweep: {param_name: reorder_batch_threshold, values: [1, 512], include_auto: false}\n"
+CONFIGS = {  # the keys of the 14 of vLLM 0.33.0, with few of their specs: what each gives, and what is said to be left out
+    "mla_decode": (
+        f"{DEEPSEEK}{HEADS}{DENSE.replace(']', ', TOKENSPEED_MLA]')}{DECODE_KEYS}batch_specs: [q1s1k, 64q1s4k]\n",
+        {"mla": 16},
+        ["TOKENSPEED_MLA", "CUTLASS_MLA: {'num", "FLASHMLA: {'re"],
+    ),
+    "mla_fa4_fp8_output": (
+        f"{DEEPSEEK}{FP8_OUTPUT}batch_specs: [q512, 2q4k]\n", {"ragged_prefill": 2}, ["fp8_output_scale", "fuse_quant_op"]
+    ),
+    "mla_mixed_batch": (
+        f"{DEEPSEEK}{DENSE}chunked_prefill: {{test_workspace_sizes: [4096]}}\nbatch_specs: [q1k, 2q2k_32q1s1k, 2q1ks2k_16q1s1k]\n",
+        {"mla": 8, "ragged_prefill": 2},
+        ["2q1ks2k", "chunked_prefill"],
+    ),
+    "mla_prefill": (
+        f"{DEEPSEEK}{ALL_PROMPTS}batch_specs: [q512, q512s4k]\n", {"ragged_prefill": 4}, ["q512s4k", "fa2, trtllm, tokenspeed"]
+    ),
+    "mla_sparse_decode": (
+        f"{DEEPSEEK}{HEADS}{SPARSE}batch_specs: [q1s4k, 32q1s32k]\n", {"sparse_mla": 4}, ["FLASHINFER_MLA_SPARSE"]
+    ),
+    "mla_sparse_masked_mha_vs_mqa": (
+        f"{DEEPSEEK}{VARIANTS}{MASKED}{SPARSE}batch_specs: [q512s4k, q8k]\n",
+        {"sparse_mla": 2},
+        ["mode: mha_vs_mqa", "masked_mha_max", "mha_variants", "topk_pattern"],
+    ),
+    "mla_sparse_masked_mha_vs_mqa_glm5": (
+        f"{GLM}{HEADS}{VARIANTS}{MASKED}{SPARSE}batch_specs: [q256s2k]\n",
+        {"sparse_mla": 2},
+        ["mode: mha_vs_mqa", "FLASHINFER_MLA_SPARSE", "mha_variants"],
+    ),
+    "mla_sparse_mha_vs_mqa": (
+        f"{DEEPSEEK.replace('block', 'max_model_len: 2048, block')}{VARIANTS}{SPARSE}batch_specs: [q1s2k]\noutput: {{csv: a}}\n",
+        {"sparse_mla": 1},
+        ["mode: mha_vs_mqa", "topk_pattern"],
+    ),
+    "mla_sparse_prefill": (
+        f"{DEEPSEEK}{HEADS}{SPARSE}batch_specs: [q512, q1k]\n", {"sparse_mla": 4}, ["FLASHINFER_MLA_SPARSE"]
+    ),
+    "reorder_threshold": (CROSSOVER, {"mla": 14}, ["mode: decode_vs_prefill"]),
+    "speculative_decode": (
+        f"{DEEPSEEK}{THRESHOLDS}backends: [FLASH_ATTN_MLA, FLASHMLA]\nbatch_specs: [q4s1k, 8q8s2k_24q1s2k, 2q1k_16q4s1k_16q1s1k]\n",
+        {"mla": 6, "ragged_prefill": 1},
+        ["parameter_sweep"],
+    ),
+    "standard_attention": (
+        f"{PLAIN}batch_specs: [q2k, 8q1s1k, 2q2k_8q1s1k]\n", {"paged_prefill": 6, "paged_decode": 3}, []
+    ),
+    "standard_decode": (f"{PLAIN}{SHARES}batch_specs: [1q1s1k, 256q1s64k]\n", {"paged_decode": 12}, []),
+    "standard_prefill": (f"{PLAIN}{SHARES}batch_specs: [q512, 4q4k]\n", {"paged_prefill": 12}, []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_each_config_of_vllm_gives_points_and_names_the_rest(tmp_path: Path, name: str):
+    text, points_of, left_out = CONFIGS[name]
+    found, said = noted(lambda: points(tmp_path, text))
+
+    assert Counter(point.problem.routine for point in found) == points_of
+    assert [words for words in left_out if words not in said] == []
+    assert bool(said) == bool(left_out)
