@@ -15,7 +15,7 @@ from kernels.adapter import Adapter, Module, Need, Runner
 from kernels.adapters.torch_sdpa import TorchSdpa
 from kernels.conformance import isolation
 from kernels.conformance.isolation import MAX_DEATHS, Isolated
-from kernels.conformance.problems import changed, find_closest
+from kernels.conformance.problems import changed, changes_of, find_closest
 from kernels.conformance.purity import impure_backends
 from kernels.conformance.suite import BUILD_SPECS, Result, Trial, conformance, execute
 from kernels.device import Device
@@ -339,3 +339,15 @@ def test_a_specification_for_a_gpu_is_asked_for_where_there_is_none(monkeypatch:
         finding = process.run("paged_decode", "nothing", on_h200)
 
     assert (finding.verdict, finding.words) == ("passed", "it needs none")
+
+
+@pytest.mark.parametrize(
+    ("key", "mask"),
+    [("softmax_scale", None), ("soft_cap", None), ("mask_prefix", "prefix"), ("window", "causal"), ("window", "full"),
+     ("s_qo", "full"), ("kv_memory", None), ("batch_spec", "causal"), ("return_lse", None)],
+)  # fmt: skip
+@pytest.mark.parametrize("routine", ["paged_decode", "paged_prefill"])
+def test_answers_are_checked_on_more_than_one_value_of_each_axis(routine: str, key: str, mask: str | None):
+    keys = [change for changes in changes_of(routine, "families").values() for change in changes]
+
+    assert len({one[key] for one in keys if key in one and mask in (None, one.get("mask"))}) > 1
