@@ -342,7 +342,7 @@ def chosen(points: Iterable[Point], settings: Chosen) -> list[Point]:
         if key not in (known := {*OF_POINTS, *Problem.model_fields, *own_axes()}):
             raise UserError(unknown("where", key, known))
     rule = {key: Allowed(several(values)) for key, values in where.items()}
-    found = [point for point in points if _matches(rule, _value_of(point.problem, point.backend, point.env))]
+    found = [point for point in points if not rule or _matches(rule, _value_of(point.problem, point.backend, point.env))]
     if not found:
         raise UserError(f"where={as_typed(where)}: no point of sweep {settings.sweep.name} has these values; type others")
     return found
