@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from kernels.contract import splits
 from kernels.problem import Problem
 from orchestrator.composing.compose import from_words
 from orchestrator.config.settings import Points, Settings, load
@@ -253,3 +256,31 @@ def test_flashinfer_s_old_name_of_a_backend_is_typed_and_becomes_ours(typed: lis
 
     assert found == ours and found.point_id == ours.point_id
     assert settings("mode=conformance", "backend=[trtllm-gen-native]").backend == ("trtllm-native",)
+
+
+CALLS = ({"backend": "fa2_tc", "page_size": 16}, {"backend": "cudnn", "page_size": 32})
+ORDERS = [
+    {"backend": ("fa2_tc", "cudnn"), "s_qo": (1, 2), "batch_size": (1, 8)},
+    {"s_qo": (1, 2), "backend": ("fa2_tc", "cudnn"), "batch_size": (1, 8)},
+    {"s_qo": (1, 2), "batch_size": (1, 8), "backend": ("fa2_tc", "cudnn")},
+    {"s_qo": (1, 2), "call": CALLS, "batch_size": (1, 8)},
+    {"batch_size": (1,), "num_splits": (None, 4), "s_qo": (2, 1), "backend": ("flash_attn_3",), "env": (None,)},
+    {"backend": ("fa2_tc", "cudnn"), "call": CALLS, "s_qo": (1, 2), "batch_size": (1, 8)},  # two axes set one key: the later
+]
+
+
+@pytest.mark.parametrize("axes", ORDERS)
+def test_points_stand_in_the_order_of_the_axes_wherever_the_backend_does(axes: dict[str, Any], settings: Callable[..., Settings]):
+    of_smoke = settings("+sweep=smoke")
+    sweep = of_smoke.sweep.model_copy(update={"axes": {"s_kv": (256,), **axes}, "include": (), "exclude": ()})
+    found = expand(of_smoke.model_copy(update={"sweep": sweep}))
+
+    wanted: dict[tuple[object, ...], None] = {}
+    for values in itertools.product(*axes.values()):
+        keys: dict[str, Any] = {}
+        for axis, value in zip(axes, values, strict=True):
+            keys |= value if isinstance(value, dict) else {axis: value}
+        name = keys["backend"] if keys.get("num_splits") is None else splits.named(keys["backend"], keys["num_splits"])
+        wanted[name, keys["s_qo"], keys["batch_size"], keys.get("page_size", 64)] = None
+    assert [(p.backend, p.problem.s_qo, p.problem.batch_size, p.problem.page_size) for p in found] == list(wanted)
+    assert len({id(p.problem) for p in found}) == len({p.problem for p in found})
