@@ -15,6 +15,7 @@ from orchestrator.config.engine import Engine, EngineCall, calls_of
 from orchestrator.config.model import CUSTOM, HEADS, Model, shipped
 from orchestrator.config.modes import owner
 from orchestrator.errors import NoRows, as_typed
+from orchestrator.grouped import grouped
 from orchestrator.machines import known_devices
 from orchestrator.notes import note_once
 from orchestrator.storage import parquet
@@ -28,6 +29,7 @@ RESULTS = "results"  # the folder that datasets are looked for in
 MAX_LISTED = 12
 OF_HEADS = ("paged_decode", "paged_prefill", "ragged_prefill")  # routines over the keys and values of each head
 NAMED = {"device_name": "device"}  # what is typed for a column with another name
+LENGTHS = ("batch_size", "s_kv")  # of a workload
 MAX_NEAR = 3  # of the deployments nearest to one that is not measured
 KEPT = ("s_qo", "tp", "device_name", "model")  # of a deployment; what comes last is changed last
 # Rows that stand for a server: timed one call at a time, as the default settings do.
@@ -99,7 +101,10 @@ def find(
         order = f"{first}, by_own_build DESC, choices DESC, workloads DESC, ended DESC, filename"
         found = con.execute(f"{' UNION ALL '.join(queries)} ORDER BY {order}").fetchall() if wanted else []
         if not found:
-            raise NoRows(_nothing(con, wanted, drafts))
+            name = str(wanted.get("model", ("",))[0])
+            is_named = con.execute(f"SELECT 1 FROM rows WHERE model = {literal(name)} LIMIT 1").fetchall()
+            by_heads = served_alike([name]) if alike and name in shipped() and not is_named else []
+            raise NoRows(_nothing(con, wanted, drafts, by_heads))
     (file, turn, *_, names) = found[0]
     best = str(places[file])
     others = sum(not one[1] for one in found) - 1
@@ -110,15 +115,17 @@ def find(
     return best, asked[turn][0]
 
 
-def served_alike() -> list[tuple[str, int, str]]:
-    """Model, tp and device of each shipped model that has no rows of its name, and is answered by those with its heads."""
+def served_alike(names: Iterable[str] | None = None) -> list[tuple[str, int, str]]:
+    """Model, tp and device of shipped models, all by default, that have no rows of their name and are answered by those with their
+    heads.
+    """
     import duckdb
 
     found = []
     with duckdb.connect() as con:
         every = f"read_parquet([{', '.join(map(file_literal, _places()))}], union_by_name = true, filename = true)"
         con.execute(f"CREATE TEMP TABLE rows AS FROM {every} WHERE {ISOLATED}")
-        for model in map(Model.model_validate, shipped().values()):
+        for model in (Model.model_validate(shipped()[name]) for name in (shipped() if names is None else names)):
             for tp, alike in ((tp, same_heads(model, tp, {})) for tp in model.tp):
                 _, values, having = alike or ("", {}, "false")
                 own = condition({"model": (model.name,), "tp": (tp,)})
@@ -161,21 +168,41 @@ def _listed(calls: Iterable[EngineCall]) -> str:
     return ", ".join(f"({literal(routine)}, {literal(backend)})" for routine, backend in pairs)
 
 
-def _nothing(con: duckdb.DuckDBPyConnection, wanted: Wanted, drafts: int | None) -> str:
-    """What is not measured, what is that comes nearest, and the command that measures it: a line each."""
+def _nothing(con: duckdb.DuckDBPyConnection, wanted: Wanted, drafts: int | None, alike: Sequence[tuple[str, int, str]] = ()) -> str:
+    """What is not measured, what is that comes nearest, and the command that measures it: a line each.
+
+    `alike` are deployments of the model that rows with its heads answer for.
+    """
     asked = {**wanted, **({} if drafts is None else {"s_qo": (drafts + 1,)})}
     if not wanted:
         hint = "type model=NAME device=NAME and, if you like, tp=N drafts=N engine=NAME; or results.path=DIR"
         return f"nothing says which deployment; {hint}; there are: {'; '.join(_there(con, {}, MAX_LISTED))}"
 
-    missing = _missing(con, asked)
+    missing = _missing_alike(asked, alike) if alike else _missing(con, asked)
     rest = {name: values for name, values in asked.items() if name not in missing}
     models = [model for (model,) in con.execute("SELECT DISTINCT model FROM rows ORDER BY model").fetchall() if model]
     near = get_close_matches(str(asked["model"][0]), models, n=1, cutoff=NEAR) if "model" in missing else []
     nearest = (_there(con, {**rest, "model": near}) or _there(con, {"model": near})) if near else _there(con, rest)
+    if alike:
+        devices = grouped((device, str(tp)) for _, tp, device in alike)
+        nearest = [f"{asked['model'][0]} on {device} (tp {', '.join(tps)}, by its heads)" for device, tps in devices.items()]
+    nearest += [f"{name} {_values(con, name, rest)}" for name in missing if name in LENGTHS]
     what = ", ".join(_typed(name, asked[name]) for name in missing)
     meant = f"; did you mean {near[0]!r}?" if near else ""
     return f"not measured: {what}{meant}\nnearest: {'; '.join(nearest) or 'none'}\n{_to_measure(con, asked, missing)}"
+
+
+def _missing_alike(asked: Wanted, alike: Sequence[tuple[str, int, str]]) -> Sequence[str]:
+    """The column without whose value rows with the model's heads answer."""
+    there = [(tp, device) for _, tp, device in alike if device in asked.get("device_name", (device,))]
+    if not there:
+        return ["device_name"]
+    return ["tp"] if "tp" in asked and asked["tp"][0] not in dict(there) else sorted(asked.keys() - {"model", "tp", "device_name"})
+
+
+def _values(con: duckdb.DuckDBPyConnection, name: str, rest: Wanted) -> str:
+    """`1024 to 131072`: the least and the most that was measured of a length."""
+    return "{} to {}".format(*con.execute(f"SELECT min({name}), max({name}) FROM rows WHERE {condition(rest)}").fetchall()[0])
 
 
 def _missing(con: duckdb.DuckDBPyConnection, asked: Wanted) -> Sequence[str]:
@@ -196,7 +223,9 @@ def _to_measure(con: duckdb.DuckDBPyConnection, asked: Wanted, missing: Sequence
     sweeps = con.execute(
         f"SELECT sweep FROM rows WHERE model = {literal(model)} GROUP BY sweep ORDER BY count(*) DESC, sweep"
     ).fetchall()
-    axes: dict[str, Sequence[Any]] = {name: asked[name] for name in ("tp", "s_qo") if name in (*missing, "tp") and name in asked}
+    axes: dict[str, Sequence[Any]] = {
+        name: asked[name] for name in ("tp", "s_qo", *LENGTHS) if name in (*missing, "tp") and name in asked
+    }
     if kv := [one for one in asked.get("kv_dtype", ()) if isinstance(one, str)]:
         axes["dtype"] = [{"q": one if one == "fp16" else "bf16", "kv": one} for one in kv]
     return f"to measure{on}: {measuring(model, [sweep for (sweep,) in sweeps], axes)}"

@@ -170,6 +170,7 @@ MEASURE = "\nto measure: python -m orchestrator +sweep=specdec_long_ctx model="
                 "\nnearest: llama_3_1_70b on",
             ],
         ),
+        ({**LLAMA, "s_kv": (200_000,)}, None, ["not measured: s_kv=200000\n", "; s_kv 1024 to 131072\n", "'sweep.s_kv=[200000]'"]),
         ({**LLAMA, "model": ("deepsek_v3",)}, None, ["not measured: model=deepsek_v3; did you mean 'deepseek_v3'?\n"]),
         ({**LLAMA, "model": ("none_of_it",)}, None, ["not measured: model=none_of_it\nnearest: ", " on NVIDIA H200"]),
         ({}, None, ["nothing says which deployment; type model=NAME device=NAME", "; there are: "]),
@@ -184,7 +185,35 @@ def test_without_one_the_answer_says_what_is_missing_what_is_near_and_what_measu
     assert [one for one in words if one not in str(error.value)] == []
 
 
-@pytest.mark.parametrize(("drafts", "axes"), [(None, {"tp": (4,)}), (4, {}), (None, {"kv_dtype": ("fp8_e5m2",)})])
+@pytest.mark.parametrize(
+    ("model", "tp", "device", "drafts", "words"),
+    [
+        (
+            "qwen3_235b_a22b",
+            4,
+            "h200",
+            3,
+            ["not measured: tp=4\n", "qwen3_235b_a22b on NVIDIA H200 (tp 8, by its heads)\n"],
+        ),
+        ("qwen3_14b", 1, "h100", None, ["not measured: device=h100\n", "nearest: qwen3_14b on NVIDIA H200 (tp 1, by its heads)\n"]),
+        ("llama_3_3_70b", 8, "h200", 5, ["not measured: drafts=5\n", "NVIDIA H200 (tp 1, 8, by its heads)\n", "'sweep.s_qo=[6]'"]),
+        ("deepseek_v3", 4, "h200", 40, ["not measured: drafts=40\n", "nearest: deepseek_v3 on NVIDIA H200 (tp 4; drafts"]),
+    ],
+)
+def test_what_is_near_a_model_that_only_its_heads_were_measured_of(
+    model: str, tp: int, device: str, drafts: int | None, words: list[str]
+):
+    wanted = {"device_name": known_devices()[device].match}
+    alike = finder.same_heads(shape(model), tp, wanted)
+    with pytest.raises(NoRows) as error:
+        finder.find({"model": (model,), "tp": (tp,), **wanted}, selected(), drafts, alike)
+
+    assert [one for one in words if one not in str(error.value)] == []
+
+
+@pytest.mark.parametrize(
+    ("drafts", "axes"), [(None, {"s_kv": (100_000,)}), (None, {"tp": (4,)}), (4, {}), (None, {"kv_dtype": ("fp8_e5m2",)})]
+)
 def test_the_command_that_measures_a_missing_deployment_is_planned(drafts: int | None, axes: finder.Wanted, invoke: Invoke):
     with pytest.raises(NoRows) as error:
         finder.find({**LLAMA, **axes}, selected(), drafts)
