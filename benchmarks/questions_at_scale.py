@@ -18,6 +18,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import duckdb
+import yaml
 
 from orchestrator.analysis.questions import open_views
 from orchestrator.analysis.sql import sql_type
@@ -46,26 +47,7 @@ CONSTANT = {
     "out_dtype": "bf16", "seed": 0, "timer": "cuda_graph_events", "cuda_graph": True, "check": "passed", "bound": "memory",
     "peak_tb_per_sec": 4.6, "peak_tflops": 798.0, "torch_version": "2.13.0", "flashinfer_version": "0.7.2", "host": "node1",
 }  # fmt: skip
-COMPUTED = {  # each may use those before it
-    "bytes": "batch_size::BIGINT * s_kv * 8 * 256 * if(kv_dtype = 'bf16', 2, 1)",
-    "flops": "batch_size::BIGINT * s_kv * s_qo * 64 * 512",
-    "status": "CASE WHEN hash(point) % 100 < 30 THEN 'unsupported' WHEN hash(point) % 1000 = 999 THEN 'failed' ELSE 'ok' END",
-    "time_us": "(8 + bytes / 4e6) * (1 + 0.07 * (point % 8) + 0.02 * s_qo)",
-    "median_us": "if(status = 'ok', time_us * (1 + 0.01 * (hash(point, night) % 1000) / 1000), NULL)",
-    "tb_per_sec": "bytes / median_us / 1e6",
-    "tflops": "flops / median_us / 1e6",
-    "frac_of_peak": "tb_per_sec / 4.6",
-    "frac_of_datasheet": "tb_per_sec / 4.8",
-    "kv_read_amplification": "1 / frac_of_peak",
-    "run_id": "'night' || night",
-    "point_id": "format('{:012x}', hash(point) & 281474976710655)",
-    "group_id": "format('{:012x}', hash(point // 8) & 281474976710655)",
-    "reason": "CASE status WHEN 'unsupported' THEN 'needs: the SM100 family' WHEN 'failed' THEN 'boom' ELSE '' END",
-    "command": "'python -m orchestrator +sweep=synthetic mode=replay point=' || point_id",
-    "resolved_backend": "CASE WHEN backend = 'auto' THEN 'fa2_tc' ELSE backend END",
-    "orchestrator_version": "'0.1.0+g' || night",
-    "finished_at": "TIMESTAMPTZ '2026-01-01' + to_days(night::INT) + to_milliseconds(point)",
-}
+COMPUTED = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
 
 
 def write(path: Path, rows: int, points: int) -> None:

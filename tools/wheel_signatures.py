@@ -18,6 +18,7 @@ from operator import itemgetter
 from pathlib import Path
 from zipfile import ZipFile
 
+import yaml
 from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
@@ -25,23 +26,7 @@ from orchestrator import ROOT
 
 DATA = ROOT / "tools" / "signatures.json"
 
-# By the module under `flashinfer` that an adapter imports: what it calls there, and methods of classes.
-FLASHINFER = {
-    "": ("merge_state_in_place", "BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper",
-         "BatchPrefillWithRaggedKVCacheWrapper", "MultiLevelCascadeAttentionWrapper", "BatchAttention",
-         "BatchPODWithPagedKVCacheWrapper"),
-    "cascade": ("get_cascade_module", "merge_state_in_place"),
-    "decode": ("trtllm_batch_decode_with_kv_cache", "xqa_batch_decode_with_kv_cache", "determine_attention_backend"),
-    "prefill": ("trtllm_batch_context_with_kv_cache", "trtllm_fmha_v2_prefill"),
-    "mla": ("BatchMLAPagedAttentionWrapper", "MLAPlanMetadata"),
-    "jit.attention.modules": ("gen_batch_decode_module", "gen_batch_prefill_module", "_gen_batch_prefill_primary_module",
-                              "gen_batch_mla_module", "gen_fmha_v2_module", "gen_fmha_cutlass_sm100a_module",
-                              "gen_batch_prefill_attention_sink_module", "get_batch_prefill_attention_sink_uri",
-                              "gen_customize_batch_prefill_module", "gen_batch_attention_module",
-                              "_gen_batch_attention_primary_module", "gen_batch_pod_module"),
-    "jit.xqa": ("gen_xqa_module",),
-    "jit.cascade": ("gen_cascade_module",),
-}  # fmt: skip
+FLASHINFER = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
 METHODS = ("__init__", "plan", "_plan_impl", "run", "resolved_backend", "csr", "dual")
 OPERATORS = ("fwd", "get_scheduler_metadata")  # of FlashAttention-3: how many arguments its own functions hand over
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from kernels import registry
 from kernels.adapter import Adapter, Module
@@ -65,10 +65,8 @@ def _decided(point: Point, among: _Among, look: bool) -> Decision:
         return Decision(point, "unsupported", point.refused, among.names, NO_COST, ())
     try:
         decision = _decide(point, among.backend_of(point), among.backends)
-        if not (look or point.env):
-            return decision
         asked = decision.kind == "run" or (decision.kind == "skipped" and point.engine)  # of an engine it is said before limits
-        lacking = among.backends.lacking(point) if asked else ""
+        lacking = among.backends.lacking(point) if (look or point.env) and asked else ""
         return decision._replace(kind="unsupported", reason=lacking, modules=()) if lacking else decision
     except KeyboardInterrupt:
         raise
@@ -136,29 +134,25 @@ class _Place:
         return cost._replace(memory_bytes=cost.memory_bytes + process_bytes(problem)) if self._has_process else cost
 
 
-class _Backend(NamedTuple):
+class _Backend:
     """What is the same for all points of a backend in an environment."""
 
-    adapter: Adapter
-    env: str | None
-    places: tuple[_Place, ...]
-    names: tuple[str, ...]  # of all places
+    def __init__(self, point: Point, among: _Among) -> None:
+        self.adapter, self.env, self.names = among.backends.adapter_of(point), point.env, among.names
+        self.places = tuple(_Place(self.adapter, model, point) for model in among.models)
 
 
 class _Among:
     """The kinds of devices that a point is decided for, with the backends there."""
 
     def __init__(self, models: Sequence[_DeviceModel], backends: Backends) -> None:
-        self.models, self.backends = models, backends
-        self.names = tuple(model.device.name for model in models)
+        self.models, self.backends, self.names = models, backends, tuple(model.device.name for model in models)
         self._known: dict[tuple[str, str, str | None], _Backend] = {}
 
     def backend_of(self, point: Point) -> _Backend:
         key = point.problem.routine, point.backend, point.env
         if (found := self._known.get(key)) is None:
-            adapter = self.backends.adapter_of(point)
-            places = tuple(_Place(adapter, model, point) for model in self.models)
-            found = self._known[key] = _Backend(adapter, point.env, places, self.names)
+            found = self._known[key] = _Backend(point, self)
         return found
 
 

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -62,7 +62,9 @@ def _expanded(settings: Settings) -> list[Point]:
             find(place, settings.env)  # an unknown name is an error before anything starts
         seen = there.setdefault((name, place), set())
         for cell in cells:
-            problem, refused = cell.made or cell.make(problem_of)
+            if (made := cell.made) is None:
+                made = cell.made = problem_of(cell.keys)
+            problem, refused = made
             if exclude and any(_matches(rule, _value_of(problem, backend, env)) for rule in exclude):  # of the model, or a default
                 continue
             if id(problem) not in seen:
@@ -204,20 +206,9 @@ class _Cell:
     keys: dict[str, Scalar]
     made: tuple[Problem, str] | None = None
 
-    def make(self, problem_of: _Problems) -> tuple[Problem, str]:
-        self.made = problem_of(self.keys)
-        return self.made
-
-
-class _Axis(NamedTuple):
-    """The values of an axis: the keys that each sets of a point, and those that it sets of its problem."""
-
-    values: list[tuple[dict[str, Scalar], dict[str, Scalar]]]
-    of_points: bool  # whether any sets one
-    of_problems: bool
-
 
 _Part = tuple[dict[str, Scalar], list[_Cell]]  # keys of points, and problems that all of them have
+_Axis = list[tuple[dict[str, Scalar], dict[str, Scalar]]]  # keys that each of its values sets: of points, and of their problems
 
 
 def _combinations(settings: Settings) -> Iterator[tuple[dict[str, Scalar], list[_Cell], tuple[Rule, ...]]]:
@@ -225,14 +216,10 @@ def _combinations(settings: Settings) -> Iterator[tuple[dict[str, Scalar], list[
     sweep = settings.sweep
     exclude = tuple({key: Allowed(values) for key, values in rule.items()} for rule in sweep.exclude)
     for axes, rules in ((sweep.axes, exclude), *(({**sweep.axes, **added}, ()) for added in sweep.include)):
-        for of_point, cells in _grid(axes):
-            left = (
-                [one for one in cells if not any(_matches(rule, {**one.keys, **of_point}.get) for rule in rules)]
-                if rules
-                else cells
-            )
-            if left:
-                yield of_point, left, rules
+        for of_point, every in _grid(axes):
+            cells = [one for one in every if not any(_matches(rule, {**one.keys, **of_point}.get) for rule in rules)]
+            if cells:
+                yield of_point, cells, rules
 
 
 def _grid(axes: Mapping[str, tuple[AxisValue, ...]]) -> Iterator[_Part]:
@@ -242,29 +229,31 @@ def _grid(axes: Mapping[str, tuple[AxisValue, ...]]) -> Iterator[_Part]:
     own = [{key for keys in choice for key in keys} for choice in choices]
     if sum(map(len, own)) == len(set().union(*own)):  # no two axes set one key: a null unsets nothing, and is left out before
         parts = [_axis(choice) for choice in sorted(choices, key=lambda choice: len(choice) > 1)]
-        cells = [_Cell(keys) for keys in _merged({}, [[keys for _, keys in part.values] for part in parts if part.of_problems])]
+        cells = [_Cell(keys) for keys in _merged({}, [[keys for _, keys in axis] for axis in parts if _of_problems(axis)])]
     else:
         parts = [_axis(_merged({}, choices))]
-        made = {tuple(keys.items()): _Cell(keys) for _, keys in parts[0].values}
-        cells = [made[tuple(keys.items())] for _, keys in parts[0].values]
-    yield from _parts({}, cells, parts)
+        made = {tuple(keys.items()): _Cell(keys) for _, keys in parts[0]}
+        cells = [made[tuple(keys.items())] for _, keys in parts[0]]
+    behind = [i + 1 for i, axis in enumerate(parts) if any(of_point for of_point, _ in axis) or not _of_problems(axis)]
+    yield from _parts({}, cells, parts[: max(behind, default=0)])
 
 
 def _axis(choice: Iterable[Mapping[str, Scalar | None]]) -> _Axis:
-    given = [_set_keys(keys) for keys in choice]
-    values = [({k: keys.pop(k) for k in BESIDE if k in keys}, keys) for keys in given]
-    return _Axis(values, any(of_point for of_point, _ in values), any(keys for _, keys in values))
+    return [({key: keys.pop(key) for key in BESIDE if key in keys}, keys) for keys in map(_set_keys, choice)]
+
+
+def _of_problems(axis: _Axis) -> bool:
+    return any(keys for _, keys in axis)
 
 
 def _parts(of_point: dict[str, Scalar], cells: list[_Cell], axes: Sequence[_Axis]) -> Iterator[_Part]:
-    """The combinations of axes, whose problems are `cells`: those behind the last axis that sets a key of points together."""
-    if not any(axis.of_points or not axis.of_problems for axis in axes):
+    """The combinations of these axes, each with its share of the problems, which the axes behind them have together."""
+    if not axes:
         yield of_point, cells
         return
-    values, _, of_problems = axes[0]
-    width = len(cells) // len(values) if values else 0
-    for i, (keys, _) in enumerate(values):
-        yield from _parts(of_point | keys, cells[i * width : (i + 1) * width] if of_problems else cells, axes[1:])
+    width = len(cells) // max(1, len(axes[0])) if _of_problems(axes[0]) else 0
+    for i, (keys, _) in enumerate(axes[0]):
+        yield from _parts(of_point | keys, cells[i * width : (i + 1) * width] if width else cells, axes[1:])
 
 
 def _set_keys(keys: Mapping[str, Scalar | None]) -> dict[str, Scalar]:

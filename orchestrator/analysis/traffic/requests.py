@@ -7,8 +7,11 @@ import io
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
+from importlib.resources import files
 from itertools import pairwise
 from typing import Any
+
+import yaml
 
 from orchestrator.analysis.traffic.mix import Mix, TrafficPoint, steps
 from orchestrator.errors import UserError
@@ -23,24 +26,7 @@ Found = tuple[tuple[int, int, str], str, Callable[[], list[tuple[Shares, Shares]
 MAX_TOKENS = 10**8
 MAX_COUNT = 1e15  # of requests, and weights
 MAX_DEPTH = 4  # of the lengths in a record
-# Names of lengths, of which letters and digits count; the first that a record has.
-PROMPTS = (
-    *("inputlength", "inputlen", "inputlens", "inputsequencelength", "isl", "promptlen", "promptlength", "prompttokens"),
-    *("numprompttokens", "inputtokens", "contexttokens", "requesttokens", "numprefilltokens", "tokensevaluated", "promptn"),
-    *("inputtokencount", "numberinputtokens", "numinputtokens", "promptevalcount", "prompttokencount", "promptsize"),
-    *("tokensprompt", "inputusage", "islstats", "prompttokenids", "inputids"),
-)
-OUTPUTS = (
-    *("outputlength", "outputlen", "outputlens", "outputsequencelength", "osl", "generatedtokens", "completiontokens"),
-    *("outputtokens", "responsetokens", "generationtokens", "numgeneratedtokens", "numdecodetokens", "outputtokencount"),
-    *("numberoutputtokens", "numoutputtokens", "evalcount", "candidatestokencount", "tokensize", "tokenspredicted", "predictedn"),
-    *("tokenscompletion", "outputusage", "oslstats", "outputtokenids", "outputids"),
-)
-BESIDE = {  # lengths that stand beside one of these names, and that it does not hold: of Anthropic, Gemini and llama.cpp
-    "inputtokens": ("cachereadinputtokens", "cachecreationinputtokens", "cachewriteinputtokens"),
-    "candidatestokencount": ("thoughtstokencount",),
-    "promptn": ("cachen",),
-}
+PROMPTS, OUTPUTS, BESIDE = yaml.safe_load(files(__package__).joinpath("names.yaml").read_text(encoding="utf-8")).values()
 PERCENTILE = re.compile(r"p(\d\d?)")
 INDEPENDENT = "prompt and output lengths taken as independent, since {} do not pair them"
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import yaml
 
 from kernels.device import Device
 from kernels.problem import Problem
@@ -43,20 +45,7 @@ FRAMEWORKS = {"VLLM": "vllm", "SGLang": "sglang", "TRTLLM": "trtllm"}
 ENCODER = "encoder_attention"
 # The backend here that runs the same kernel. Another kernel keeps its name: the table of TensorRT-LLM names none.
 FLASH_ATTENTION = re.compile(r"(?:vllm_(?:vit_)?flash_attn_fa|flash_attention_v)([234])")
-KERNELS = {
-    "vllm_flash_attn_mla": "flash_attn_3",
-    "vllm_flashmla": "flash_mla_vllm",
-    "vllm_triton_attn": "vllm_triton",
-    "vllm_flashinfer_fidecode": "fa2_tc",
-    "vllm_flashinfer_fiprefill": "auto",
-    "vllm_flashinfer_trtllmdecode": "trtllm-native",
-    "vllm_flashinfer_trtllmprefill": "trtllm-context",
-    "fa3": "flash_attn_3",
-    "flash_attention": "flash_attn_3",
-    "triton": "sglang_triton",
-    "trtllm_mha": "trtllm-native",
-    "trtllm_mla": "trtllm-native",
-}
+KERNELS: dict[str, str] = yaml.safe_load(files(__package__).joinpath("kernels.yaml").read_text(encoding="utf-8"))
 SGLANG_PAGED = ("trtllm_mha", "trtllm_mla")  # with pages of 64 tokens; its other collectors use slots of one token
 LATENT = {"head_dim_qk": 192, "head_dim_vo": 128, "head_dim_ckv": 512, "head_dim_kpe": 64}  # DeepSeek's, which its collectors use
 

@@ -7,11 +7,13 @@ functions as the reports.
 from __future__ import annotations
 
 import io
+from importlib.resources import files
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import yaml
 
 from orchestrator.analysis import how_timed
 from orchestrator.analysis.compare import best_of
@@ -33,19 +35,7 @@ from orchestrator.storage import checksum
 from orchestrator.storage.columns import COLUMNS
 from orchestrator.storage.row import schema
 
-OWN_COLUMNS = {  # that only the page has
-    "again": "The command that measures the point again.",
-    "dtype": "Dtypes of the queries and of the KV cache.",
-    "ran": "The backend, and the kernel that it ran if its name does not tell it.",
-    "reference": "Whether the backend computes from a copy of the cache, which no engine has: it is not ranked beside others.",
-    "phase": "What the queries are for: decode, drafts (2 to 64 query tokens), tree drafts, chunked prefill, prefill.",
-    "ranked_us": "The time that reports rank the row by: in_step_us if it was timed in a step, else median_us. Unit: µs.",
-    "low_us": "The 5th percentile of the samples; of a rough time the low end of its interval. Unit: µs.",
-    "high_us": "The 95th percentile of the samples; of a rough time the high end of its interval. Unit: µs.",
-    "noise": "How far noise may move ranked_us, as a share: half the noise floor, and what is rough or half of its interval.",
-    "problem": "A number of all that a time depends on but the backend.",
-    "workload": "A number of the problem whatever its routine and the dtype of its queries, which come with a backend.",
-}
+OWN_COLUMNS: dict[str, str] = yaml.safe_load(files(__package__).joinpath("columns.yaml").read_text(encoding="utf-8"))
 OWN_NUMBERS = frozenset({"ranked_us", "low_us", "high_us", "noise"})
 LEVELS = {"problem": "ranked", "workload": "ranked_workloads"}  # the page's numbers, and the ranking of each
 MAX_ROWS = 500_000  # what a browser filters while a person waits
