@@ -105,7 +105,7 @@ class _DeviceModel:
         return with_step(alone, problem, self.device, timing, size)
 
 
-class _Place:
+class _BackendThere:
     """A backend on a kind of device, and what it is asked of problems there (`kernels.adapter`), `_once` of those alike to it."""
 
     def __init__(self, adapter: Adapter, model: _DeviceModel, point: Point) -> None:
@@ -139,7 +139,7 @@ class _Backend:
 
     def __init__(self, point: Point, among: _Among) -> None:
         self.adapter, self.env, self.names = among.backends.adapter_of(point), point.env, among.names
-        self.places = tuple(_Place(self.adapter, model, point) for model in among.models)
+        self.places = tuple(_BackendThere(self.adapter, model, point) for model in among.models)
 
 
 class _Among:
@@ -200,7 +200,7 @@ def _once(answer_to: Answers) -> Answers:
 
 def _decide(point: Point, backend: _Backend, backends: Backends) -> Decision:
     problem = point.problem
-    able: list[tuple[_Place, Cost]] = []
+    able: list[tuple[_BackendThere, Cost]] = []
     refusals: list[tuple[DecisionKind, str]] = []
     costs = [(place, place.cost(problem)) for place in backend.places]
     for place, cost in costs:
@@ -223,7 +223,7 @@ def _lacks(problem: Problem, backend: _Backend, model: _DeviceModel) -> bool:
     return bool(_unmet_of_step(problem, backend, model)) or backend.adapter.lacks_choice(problem, model.device)
 
 
-def _to_run(point: Point, backend: _Backend, able: Sequence[tuple[_Place, Cost]], rule: str) -> Decision:
+def _to_run(point: Point, backend: _Backend, able: Sequence[tuple[_BackendThere, Cost]], rule: str) -> Decision:
     problem, (place, worst) = point.problem, able[0]
     modules, room, names = place.modules(problem), place.model.room, backend.names
     if len(able) < len(names):
@@ -236,7 +236,7 @@ def _to_run(point: Point, backend: _Backend, able: Sequence[tuple[_Place, Cost]]
     return Decision(point, "run", rule, names, worst, here, room, tuple(never), there)
 
 
-def _refusal(problem: Problem, backend: _Backend, place: _Place, cost: Cost) -> tuple[DecisionKind, str] | None:
+def _refusal(problem: Problem, backend: _Backend, place: _BackendThere, cost: Cost) -> tuple[DecisionKind, str] | None:
     """How and why a device does not run a point, None if it does: what a step lacks, else the backend's rule, else a limit.
 
     With `check.force_unsupported` the limits come before the rule, because a forced point must fit the device too.
