@@ -71,10 +71,8 @@ def find(
 ) -> tuple[str, Wanted]:
     """The path of the dataset under results/ that says most about these values of columns, and the values that its rows have.
 
-    Those that answer the question come first (`HAS`), then those with what an engine takes by default there, with several kernels
-    of flags, with the model's name before those with its heads (`alike`), with rows of the engines' own builds, with more kernels
-    of flags, more workloads, the newest.
-    `drafts` asks for steps with so many drafted tokens. Raises NoRows, with what there is, for no such rows and no question.
+    `drafts` asks for steps with so many drafted tokens, `alike` also for rows with a model's heads, `question` for its answer.
+    Raises NoRows, with what there is, for no such rows and no question.
     """
     import duckdb
 
@@ -85,26 +83,11 @@ def find(
         every = f"read_parquet([{', '.join(map(file_literal, places))}], union_by_name = true, filename = true)"
         con.execute(f"CREATE TEMP VIEW rows AS FROM {every} WHERE {ISOLATED}")
         length = [] if drafts is None else [f"s_qo = {drafts + 1}"]
-        own, calls = _calls(engines)
         asked = [(wanted, "true"), *([alike[1:]] if alike else [])]
-        queries = (
-            f"""
-            SELECT filename, {turn} AS turn, {SIZES} FILTER ((routine, backend) IN ({own})) AS by_own_build,
-                   count(DISTINCT backend) FILTER ((routine, backend) IN ({calls})) AS choices,
-                   bool_or({_defaults(engines)}) AS has_default,
-                   {SIZES} AS workloads, {HAS.get(question or "", "true")} AS answers,
-                   max(finished_at)::VARCHAR AS ended, string_agg(DISTINCT model, ', ') AS names
-            FROM rows WHERE {" AND ".join([condition(values), *length])} GROUP BY filename HAVING {having}"""
-            for turn, (values, having) in enumerate(asked)
-        )
-        first = "answers DESC, has_default DESC, choices > 1 DESC, turn"
-        order = f"{first}, by_own_build DESC, choices DESC, workloads DESC, ended DESC, filename"
-        found = con.execute(f"{' UNION ALL '.join(queries)} ORDER BY {order}").fetchall() if wanted else []
+        queries = [(" AND ".join([condition(values), *length]), having) for values, having in asked]
+        found = con.execute(_best_first(queries, engines, question)).fetchall() if wanted else []
         if not found:
-            name = str(wanted.get("model", ("",))[0])
-            is_named = con.execute(f"SELECT 1 FROM rows WHERE model = {literal(name)} LIMIT 1").fetchall()
-            by_heads = served_alike([name]) if alike and name in shipped() and not is_named else []
-            raise NoRows(_nothing(con, wanted, drafts, by_heads))
+            raise NoRows(_nothing(con, wanted, drafts, _by_heads(con, wanted) if alike else []))
     (file, turn, *_, names) = found[0]
     best = str(places[file])
     others = sum(not one[1] for one in found) - 1
@@ -113,6 +96,34 @@ def find(
         more = f": rows of {names} with the heads of {alike[0]}"
     note_once(f"read {best}, which says most about this{more}")
     return best, asked[turn][0]
+
+
+def _best_first(queries: Iterable[tuple[str, str]], engines: Sequence[Engine], question: str | None) -> str:
+    """SQL on the datasets with rows of WHERE and HAVING, by the model's name and then by its heads.
+
+    Those that answer the question come first (`HAS`), then those with what an engine takes by default there, with several kernels
+    of flags, with the model's name, with rows of the engines' own builds, with more kernels of flags, more workloads, the newest.
+    """
+    own, calls = _calls(engines)
+    selects = (
+        f"""
+        SELECT filename, {turn} AS turn, {SIZES} FILTER ((routine, backend) IN ({own})) AS by_own_build,
+               count(DISTINCT backend) FILTER ((routine, backend) IN ({calls})) AS choices,
+               bool_or({_defaults(engines)}) AS has_default,
+               {SIZES} AS workloads, {HAS.get(question or "", "true")} AS answers,
+               max(finished_at)::VARCHAR AS ended, string_agg(DISTINCT model, ', ') AS names
+        FROM rows WHERE {where} GROUP BY filename HAVING {having}"""
+        for turn, (where, having) in enumerate(queries)
+    )
+    first = "answers DESC, has_default DESC, choices > 1 DESC, turn"
+    return f"{' UNION ALL '.join(selects)} ORDER BY {first}, by_own_build DESC, choices DESC, workloads DESC, ended DESC, filename"
+
+
+def _by_heads(con: duckdb.DuckDBPyConnection, wanted: Wanted) -> list[tuple[str, int, str]]:
+    """The deployments of the asked model that rows with its heads answer for, if no row has its name."""
+    name = str(wanted.get("model", ("",))[0])
+    is_named = con.execute(f"SELECT 1 FROM rows WHERE model = {literal(name)} LIMIT 1").fetchall()
+    return served_alike([name]) if name in shipped() and not is_named else []
 
 
 def served_alike(names: Iterable[str] | None = None) -> list[tuple[str, int, str]]:
