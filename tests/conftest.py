@@ -30,10 +30,11 @@ DISTURBING = ("tests/faults/machines/", "tests/faults/processes/")
 TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
 # One fixture, which takes seconds, for all tests of a place: environments are made once, and not once in each process.
 SHARING = (
+    "tests/kernels/check/test_prompts.py",
     "tests/kernels/conformance/test_suite.py",
     "tests/orchestrator/environments/",
     *(f"tests/orchestrator/pools/test_{name}.py" for name in ("network", "ray")),
-    "tests/orchestrator/reporting/test_site.py",
+    *(f"tests/orchestrator/reporting/test_{name}.py" for name in ("dashboard", "site")),
     "tests/test_adding_a_backend.py",
     "tests/test_first_commands.py",
     "tests/test_answers.py",  # which keeps what it has opened

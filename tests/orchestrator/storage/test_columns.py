@@ -12,7 +12,8 @@ import pytest
 from pandas.testing import assert_frame_equal
 
 from orchestrator import ROOT
-from orchestrator.analysis.dataset import open_dataset
+from orchestrator.analysis.connection import Connection
+from orchestrator.analysis.sources import union_sql
 from orchestrator.storage import parquet
 from orchestrator.storage.columns import COLUMNS, SECTIONS, Row
 from orchestrator.storage.folder import FolderStore
@@ -63,9 +64,13 @@ def test_a_parquet_file_says_what_its_columns_mean(tmp_path: Path):
 def test_an_older_file_has_the_same_defaults_in_arrow_and_in_sql(path: Path):
     """But for a call's own time, which every view computes for rows that lack it."""
     columns = [name for name in COLUMNS if name != "own_us"]
-    rows = open_dataset(path).to_arrow("FROM rows ORDER BY row").select(columns).to_pandas()
+    data = Connection([str(path)])
+    data.execute(f"CREATE VIEW rows AS {union_sql(data.con, [str(path)])}")
+    in_sql = data.to_arrow("FROM rows ORDER BY row").select(columns)
+    in_arrow = parquet.read(path).select(columns)
 
-    assert_frame_equal(rows, parquet.read(path).to_pandas()[columns])
+    if not in_sql.equals(in_arrow):  # which takes a tenth of the time
+        assert_frame_equal(in_sql.to_pandas(), in_arrow.to_pandas())
 
 
 def test_some_committed_files_are_older_than_some_columns():
