@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -63,9 +63,16 @@ def _signature(real: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(real)
 
 
-def _function(path: str, log: Log) -> Callable[..., None]:
+@functools.cache
+def _place(path: str) -> tuple[ModuleType, str]:
+    """The module of a dotted name, and the name there."""
     module, _, name = path.rpartition(".")
-    real = getattr(importlib.import_module(module), name)
+    return importlib.import_module(module), name
+
+
+def _function(path: str, log: Log) -> Callable[..., None]:
+    module, name = _place(path)
+    real = getattr(module, name)
 
     def record(*args: Any, **keys: Any) -> None:
         log.append((name, _bound(real, *args, **keys)))
@@ -74,8 +81,8 @@ def _function(path: str, log: Log) -> Callable[..., None]:
 
 
 def _wrapper(path: str, log: Log) -> type:
-    module, _, name = path.rpartition(".")
-    real = getattr(importlib.import_module(module), name)
+    module, name = _place(path)
+    real = getattr(module, name)
 
     class Wrapper:
         """Resolves `auto` to fa2 at its first plan, as FlashInfer's wrappers do."""
@@ -176,8 +183,8 @@ def recording() -> Iterator[Log]:
         for module, contents in STAND_INS.items()
     }
     patches = [
-        *(patch(path, _function(path, log)) for path in FUNCTIONS),
-        *(patch(path, _wrapper(path, log)) for path in WRAPPERS),
+        *(patch.object(*_place(path), _function(path, log)) for path in FUNCTIONS),
+        *(patch.object(*_place(path), _wrapper(path, log)) for path in WRAPPERS),
         patch(OPERATORS, functools.partial(_Operators, log)),
         patch(FP8_OPERATORS, functools.partial(_Fp8Operators, log)),
         patch(MERGES, functools.partial(_Merges, log)),

@@ -120,7 +120,8 @@ def test_a_point_that_did_not_settle_is_not_red_alone():
 
 @pytest.mark.timeout(600)  # 20 s and 35 s of one core
 @pytest.mark.parametrize("kind", ["h100", "h200"])
-def test_the_rates_over_all_committed_datasets_on_one_gpu_and_on_two(kind: str):
+def test_the_rates_over_all_committed_datasets_on_one_gpu_and_on_two(kind: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(committed, "DRAWN", 12)  # points of each comparison: some hundred in all
     names = [f"{file.parent.name}/{file.stem}" for file in sorted((ROOT / "results").glob(f"{kind}_*/*.parquet"))]
     lines = committed.all_rates(committed.committed(names))
     one_gpu = lines["gpus"].str.startswith("the same")
