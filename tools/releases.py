@@ -26,6 +26,7 @@ from orchestrator import ROOT
 
 sys.path.insert(0, str(ROOT))
 
+import yaml
 from packaging.version import Version
 
 from kernels import registry
@@ -39,29 +40,7 @@ DATA = ROOT / "tools" / "signatures.json"
 PAGE = ROOT / "docs" / "versions.md"
 BEGIN, END = "<!-- tables -->\n", "<!-- /tables -->\n"
 DEVICES = ("h200", "b200", "rtx5090")
-SHAPE = {"batch_size": 2, "s_qo": 1, "s_kv": 192, "num_qo_heads": 8, "num_kv_heads": 2, "head_dim_qk": 128, "head_dim_vo": 128}
-LATENT = {"num_qo_heads": 128, "num_kv_heads": 128, "head_dim_qk": 192, "head_dim_ckv": 512, "head_dim_kpe": 64}
-ROUTINES: dict[str, dict[str, Any]] = {
-    "paged_decode": {"page_size": 16},
-    "paged_prefill": {"page_size": 16, "s_qo": 4},
-    "ragged_prefill": {"s_qo": 192},
-    "cascade": {"page_size": 16, "shared_prefix": 64},
-    "merge_states": {"page_size": 16, "num_states": 2},
-    "mla": {"page_size": 32, **LATENT},
-    "sparse_mla": {"page_size": 32, "top_k": 64, **LATENT},
-}
-# What a call hands over besides, each a change to the plain problem.
-FEATURES: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "drafts": {"s_qo": 4},
-    "drafts of different lengths": {"s_qo": 4, "min_s_qo": 1},
-    "FP8 caches": {"kv_dtype": "fp8_e4m3"},
-    "FP8 queries": {"q_dtype": "fp8_e4m3", "kv_dtype": "fp8_e4m3"},
-    "sinks": {"sinks": True},
-    "windows": {"window": 64},
-    "log-sum-exps": {"return_lse": True},
-    "enable_pdl": {"enable_pdl": True},
-}
+SHAPE, ROUTINES, FEATURES = yaml.safe_load((ROOT / "tools" / "releases.yaml").read_text()).values()
 
 
 @cache

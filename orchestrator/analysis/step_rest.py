@@ -8,6 +8,7 @@ Steps of a running engine hold these too, but for the all-reduce, and give atten
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.resources import files
 from typing import NamedTuple
 
 from orchestrator.analysis.dataset import Dataset
@@ -42,16 +43,7 @@ PRESETS: dict[ModelPlace, Rest] = {
     ModelPlace("llama_3_1_70b", "NVIDIA H200", 1): {1: 455.91, 2: 488.59, 4: 491.15, 8: 494.91, 16: 499.16, 32: 494.87, 64: 510.09},
 }
 
-ENGINE_ATTENTION = """
-    SELECT model, device_name, tp, kv_dtype, batch_size, s_kv, s_qo, min(us), arg_min(flag, us) || ' in ' || arg_min(release, us)
-    FROM (
-        SELECT model, device_name, tp, kv_dtype, batch_size, s_kv, s_qo, flag, engine || ' ' || engine_version AS release,
-               median(measured_us * s_kv / kv_tokens) AS us
-        FROM engine_points GROUP BY ALL
-    )
-    GROUP BY model, device_name, tp, kv_dtype, batch_size, s_kv, s_qo
-    WINDOW alike AS (PARTITION BY model, device_name, tp, kv_dtype, batch_size, s_kv)
-    QUALIFY min(s_qo) OVER alike = 1 AND max(s_qo) OVER alike > 1"""
+ENGINE_ATTENTION = files(__package__).joinpath("engine_attention.sql").read_text(encoding="utf-8")
 BY_STEPS = "timing.context=step: no embedding, output projection or sampling"
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from importlib.resources import files
 from typing import Any
 
 import pandas as pd
+import yaml
 
 from orchestrator.analysis.compare.comparison import Comparison
 from orchestrator.analysis.compare.gate import BROKEN, MAX_RED, is_absent, is_other_card, known_difference
@@ -19,17 +21,7 @@ from orchestrator.tables import Grid
 
 MAX_POINTS_SHOWN = 20  # points in a table
 MAX_REGRESSIONS_SHOWN = 200  # points in a table of regressions
-MEANING = {
-    "slower": "slower in the candidate, beyond its own noise{slower}",
-    "failing": "ok in the baseline; wrong, failed, timed out or out of memory in the candidate",
-    "lost": "ok in the baseline; unsupported in the candidate on the same kind of GPU",
-    "faster": "faster in the candidate, beyond noise",
-    "same": "within ±{same:.3g}%, noise included",
-    "undecided": "the data cannot tell",
-    "missing": "ok in the baseline; no time and no failure in the candidate",
-    "fixed": "wrong, failed, timed out or out of memory in the baseline; ok in the candidate",
-    "new": "unsupported, skipped or without a row in the baseline; ok in the candidate",
-}
+MEANING: dict[str, str] = yaml.safe_load(files(__package__).joinpath("meaning.yaml").read_text(encoding="utf-8"))
 # Columns that identify a point in a table, in this order, if they vary; those of `ALWAYS_SHOWN` do in every table.
 SHOWN_IF_VARYING = (
     *("device_name", "routine", "model", "q_dtype", "kv_dtype", "mask", "page_size", "kv_layout", "seq_lens", "page_order"),
