@@ -20,7 +20,7 @@ from functools import lru_cache
 from kernels.inputs import Inputs
 from kernels.inputs.draft_keys import plant_drafts
 from kernels.inputs.sentinel_logit import PLANTED, before_cap, keys_at, narrowest, planted_logit, queries_at, target_products
-from kernels.inputs.shifted_logits import drawn_elements, shift_logits
+from kernels.inputs.shifted_logits import shift_logits, without_shift
 from kernels.inputs.tensors import bits, drawn_scale, slots, write
 from kernels.lazy import Tensor, torch
 from kernels.problem import Problem
@@ -271,10 +271,10 @@ def _enlarge_logits(inputs: Inputs) -> None:
             found.append((inputs.queries(request).stop - 1, place[0] * p.group_size + place[1], LARGE_LOGIT / logit))
     if found:
         rows, heads, factors = (torch.tensor(one).to(inputs.device, non_blocking=True) for one in zip(*found, strict=True))
-        at = rows, heads, slice(drawn_elements(p))
-        q = bits(inputs.q)[at].view(inputs.q.dtype).float()  # [n, D]
-        factor = (LARGEST_QUERY / q.abs().amax(-1)).minimum(factors.to(q.dtype))
-        bits(inputs.q)[at] = bits((q * factor[:, None]).to(inputs.q.dtype))
+        q = bits(inputs.q)[rows, heads].view(inputs.q.dtype).float()  # [n, D]
+        drawn = without_shift(p, q)
+        factor = (LARGEST_QUERY / drawn.abs().amax(-1)).minimum(factors.to(q.dtype))
+        bits(inputs.q)[rows, heads] = bits((drawn * factor[:, None] + (q - drawn)).to(inputs.q.dtype))
 
 
 def planted_positions(start: int, stop: int, n: int, capacity: int, heads: int) -> tuple[list[int], int]:

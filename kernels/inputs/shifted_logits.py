@@ -1,12 +1,13 @@
 """Logits of both signs and of any size: all logits of a row are moved alike, which changes no softmax.
 
-The last elements of all keys hold one constant, as real models have channels in which all keys are alike. A row's query holds the
+Some elements of all keys hold one constant, as real models have channels in which all keys are alike. A row's query holds the
 same number in all of them: 1 or -1 moves its logits by 16 up or down, and 8 or -8 by 128. A right kernel gives the same output
 as without. One that counts a slot of zeros (logit 0), starts its maximum at 0, takes exponentials of logits as they are, or rounds
 logits to 16 bits does not.
 
-The numbers of queries are powers of two, and the constant has three binary digits: no 8-bit dtype rounds them. The elements are the
-last ones, since a tensor core that multiplies in 8 bits cuts off what is small beside the largest product so far.
+The numbers of queries are powers of two, and the constant has three binary digits: no 8-bit dtype rounds them. The elements are
+among the last ones, since a tensor core that multiplies in 8 bits cuts off what is small beside the largest product so far. Others
+lie between them: a kernel that leaves out the last 16 bytes of a key, or the last step of a product, would lose constants alone.
 """
 
 # T = query tokens of all requests, H = num_qo_heads, D = key_dim, n = elements that are constant
@@ -29,7 +30,7 @@ MAX_CONSTANT = BLOCK  # elements of a key, at most a 16th of it; in nvfp4 a whol
 
 
 def constant_elements(problem: Problem) -> int:
-    """n, the number of elements at the end of each key that hold the constant.
+    """n, the number of elements of each key that hold the constant.
 
     0 where none can: in an nvfp4 key of a single block, in MLA without a position part, whose keys are values, and under a soft
     cap, behind which a shift would change the softmax.
@@ -39,7 +40,13 @@ def constant_elements(problem: Problem) -> int:
     if problem.kv_dtype == "nvfp4":
         return BLOCK if problem.key_dim > BLOCK else 0
     beside_values = problem.key_dim - problem.value_dim if problem.latent else problem.key_dim
-    return min(MAX_CONSTANT, problem.key_dim // 16, beside_values)
+    return min(MAX_CONSTANT, problem.key_dim // 16, beside_values // 2)
+
+
+def constant_at(problem: Problem) -> slice:
+    """Which elements of a key hold the constant: every other one of the last 2 n, and in nvfp4 the last block. None if n is 0."""
+    n, apart = constant_elements(problem), 1 if problem.kv_dtype == "nvfp4" else 2
+    return slice(-apart * (n - 1) - 1, None, apart) if n else slice(0, 0)
 
 
 def drawn_elements(problem: Problem) -> int:
@@ -48,18 +55,21 @@ def drawn_elements(problem: Problem) -> int:
 
 
 def shift_logits(inputs: Inputs) -> None:
-    """Writes the constant into all keys, and its factors into all queries."""
+    """Writes the constant into all keys, and its factors into all queries. Elements between them are moved, alike in both."""
     p, n = inputs.problem, constant_elements(inputs.problem)
     if not n:
         return
     constant = torch.full((BLOCK,), _constant(p), device=inputs.device)
     if inputs.kv_scales is None:
-        bits(inputs.kv[0])[..., -n:] = bits(rounded(constant, inputs.kv[0].dtype))[:n]
+        keys = bits(inputs.kv[0])
+        keys[..., -2 * n :: 2] = keys[..., -2 * n : -n].clone()
+        keys[..., constant_at(p)] = bits(rounded(constant, inputs.kv[0].dtype))[:n]
+        inputs.q[..., -2 * n :: 2] = inputs.q[..., -2 * n : -n].clone()
     else:
         inputs.kv[0][..., -n // 2 :], scale = quantize(constant)
         bits(inputs.kv_scales[0])[..., -1:] = bits(scale)
     of_rows = factors(p).to(inputs.device)
-    inputs.q[..., -n:] = of_rows[..., None].to(inputs.q.dtype)
+    inputs.q[..., constant_at(p)] = of_rows[..., None].to(inputs.q.dtype)
 
 
 def factors(problem: Problem) -> Tensor:
@@ -94,8 +104,9 @@ def shifts(inputs: Inputs) -> Tensor:
 
 def without_shift(problem: Problem, q: Tensor) -> Tensor:
     """Queries [..., D] in fp32 that give logits without a shift: a new tensor."""
-    n = constant_elements(problem)
-    return torch.nn.functional.pad(q[..., : problem.key_dim - n].float(), (0, n))
+    found = q.to(torch.float32, copy=True)
+    found[..., constant_at(problem)] = 0.0
+    return found
 
 
 def _shift(problem: Problem) -> float:

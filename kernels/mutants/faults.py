@@ -115,6 +115,13 @@ def scales_exchanged(case: ReferenceCase) -> Tensor:
     return replace(case, k=case.k * ratio, v=case.v / ratio).answer()
 
 
+def elements_lost(case: ReferenceCase, count: int) -> Tensor:
+    """So many elements at the end of each key: the last step of a tensor core, or the last 16 bytes."""
+    k = case.k.clone()
+    k[..., -count:] = 0.0
+    return replace(case, k=k).answer()
+
+
 def heads_exchanged(case: ReferenceCase) -> Tensor:
     """The first two query heads of each group."""
     p = case.problem

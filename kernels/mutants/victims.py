@@ -125,6 +125,11 @@ def capped(p: Problem) -> Needs:
     return {"a soft cap that the victim's large logits reach": shown and large_row(p, victim(p)) is not None}
 
 
+def long_keys(p: Problem) -> Needs:
+    """In nvfp4 the last block of 16 is one constant."""
+    return context(p) | {"keys of 32 elements or more, not in nvfp4": p.key_dim >= 32 and p.kv_dtype != "nvfp4"}
+
+
 def growing(p: Problem) -> Needs:
     """In a row without large logits the middle one of its planted keys is the heaviest."""
     planted = len(context_positions(p, *_lens(p)))

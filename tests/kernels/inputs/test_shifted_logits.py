@@ -7,7 +7,7 @@ import torch
 
 from kernels.check.oracle import answer
 from kernels.inputs.generate import draw, draw_other_values
-from kernels.inputs.shifted_logits import constant_elements, shifts
+from kernels.inputs.shifted_logits import constant_at, constant_elements, shifts
 from kernels.problem import Problem
 
 SHAPE = {"num_qo_heads": 8, "num_kv_heads": 8, "head_dim_qk": 128, "head_dim_vo": 128, "page_size": 64, "batch_size": 2, "s_qo": 1}
@@ -54,11 +54,11 @@ def test_the_only_row_and_rows_with_sinks_have_logits_above_100(keys: dict[str, 
 @pytest.mark.parametrize("keys", KINDS)
 def test_a_shift_is_the_same_for_all_keys_and_queries_in_8_bits_hold_it(keys: dict[str, object]):
     p = problem(**keys)
-    x, n = draw(p, "cpu"), constant_elements(p)
-    k = torch.cat([x.tokens(request, 0, p.s_kv)[0].float() for request in range(p.batch_size)])[..., -n:]
-    q = x.q[..., -n:].float()
+    x, at = draw(p, "cpu"), constant_at(p)
+    k = torch.cat([x.tokens(request, 0, p.s_kv)[0].float() for request in range(p.batch_size)])[..., at]
+    q = x.q[..., at].float()
 
-    assert k.unique().numel() == 1 and torch.equal(q, q.to(torch.float8_e5m2).float())
+    assert k.shape[-1] == constant_elements(p) and k.unique().numel() == 1 and torch.equal(q, q.to(torch.float8_e5m2).float())
     assert torch.allclose((q * k[0, 0]).sum(-1) * x.sm_scale * x.k_scale, shifts(x), rtol=1e-6)
     if p.kv_dtype != "nvfp4":
         assert torch.equal(k, k.to(torch.float8_e5m2).float())
