@@ -40,11 +40,9 @@ SIZES = "count(DISTINCT (batch_size, s_qo, s_kv, kv_dtype))"
 # What a dataset has if it answers a question that others do not, as SQL over its rows; for FP8, better with FP8 queries too.
 HAS = {
     "crossover": "count(DISTINCT routine) > 1",
-    "draft": "count(DISTINCT s_qo) > 1",
     "energy": "bool_or(energy_j > 0)",
     "fp8": "(count(DISTINCT kv_dtype LIKE 'fp8%') > 1)::INT * (1 + bool_or(q_dtype LIKE 'fp8%')::INT)",
     "padding": "bool_or(graph_batch IS NOT NULL)",
-    "q_len": "count(DISTINCT s_qo) > 1",
     "regret": "bool_or(backend = 'auto')",
 }
 
@@ -127,9 +125,7 @@ def _by_heads(con: duckdb.DuckDBPyConnection, wanted: Wanted) -> list[tuple[str,
 
 
 def served_alike(names: Iterable[str] | None = None) -> list[tuple[str, int, str]]:
-    """Model, tp and device of shipped models, all by default, that have no rows of their name and are answered by those with their
-    heads.
-    """
+    """Model, tp and device of shipped models, all by default, that rows with their heads answer for, and none of their name."""
     import duckdb
 
     found = []
@@ -180,10 +176,7 @@ def _listed(calls: Iterable[EngineCall]) -> str:
 
 
 def _nothing(con: duckdb.DuckDBPyConnection, wanted: Wanted, drafts: int | None, alike: Sequence[tuple[str, int, str]] = ()) -> str:
-    """What is not measured, what is that comes nearest, and the command that measures it: a line each.
-
-    `alike` are deployments of the model that rows with its heads answer for.
-    """
+    """What is not measured, what comes nearest (`alike`: by the model's heads), and the command that measures it: a line each."""
     asked = {**wanted, **({} if drafts is None else {"s_qo": (drafts + 1,)})}
     if not wanted:
         hint = "type model=NAME device=NAME and, if you like, tp=N drafts=N engine=NAME; or results.path=DIR"
@@ -197,7 +190,8 @@ def _nothing(con: duckdb.DuckDBPyConnection, wanted: Wanted, drafts: int | None,
     if alike:
         devices = grouped((device, str(tp)) for _, tp, device in alike)
         nearest = [f"{asked['model'][0]} on {device} (tp {', '.join(tps)}, by its heads)" for device, tps in devices.items()]
-    nearest += [f"{name} {_values(con, name, rest)}" for name in missing if name in LENGTHS]
+    ends = (f"SELECT '{name} ' || min({name}) || ' to ' || max({name}) FROM rows WHERE {condition(rest)}" for name in LENGTHS)
+    nearest += [str(con.execute(sql).fetchall()[0][0]) for name, sql in zip(LENGTHS, ends, strict=True) if name in missing]
     what = ", ".join(_typed(name, asked[name]) for name in missing)
     meant = f"; did you mean {near[0]!r}?" if near else ""
     return f"not measured: {what}{meant}\nnearest: {'; '.join(nearest) or 'none'}\n{_to_measure(con, asked, missing)}"
@@ -209,11 +203,6 @@ def _missing_alike(asked: Wanted, alike: Sequence[tuple[str, int, str]]) -> Sequ
     if not there:
         return ["device_name"]
     return ["tp"] if "tp" in asked and asked["tp"][0] not in dict(there) else sorted(asked.keys() - {"model", "tp", "device_name"})
-
-
-def _values(con: duckdb.DuckDBPyConnection, name: str, rest: Wanted) -> str:
-    """`1024 to 131072`: the least and the most that was measured of a length."""
-    return "{} to {}".format(*con.execute(f"SELECT min({name}), max({name}) FROM rows WHERE {condition(rest)}").fetchall()[0])
 
 
 def _missing(con: duckdb.DuckDBPyConnection, asked: Wanted) -> Sequence[str]:
