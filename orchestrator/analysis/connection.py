@@ -29,8 +29,7 @@ class Connection:
     DuckDB reads a file when a query needs it. So every method raises DamagedDataset for a file that is damaged or is not this
     project's. A query through `con` raises DuckDB's own error.
 
-    `later` has views by name, each after those that it reads. One is created when a query first names it: planning them all takes
-    longer than most questions. For queries through `con`, call `create_later` first.
+    `later` has views by name, each after those it reads, for the first query that names one (through `con`: `create_later`).
     """
 
     def __init__(self, files: list[str], *, threads: int | None = None) -> None:
