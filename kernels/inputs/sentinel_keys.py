@@ -5,8 +5,7 @@ there about as much as the spread of the whole output. A kernel that misses it, 
 much as the answer holds. Shapes and bytes stay what they were, and so does what is timed.
 
 One row of each request has logits that differ by 100: a softmax that subtracts the maximum of some keys alone overflows there.
-Where a KV head has too few rows to spare one, the middle planted key of each row is a bit heavier than the others, so that a
-running maximum grows there, whichever end a kernel begins at.
+Where a KV head has too few rows to spare one, a running maximum grows at the middle planted key of each row, from either end.
 Besides, the logits of each row are moved alike (`shifted_logits.py`), which these keys do not touch.
 
 Keys are planted at the edges of pages first, since kernels split and tile there, and then inside of pages.
@@ -36,9 +35,7 @@ LARGE_LOGIT = 110.0  # exp of it overflows fp32
 LARGEST = 1.3  # of it: the logit of the one key that the row with large logits answers with
 LARGEST_QUERY = 448.0  # of fp8_e4m3, to which a kernel may round queries
 MIN_ROWS = 4  # of a KV head, to spare one for large logits
-# Times the weight of its row's others that the middle one has elsewhere, by whether some kernel rounds to 8 bits. A sum that is not
-# scaled down there is off by a third of the row, or a fifth.
-HEAVIER = {True: 1.7, False: 1.3}
+HEAVIER = {True: 1.7, False: 1.3}  # times the weight of its row's others: the middle key elsewhere; True in 8 bits
 MAX_EDGES, MAX_INSIDE = 4096, 2048  # keys of one request
 GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples fall evenly between 0 and 1
 
@@ -172,8 +169,7 @@ def _sizes_that_grow(problem: Problem, kv_len: int, plants: Tensor) -> Tensor:
     sizes, logit = torch.ones(plants.shape[1]), planted_logit(problem, kv_len, drawn_scale(problem))
     if not plants.numel() or logit < 1:  # of few keys, among which random ones grow
         return sizes
-    row = (plants[1] * problem.group_size + plants[2]) * PLANTED + plants[3]
-    counts = torch.bincount(row)
+    counts = torch.bincount(row := (plants[1] * problem.group_size + plants[2]) * PLANTED + plants[3])
     in_order = torch.argsort(row * (kv_len + 1) + plants[0])  # row by row
     middle = in_order[(counts.cumsum(0) - counts + counts // 2)[counts > 1]]
     more = logit + math.log(HEAVIER[SIZE_BITS[narrowest(problem)] <= 8])

@@ -126,12 +126,10 @@ def capped(p: Problem) -> Needs:
 
 
 def long_keys(p: Problem) -> Needs:
-    """In nvfp4 the last block of 16 is one constant."""
     return context(p) | {"keys of 32 elements or more, not in nvfp4": p.key_dim >= 32 and p.kv_dtype != "nvfp4"}
 
 
 def growing(p: Problem) -> Needs:
-    """In a row without large logits the middle one of its planted keys is the heaviest."""
     planted = len(context_positions(p, *_lens(p)))
     enough = planted >= (3 if large_row(p, victim(p)) else 4 * p.stored_kv_heads)
     return context(p) | {"planted keys among which the maximum of some row grows": enough}
