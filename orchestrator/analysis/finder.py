@@ -85,7 +85,7 @@ def find(
         queries = [(" AND ".join([condition(values), *length]), having) for values, having in asked]
         found = con.execute(_best_first(queries, engines, question)).fetchall() if wanted else []
         if not found:
-            raise NoRows(_nothing(con, wanted, drafts, _by_heads(con, wanted) if alike else []))
+            raise NoRows(_nothing(con, wanted, drafts, _by_heads(con, str(wanted["model"][0])) if alike and wanted else []))
     (file, turn, *_, names) = found[0]
     best = str(places[file])
     others = sum(not one[1] for one in found) - 1
@@ -117,9 +117,8 @@ def _best_first(queries: Iterable[tuple[str, str]], engines: Sequence[Engine], q
     return f"{' UNION ALL '.join(selects)} ORDER BY {first}, by_own_build DESC, choices DESC, workloads DESC, ended DESC, filename"
 
 
-def _by_heads(con: duckdb.DuckDBPyConnection, wanted: Wanted) -> list[tuple[str, int, str]]:
-    """The deployments of the asked model that rows with its heads answer for, if no row has its name."""
-    name = str(wanted.get("model", ("",))[0])
+def _by_heads(con: duckdb.DuckDBPyConnection, name: str) -> list[tuple[str, int, str]]:
+    """The deployments of a model that rows with its heads answer for, if no row has its name."""
     is_named = con.execute(f"SELECT 1 FROM rows WHERE model = {literal(name)} LIMIT 1").fetchall()
     return served_alike([name]) if name in shipped() and not is_named else []
 
@@ -200,9 +199,10 @@ def _nothing(con: duckdb.DuckDBPyConnection, wanted: Wanted, drafts: int | None,
 def _missing_alike(asked: Wanted, alike: Sequence[tuple[str, int, str]]) -> Sequence[str]:
     """The column without whose value rows with the model's heads answer."""
     there = [(tp, device) for _, tp, device in alike if device in asked.get("device_name", (device,))]
-    if not there:
-        return ["device_name"]
-    return ["tp"] if "tp" in asked and asked["tp"][0] not in dict(there) else sorted(asked.keys() - {"model", "tp", "device_name"})
+    of_size = (
+        ["tp"] if "tp" in asked and asked["tp"][0] not in dict(there) else sorted(asked.keys() - {"model", "tp", "device_name"})
+    )
+    return of_size if there else ["device_name"]
 
 
 def _missing(con: duckdb.DuckDBPyConnection, asked: Wanted) -> Sequence[str]:

@@ -38,8 +38,8 @@ def located(settings: Asking, overrides: Sequence[str]) -> Asking:
     if settings.results.path == NO_SWEEP_PATH:
         typed = {name: several(value) for name, value in settings.where.items()}
         alike = finder.same_heads(settings.model, settings.tp, {**device, **typed}) if "model" in wanted else None
-        question = getattr(settings, "question", None)
-        path, found = finder.find({**wanted, **typed}, settings.engines, settings.drafts, alike, question)
+        asked = {**wanted, **typed}
+        path, found = finder.find(asked, settings.engines, settings.drafts, alike, getattr(settings, "question", None))
         changed |= {"results": Results(path=path), "where": {**found, **settings.where}}
     return settings.model_copy(update=changed)
 

@@ -158,7 +158,7 @@ def _answer(workloads: Sequence[Fp8Workload]) -> tuple[str, str, str]:
 
     `mostly yes` and `mostly no` if `MOST` agree. If it depends, the place is where it is no.
     """
-    faster, others = _sides(workloads)
+    faster, others = ([one for one in workloads if one.faster is wanted] for wanted in (True, False))
     if not faster or not others:
         return "no" if others else "yes", "", _queries(workloads)
     if max(len(faster), len(others)) >= MOST * len(workloads):
@@ -166,11 +166,6 @@ def _answer(workloads: Sequence[Fp8Workload]) -> tuple[str, str, str]:
         return verdict, _place(fewer, workloads)[1], _queries(workloads)
     axes, place = _place(others, workloads)
     return f"it depends on {' and '.join(axes)}", place, _queries(workloads)
-
-
-def _sides(workloads: Sequence[Fp8Workload]) -> tuple[list[Fp8Workload], list[Fp8Workload]]:
-    """Those that are faster, and the others."""
-    return [one for one in workloads if one.faster], [one for one in workloads if not one.faster]
 
 
 def _place(some: Sequence[Fp8Workload], workloads: Sequence[Fp8Workload]) -> tuple[list[str], str]:
@@ -195,7 +190,7 @@ def _queries(workloads: Sequence[Fp8Workload]) -> str:
 
 
 def _sentence(verdict: str, but_at: str, queries: str, batches: Sequence[int], workloads: Sequence[Fp8Workload]) -> str:
-    main, rest = _sides(workloads)
+    main, rest = ([one for one in workloads if one.faster is wanted] for wanted in (True, False))
     if not main or verdict == "mostly no":
         main, rest = rest, main
     but = f"but at {but_at} {'' if (by := _by(rest)).startswith('takes') else 'is '}{by}, " if rest else ""
