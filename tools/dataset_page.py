@@ -18,13 +18,12 @@ from orchestrator.config.model import CUSTOM
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 REQUIREMENTS = RESULTS.parent / "requirements.txt"
 VERSIONS = {"torch_version": "torch", "flashinfer_version": "flashinfer-python", "ray_version": "ray"}
-USUAL = {"torch 2.11.0", "flashinfer-python 0.7.2.post1", "ray 2.60.0"}
-COLUMNS = ("status", "device_name", "started_at", "device_uuid", "run_id", "libraries", "command", *VERSIONS)
+COLUMNS = ("status", "device_name", "started_at", "device_uuid", "run_id", "command", *VERSIONS)
 OF_SERVER = ("model", "tp", "kv_dtype", "s_qo", "batch_size", "routine", "backend", "twin", "engine", "engine_version")
 QUICK = "timing=quick"
 ORDER = ("ok", "unsupported", "mismatch", "skipped", "failed", "timeout", "oom")
 ALIKE = "Rows of the same heads answer for these models."
-BEGIN = f"""# Datasets
+BEGIN = """# Datasets
 
 Which measurements are in the repository, and how were they made?
 
@@ -35,7 +34,7 @@ Its rows come from `python -m orchestrator`, with the arguments in the last colu
 What was measured again is in a file of its own, so it replaces no row, and no key needs its run.
 
 Rows name their machine, versions, clocks and the commit of this project.
-Versions are {", ".join(sorted(USUAL))} where a line names no others.
+Versions are those of `requirements.txt` where [the last table](#other-versions) names no others; rows name those of each backend.
 `datasets.yaml` has the questions and the commands; `python -m tools.dataset_page` writes this page.
 """
 
@@ -50,7 +49,7 @@ def page() -> str:
         rows = {name: frames[RESULTS / folder / f"{name}.parquet"] for name in datasets}
         gpu = listed(value for of in rows.values() for value in of["device_name"])
         lines = "\n".join(line(name, told, rows[name]) for name, told in datasets.items())
-        head = "|name|question|rows|day|other versions|command|\n|-|-|-|-|-|-|"
+        head = "|name|question|rows|day|command|\n|-|-|-|-|-|"
         parts.append(f"## {folder}\n\n{gpu}.\n\n{head}\n{lines}\n")
     return "\n".join([*parts, versions(frames)])
 
@@ -104,15 +103,8 @@ def line(name: str, told: dict[str, Any], rows: pd.DataFrame) -> str:
     counts = ", ".join(f"{(rows['status'] == status).sum():,} {status}" for status in sorted(set(rows["status"]), key=ORDER.index))
     days = listed(rows["started_at"].dt.strftime("%Y-%m-%d"))
     later = f" Not measured: `{told['not_measured']}`.".replace("'", "") if "not_measured" in told else ""
-    cells = (f"`{name}`", told["asks"] + later, counts, days, ", ".join(libraries(rows)), f"`{told['command']}`")
+    cells = (f"`{name}`", told["asks"] + later, counts, days, f"`{told['command']}`")
     return f"|{'|'.join(cells)}|"
-
-
-def libraries(rows: pd.DataFrame) -> list[str]:
-    """The packages that ran, but for the usual ones and those that a pinned package brings."""
-    named = {part.split("+")[0] for cell in rows["libraries"].dropna() for part in cell.split(", ")}
-    named |= {f"{package} {version}" for column, package in VERSIONS.items() for version in rows[column].dropna().unique()}
-    return sorted(named - USUAL)
 
 
 def versions(frames: dict[Path, pd.DataFrame]) -> str:

@@ -260,6 +260,22 @@ def test_attention_of_an_engine_counts_only_where_one_query_token_and_a_draft_we
     assert data.scalar("SELECT count(*) FROM engine_attention") == 0
 
 
+def test_of_several_isolated_rows_one_of_the_engines_own_build_predicts():
+    old = {
+        **alone("trtllm-native", 120.0, "xqa", device_uuid="a", libraries="flashinfer-python 0.5.0"),
+        "point_id": "old",
+        "env": "old",
+    }
+    same = {
+        **alone("trtllm-native", 100.0, "xqa", device_uuid="b", libraries="flashinfer-python 0.6.13"),
+        "point_id": "same",
+        "env": "same",
+    }
+    found = told(answered(old, same, inside("FLASHINFER", 101.0, XQA, device_uuid="a", flashinfer_version="0.6.13")))
+
+    assert found["error"] == pytest.approx(0.01)
+
+
 def test_of_several_isolated_rows_one_of_the_same_gpu_predicts():
     times = {"a": 100.0, "b": 120.0}
     others = [{**alone("trtllm-native", us, "xqa", device_uuid=gpu, env=gpu), "point_id": gpu} for gpu, us in times.items()]
