@@ -12,11 +12,13 @@ from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.keys import PROBLEM_KEYS
 from orchestrator.analysis.questions import ask, open_views
 from orchestrator.config.draft_cost import Draft
+from orchestrator.config.engine import selected
 from orchestrator.storage import parquet
 from tests.helpers.datasets import DATASETS, RESULTS
 from tests.helpers.winners import launch_of
 
 KEYS = list(PROBLEM_KEYS)
+BUILDS = {flag.own_build for engine in selected() for flag in engine.flags}
 
 
 @cache
@@ -58,13 +60,14 @@ def least(frame: pd.DataFrame, keys: list[str]) -> pd.Series:
 
 
 def once(name: str) -> pd.DataFrame:
-    """The rows that compete: each kernel once, by the backend of its own name; a reference only where nothing else ran."""
+    """The rows that compete: each kernel or build once, by the backend of its name; a reference only where nothing else ran."""
     rows = ok(name)
     is_reference = rows["backend"] == "torch_sdpa"
     has_others = (~is_reference).groupby([rows[key] for key in KEYS], dropna=False).transform("any")
     rows = rows[~(is_reference & has_others)]
-    own = rows.assign(own=rows["backend"] == rows["resolved_backend"]).sort_values("own", ascending=False, kind="stable")
-    return own.drop_duplicates([*KEYS, "resolved_backend"])
+    kernel = rows["backend"].where(rows["backend"].isin(BUILDS), rows["resolved_backend"])
+    own = rows.assign(kernel=kernel, own=rows["backend"] == kernel).sort_values("own", ascending=False, kind="stable")
+    return own.drop_duplicates([*KEYS, "kernel"])
 
 
 def winners(name: str) -> pd.DataFrame:
