@@ -32,7 +32,7 @@ def _in_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("wanted", "engine", "drafts", "found"),
     [
-        ({**LLAMA, "tp": (8,)}, "vllm", 3, "results/h200_main/specdec_tp8.parquet"),
+        ({**LLAMA, "tp": (8,)}, "vllm", 3, "results/h200_main/servers.parquet"),
         ({**LLAMA, "tp": (1,), "kv_dtype": ("fp8_e4m3",)}, "sglang", 3, "results/h200_main/specdec_all_candidates.parquet"),
         (
             {"model": ("deepseek_v3_2",), "device_name": H200, "tp": (8,)},
@@ -67,9 +67,8 @@ def shape(model: str) -> Model:
 
 @pytest.mark.parametrize(
     ("model", "tp", "found", "heads"),
-    [  # a kernel beside others of the same heads is told before a lone one of the same name
-        ("gpt_oss_120b", 1, "results/h200_main/specdec_paged_decode_gpt_oss.parquet", (64, 8, 64)),
-        ("llama_3_3_70b", 8, "results/h200_main/specdec_tp8.parquet", (8, 1, 128)),
+    [
+        ("llama_3_3_70b", 8, "results/h200_main/servers.parquet", (8, 1, 128)),
         ("qwen3_14b", 1, "results/h200_main/specdec_paged_decode.parquet", (40, 8, 128)),
     ],
 )
@@ -78,7 +77,7 @@ def test_rows_of_another_name_with_the_heads_of_the_model_answer_for_it(model: s
     path, wanted = finder.find({"model": (model,), "device_name": H200, "tp": (tp,)}, selected("vllm"), 0, alike)
 
     assert (path, tuple(wanted[key][0] for key in ("num_qo_heads", "num_kv_heads", "head_dim_qk"))) == (found, heads)
-    assert "model" not in wanted and wanted["sinks"] == (model.startswith("gpt_oss"),)
+    assert "model" not in wanted and wanted["sinks"] == (False,)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +87,7 @@ def test_rows_of_another_name_with_the_heads_of_the_model_answer_for_it(model: s
         ("llama_3_1_70b", 3, {}),
         ("llama_3_1_70b", 8, {"soft_cap": 30.0}),
         ("gpt_oss_120b", 1, {"sinks": False}),
-        ("gpt_oss_120b", 1, {"sliding_window": None}),
+        ("gpt_oss_120b", 1, {"sliding_window": 64, "kinds": {"window": 36}}),
     ],
 )
 def test_rows_of_another_share_soft_cap_sink_window_or_sparsity_do_not(model: str, tp: int, other: dict[str, Any]):
@@ -190,13 +189,19 @@ def test_without_one_the_answer_says_what_is_missing_what_is_near_and_what_measu
     [
         (
             "qwen3_235b_a22b",
-            4,
+            2,
             "h200",
             3,
-            ["not measured: tp=4\n", "qwen3_235b_a22b on NVIDIA H200 (tp 8, by its heads)\n"],
+            ["not measured: tp=2\n", "qwen3_235b_a22b on NVIDIA H200 (tp 4, 8"],
         ),
         ("qwen3_14b", 1, "h100", None, ["not measured: device=h100\n", "nearest: qwen3_14b on NVIDIA H200 (tp 1, by its heads)\n"]),
-        ("llama_3_3_70b", 8, "h200", 5, ["not measured: drafts=5\n", "NVIDIA H200 (tp 1, 8, by its heads)\n", "'sweep.s_qo=[6]'"]),
+        (
+            "llama_3_3_70b",
+            8,
+            "h200",
+            5,
+            ["not measured: drafts=5\n", "NVIDIA H200 (tp 1, 4, 8, by its heads)\n", "'sweep.s_qo=[6]'"],
+        ),
         ("deepseek_v3", 4, "h200", 40, ["not measured: drafts=40\n", "nearest: deepseek_v3 on NVIDIA H200 (tp 4; drafts"]),
     ],
 )
@@ -212,7 +217,7 @@ def test_what_is_near_a_model_that_only_its_heads_were_measured_of(
 
 
 @pytest.mark.parametrize(
-    ("drafts", "axes"), [(None, {"s_kv": (100_000,)}), (None, {"tp": (4,)}), (4, {}), (None, {"kv_dtype": ("fp8_e5m2",)})]
+    ("drafts", "axes"), [(None, {"s_kv": (100_000,)}), (None, {"tp": (2,)}), (4, {}), (None, {"kv_dtype": ("fp8_e5m2",)})]
 )
 def test_the_command_that_measures_a_missing_deployment_is_planned(drafts: int | None, axes: finder.Wanted, invoke: Invoke):
     with pytest.raises(NoRows) as error:
