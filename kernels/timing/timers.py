@@ -178,11 +178,11 @@ class DeviceEvents(Timer):
         """Brings back what the call overwrites, then the caches into their state; spins if the L2 stays warm.
 
         The sample would include the launch otherwise. An eager call takes the CPU longer than a flush takes the GPU, so it needs
-        a spin too.
+        a spin too, and so does bringing back: without one, calls of 7 µs on gated delta nets had samples of 30 µs.
         """
         self.runner.ready()
         self.caches.restore()
-        if self.l2 == "warm" or not self.cuda_graph:
+        if self.l2 == "warm" or not self.cuda_graph or self.runner.restore:
             torch.cuda._sleep(self._spin)  # type: ignore[no-untyped-call]
 
 
