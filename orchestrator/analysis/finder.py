@@ -89,10 +89,11 @@ def find(
     (file, turn, *_, names) = found[0]
     best = str(places[file])
     others = sum(not one[1] for one in found) - 1
-    more = f"; {others} more have such rows: results.path=DIR reads another" if others > 0 else ""
+    note_once(f"read {best}, which says most about this")
     if alike and turn:
-        more = f": rows of {names} with the heads of {alike[0]}"
-    note_once(f"read {best}, which says most about this{more}")
+        note_once(f"these are rows of {names} with the heads of {alike[0]}")
+    elif others > 0:
+        note_once(f"{others} more have such rows: results.path=DIR reads another")
     return best, asked[turn][0]
 
 

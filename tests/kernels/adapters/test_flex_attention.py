@@ -85,7 +85,8 @@ def test_a_draft_tree(routine: str):
     problem = make(routine, mask="tree", tree=(-1, 0, 0, 1, 1, 2), s_qo=6, seq_lens="random")
     inputs = draw(problem, "cpu")
 
-    torch.testing.assert_close(answer(problem, inputs), expected(problem, inputs))
+    # The exponential of a logit near 100 in fp32 is known to 1e-5.
+    torch.testing.assert_close(answer(problem, inputs), expected(problem, inputs), rtol=1e-5, atol=3e-5)
 
 
 @pytest.mark.parametrize("keys", CASES.values(), ids=CASES)
