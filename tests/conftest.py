@@ -37,7 +37,7 @@ SHARING = (
     *(f"tests/orchestrator/reporting/test_{name}.py" for name in ("dashboard", "site")),
     "tests/test_adding_a_backend.py",
     "tests/test_first_commands.py",
-    "tests/test_answers.py",  # which keeps what it has opened
+    *(f"tests/test_{name}.py" for name in ("answers", "findings")),  # which keep what they have opened
     "tests/test_installed.py",
 )
 
