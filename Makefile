@@ -2,8 +2,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-# What is imported is compiled then: 50 s less.
-PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
 ARGS   ?=
 
 .PHONY: run test test-browser test-slurm test-s3 browser docs site versions format install
