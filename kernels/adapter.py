@@ -302,7 +302,7 @@ class Adapter(ABC):
             self.takes_window or p.window is None,
             self.takes_two_sided_window or p.window is None or p.mask != "full" or p.s_qo == 1,
             self.takes_prefix_mask or p.mask != "prefix",
-            self.takes_more_queries or not p.has_more_queries,
+            self.takes_more_queries or p.s_qo <= p.s_kv,
             self.takes_no_keys or not p.lacks_keys,
             p.kv_memory in self.reads_memory,
             self.takes_sinks or not p.sinks,

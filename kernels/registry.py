@@ -78,7 +78,8 @@ def registered(plugins: tuple[str, ...] = ()) -> dict[tuple[str, str], Registere
     plugin, since they run its code.
     """
     found: dict[tuple[str, str], Registered] = {}
-    for module in (*_own_modules(), *plugins):
+    own = (f"{own_adapters.__name__}.{m.name}" for m in pkgutil.iter_modules(own_adapters.__path__))
+    for module in (*own, *parts("adapters"), *plugins):
         before = [one for one in found.values() if one.module in plugins]
         for new in (*(Registered(adapter, module) for adapter in _adapters_in(module)), *_made_from(module, before)):
             if (key := (new.adapter.routine, new.adapter.name)) in found:
@@ -173,7 +174,3 @@ def _adapters_in(module: str) -> tuple[Adapter, ...]:
         if any(hasattr(adapter, old) for adapter in found):
             raise BadPlugin(f"{module}: {old} is now called {new}; rename the method")
     return tuple(found)
-
-
-def _own_modules() -> Iterable[str]:
-    return (*(f"{own_adapters.__name__}.{m.name}" for m in pkgutil.iter_modules(own_adapters.__path__)), *parts("adapters"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -10,7 +11,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import conf
-from orchestrator import libraries, notes, output, verbose
+import orchestrator
+from orchestrator import libraries, notes, output
 from orchestrator.code_version import own_version
 from orchestrator.commands import BAD_POINTS, INTERRUPTED, OK, execute
 from orchestrator.composing import completion
@@ -20,6 +22,7 @@ from orchestrator.errors import UserError
 from orchestrator.untrusted.text import for_terminal
 
 WRONG_INPUT = 2
+VERBOSE = ("-v", "--verbose")
 UNWRITTEN = 74  # EX_IOERR of sysexits.h: 1 would say that something was measured, and is slower
 ADVICE = "what was measured, or written to files, is kept; type the command again, with its output sent to another place"
 BROKEN_PIPE = 141  # what a shell reports for SIGPIPE
@@ -48,11 +51,11 @@ def _run(words: list[str]) -> int:
     if "--version" in words:  # Hydra would print its own
         print(f"attention-orchestrator {own_version()}")
         return OK
-    words, is_verbose = verbose.split(words)
+    left = [word for word in words if word not in VERBOSE]
     codes: list[int] = []
-    with _sigterm_interrupts(), notes.buffered(), verbose.logging_to_stderr(is_verbose):
+    with _sigterm_interrupts(), notes.buffered(), _logging_to_stderr(len(left) < len(words)):
         try:
-            arguments = read(words)
+            arguments = read(left)
             if arguments.shows:
                 return _show(arguments)
             folder = [] if arguments.config_dir is None else [f"{CONFIG_DIR}{arguments.config_dir}"]
@@ -135,6 +138,30 @@ def _sigterm_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+class OnStderr(logging.Handler):
+    """Writes to what stderr is now: a bar on the terminal takes its place while it is drawn."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        sys.stderr.write(for_terminal(f"{self.format(record)}\n"))
+        sys.stderr.flush()
+
+
+@contextmanager
+def _logging_to_stderr(wanted: bool) -> Iterator[None]:
+    """For `-v`, shows what the package's loggers say meanwhile at INFO of machines, workers, modules."""
+    logger = logging.getLogger(orchestrator.__name__)
+    before, handler = logger.level, OnStderr()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    if wanted:
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
 
 
 def _close_stdout() -> int:

@@ -39,10 +39,6 @@ class Machine:
         gpus = tuple(device for device in self.devices if device.kind == "cuda")[:count]
         return replace(self, devices=gpus or (cpu(),))
 
-    def with_cores(self, count: int) -> Machine:
-        """The same machine with `count` of its cores for compilers; one that gives none has no compiler to offer."""
-        return replace(self, cores=max(1, count), has_nvcc=self.has_nvcc and count > 0)
-
 
 def mixed(machine: Machine) -> str:
     """Why a machine with GPUs of several kinds cannot be used: a worker may get any of them. Empty if all are of one kind."""

@@ -96,10 +96,9 @@ def svg(grids: Iterable[Grid], title: str) -> str:
 
 def markdown(grids: Sequence[Grid], bar: str = " | ") -> str:
     """The same tables as Markdown, with `bar` between cells. Tables without rows are left out."""
-    return "\n\n".join(_markdown(grid, bar) for grid in grids if grid.cells)
-
-
-def _markdown(grid: Grid, bar: str) -> str:
-    lines = [grid.header, tuple("---" for _ in grid.header), *grid.cells]
-    body = "\n".join((bar + bar.join(map(for_markdown_cell, line)) + bar).strip() for line in lines)
-    return f"**{for_markdown(grid.title)}**\n\n{body}"
+    found = []
+    for grid in (one for one in grids if one.cells):
+        lines = [grid.header, tuple("---" for _ in grid.header), *grid.cells]
+        body = "\n".join((bar + bar.join(map(for_markdown_cell, line)) + bar).strip() for line in lines)
+        found.append(f"**{for_markdown(grid.title)}**\n\n{body}")
+    return "\n\n".join(found)

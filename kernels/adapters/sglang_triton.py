@@ -52,7 +52,10 @@ class SglangTriton(Adapter):
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p, in_fp8 = problem, problem.kv_dtype in FP8 and problem.group_size > 1
-        tile = Need("a latent of 512 + 64, of 256 + 32, or whose keys and values need one power of two", _one_tile(p))
+        # The kernel for grouped heads loads keys, or their first part, in a tile of the size of one of values.
+        keys = {576: 512, 288: 256}.get(p.key_dim, power_of_two(p.key_dim))
+        one_tile = p.group_size == 1 or keys == power_of_two(p.value_dim)
+        tile = Need("a latent of 512 + 64, of 256 + 32, or whose keys and values need one power of two", one_tile)
         return (
             *needs_of_triton(p, device),
             Need("head_dims of 16 or more", min(p.key_dim, p.value_dim) >= 16),
@@ -97,11 +100,6 @@ class SglangTriton(Adapter):
         # For grouped heads operands of tensor cores have the cache's dtype. The other kernel multiplies probabilities in fp32.
         kernel = ("triton_decode_grouped", p.kv_dtype) if p.group_size > 1 else ("triton_decode", p.q_dtype)
         return Runner(launch, out, *kernel, kernel_config=f"num_kv_splits={int(splits.max())}")
-
-
-def _one_tile(p: Problem) -> bool:
-    """Whether the kernel for grouped heads loads keys, or their first part, in a tile of the size of one of values."""
-    return p.group_size == 1 or {576: 512, 288: 256}.get(p.key_dim, power_of_two(p.key_dim)) == power_of_two(p.value_dim)
 
 
 def _splits(inputs: Inputs, most_splits: int, processors: int) -> Tensor:

@@ -98,7 +98,9 @@ def draw_tables(inputs: Inputs, generator: torch.Generator) -> None:
     inputs.kv_indptr.copy_(offsets(pages_of))
     inputs.kv_indices.copy_(_listed_pages(p, _page_order(p, generator), inputs.kv_indptr, pages_of))
     inputs.page_table.fill_(UNUSED_ENTRY)  # also what is beyond the longest request, where an engine's table is wider
-    used = _page_table(inputs.kv_indices, inputs.kv_indptr, pages_of)
+    column = torch.arange(int(pages_of.max()), device=inputs.device)
+    flat = (inputs.kv_indptr[:-1, None] + column).clamp(max=inputs.kv_indices.numel() - 1).long()
+    used = torch.where(column < pages_of[:, None], inputs.kv_indices[flat], UNUSED_ENTRY)
     inputs.page_table[:, : used.shape[1]] = used
     inputs.page_table.masked_fill_((inputs.kv_lens == 0)[:, None], NULL_PAGE)  # as engines leave the row of a request without keys
 
@@ -202,12 +204,6 @@ def _listed_pages(p: Problem, order: Tensor, indptr: Tensor, pages_of: Tensor) -
     entry = torch.arange(p.num_listed_pages, device=order.device)
     column = entry - indptr.long()[request]
     return order[torch.where(column < p.prefix_pages, column, entry - request * p.prefix_pages)]
-
-
-def _page_table(indices: Tensor, indptr: Tensor, pages_of: Tensor) -> Tensor:
-    column = torch.arange(int(pages_of.max()), device=indices.device)
-    flat = (indptr[:-1, None] + column).clamp(max=indices.numel() - 1)
-    return torch.where(column < pages_of[:, None], indices[flat.long()], UNUSED_ENTRY).int().contiguous()
 
 
 @by_routine

@@ -164,7 +164,8 @@ class Inputs:
             return (k, v) if dtype is None else (k.to(dtype), v.to(dtype))
         pages, cut = self._pages_of(requests, start, stop)
         by_head = (self._picked_by_head(cache, pages) for cache in self.kv)  # [requests, K, pages, N, D]
-        k, v = (_contiguous(t, t.dtype if dtype is None else dtype).flatten(2, 3).flatten(0, 1)[:, cut] for t in by_head)
+        whole = (t.to(dtype or t.dtype, copy=True, memory_format=torch.contiguous_format) for t in by_head)  # one pass over memory
+        k, v = (t.flatten(2, 3).flatten(0, 1)[:, cut] for t in whole)
         return k, v
 
     def _picked_by_head(self, cache: Tensor, pages: Tensor) -> Tensor:
@@ -217,11 +218,6 @@ class OwnInputs:
 def judged(inputs: Inputs) -> Inputs:
     """The inputs by whose keys an answer is judged, of `Problem.judged`: these, unless their routine has others."""
     return inputs
-
-
-def _contiguous(t: Tensor, dtype: torch.dtype) -> Tensor:
-    """A copy in the order of its dimensions, in another dtype, in one pass over memory."""
-    return torch.empty(t.shape, dtype=dtype, device=t.device).copy_(t)
 
 
 def token_major(p: Problem, cache: Tensor) -> Tensor:

@@ -107,11 +107,6 @@ class Problem(ProblemFields):
         """Whether some requests have no key (s0 in `batch_spec`): an output of 0, and a log-sum-exp of -infinity or of the sink."""
         return self.batch_spec is not None and 0 in self.kv_lens
 
-    @property
-    def has_more_queries(self) -> bool:
-        """Whether there are more query tokens than keys, as in cross attention."""
-        return self.s_qo > self.s_kv
-
     @cached_property
     def q_starts(self) -> tuple[int, ...]:
         """The first query token of each request, and the number of all."""

@@ -43,19 +43,11 @@ def parsed(name: str) -> tuple[str, str, int | None] | None:
     return found["decode"], found["prefill"], int(found["threshold"]) if found["threshold"] else None
 
 
-def common_length(problem: Problem, threshold: int | None) -> int | None:
-    """The query length that most requests have, of those up to `threshold` (None: of all); the longer of two equally common ones.
-
-    None if every request is longer than the threshold.
-    """
-    counts = Counter(q for q in problem.q_lens if threshold is None or q <= threshold)
-    return max(counts, key=lambda q: (counts[q], q), default=None)
-
-
 @lru_cache(maxsize=4096)
 def halves_of(problem: Problem, threshold: int | None) -> Halves | None:
     """Both calls of a batch; None if one of them would have no request with keys."""
-    common = common_length(problem, threshold)
+    counts = Counter(q for q in problem.q_lens if threshold is None or q <= threshold)
+    common = max(counts, key=lambda q: (counts[q], q), default=None)  # the longer of two equally common ones
     decode = tuple(i for i, q in enumerate(problem.q_lens) if q == common)
     prefill = tuple(i for i, q in enumerate(problem.q_lens) if q != common)
     if not all(any(problem.kv_lens[i] for i in part) for part in (decode, prefill)):

@@ -88,15 +88,9 @@ def reset_persisting_l2() -> None:
         raise RuntimeError(f"cuCtxResetPersistingL2Cache: CUDA error {code}")
 
 
-def straight_line(instructions: int) -> str:
-    """PTX from `$1` to `$0`: so many instructions without a branch, all different, so that the compiler can merge none."""
-    steps = " ".join(f"mad.lo.u32 x, x, x, {2654435761 * i % 2**31};" for i in range(1, instructions + 1))
-    return f"{{ .reg .u32 x; mov.u32 x, $1; {steps} mov.u32 $0, x; }}"
-
-
 @cache
-def other_code(device: int, code_bytes: int = CODE_BYTES) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-    """A graph, and the output that must live as long: a kernel that runs `code_bytes` of instructions once on every multiprocessor.
+def other_code(device: int) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+    """A graph, and the output that must live as long: a kernel that runs `CODE_BYTES` of instructions once on every multiprocessor.
 
     Raises RuntimeError if Triton, which compiles it, is missing or fails.
     """
@@ -104,7 +98,10 @@ def other_code(device: int, code_bytes: int = CODE_BYTES) -> tuple[torch.cuda.CU
     try:
         from kernels.timing.triton_kernels import stretch
 
-        code = straight_line(code_bytes // INSTRUCTION_BYTES)
+        # PTX from `$1` to `$0`: instructions without a branch, all different, so that the compiler can merge none.
+        counted = range(1, CODE_BYTES // INSTRUCTION_BYTES + 1)
+        steps = " ".join(f"mad.lo.u32 x, x, x, {2654435761 * i % 2**31};" for i in counted)
+        code = f"{{ .reg .u32 x; mov.u32 x, $1; {steps} mov.u32 $0, x; }}"
         programs = 2 * torch.cuda.get_device_properties(device).multi_processor_count
         sums = torch.empty(programs * WIDTH, dtype=torch.int32, device=f"cuda:{device}")
 

@@ -273,7 +273,8 @@ def no_dataset(path: str) -> str:
     if access.in_objects(path) or not Path(path).is_dir() or access.exists(path):
         return f"{given}: no rows there;{nearest_dataset(path)} {RUN}"
     what = f"{given}: this folder holds no dataset; a dataset is a folder with {parquet.DATA}"
-    below = _below(Path(path))
+    folders = {file.parent for pattern in BELOW for file in Path(path).glob(pattern)}
+    below = [str(place) for place in sorted(folders, key=lambda place: (owner(place) is not None, place))]  # companions last
     if not below:
         return f"{what}, and none lies below it;{nearest_dataset(path)} type results.path=DIR with a dataset, or {RUN}"
     named = ", ".join(below[:MAX_NAMED])
@@ -281,9 +282,3 @@ def no_dataset(path: str) -> str:
     direct = [dataset for dataset in below if Path(dataset).parent == Path(path)]
     several = f", or 'results.path={Path(path)}/*' for those directly below it" if len(direct) > 1 else ""
     return f"{what}; below it: {named}{more}; type results.path={below[0]}{several}"
-
-
-def _below(folder: Path) -> list[str]:
-    """The datasets and the folders of Parquet files in a folder, and the datasets in its folders; companions come last."""
-    found = {file.parent for pattern in BELOW for file in folder.glob(pattern)}
-    return [str(place) for place in sorted(found, key=lambda place: (owner(place) is not None, place))]

@@ -158,13 +158,16 @@ class ReleaseRuns:
         before = set(self.rows()["run_id"])
         started = time.monotonic()
         command = [sys.executable, "-m", PROGRAM, *self._overrides([good, other]), "rerun=all", f"results.path={self.path}"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=self._variables())
+        # uv, which reads no file of pip's, then installs from the index that listed the releases.
+        env = {**os.environ} if self.asked.wheels else {**os.environ, "UV_DEFAULT_INDEX": index()}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
         if done.returncode == INTERRUPTED:
             raise KeyboardInterrupt
         self.invocation.say(f"  {good} and {other}: {time.monotonic() - started:.0f} s")
         rows = self.rows(before)
         by_env = {release: rows[rows["env"] == self.name_of(release)] for release in (good, other)} if len(rows) else {}
-        words = last_words(done.stderr or done.stdout)
+        said = (line.strip() for line in reversed((done.stderr or done.stdout).splitlines()))
+        words = next(filter(None, said), "the run ended without a word")
         if f"env.{self.name_of(good)}:" in words or (by_env and by_env[good].empty):
             raise UserError(f"{self.key}={self.distribution}:{good}: its points have no rows; {words}")
         if not by_env or by_env[other].empty:
@@ -172,10 +175,6 @@ class ReleaseRuns:
         known = {name: rows[name].dropna().unique() for name in PLACE if name in rows}
         self.place = {PLACE[name]: ", ".join(map(str, values)) for name, values in known.items() if len(values)}
         return by_env[good], by_env[other]
-
-    def _variables(self) -> dict[str, str]:
-        """Of a step's process: uv, which reads no file of pip's, then installs from the index that listed the releases."""
-        return {**os.environ} if self.asked.wheels else {**os.environ, "UV_DEFAULT_INDEX": index()}
 
     def rows(self, before: Collection[str] = ()) -> pd.DataFrame:
         """All rows but those of these runs."""
@@ -214,9 +213,3 @@ def hydra_text(value: Any) -> str:
     if isinstance(value, list):
         return "[" + ",".join(map(hydra_text, value)) + "]"
     return str(value) if PLAIN.fullmatch(value) else "'" + value.replace("'", "\\'") + "'"
-
-
-def last_words(output: str) -> str:
-    """The last line of a run that says something."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    return lines[-1] if lines else "the run ended without a word"

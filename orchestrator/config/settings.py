@@ -36,12 +36,6 @@ PARQUET, TRACES = ".parquet", ".jsonl"  # of result files that name their GPU th
 RENAMED = {"dashboard.where": "where", "timing.ci95_rel": "timing.limit"}  # keys of older versions, with today's names
 
 
-def unknown_mode(mode: str) -> str:
-    """What is wrong with it, and what is allowed."""
-    *names, last = map(repr, MODES)
-    return f"mode={mode!r}:{did_you_mean(mode, MODES)} allowed: {', '.join(names)} or {last}"
-
-
 Question = Literal[
     "best", "crossover", "fp8", "q_len", "regret", "engine_default", "one_backend", "roofline", "draft", "energy",
     "step", "in_engine", "padding", "odd", "columns",
@@ -408,7 +402,8 @@ def meant_by(key: str, mode: str, value: object) -> str:
 def load(config: Mapping[str, Any]) -> Settings:
     """The settings of a composed configuration's mode, without keys of others. Raises UserError that lists every wrong key."""
     if config.get("mode") not in MODES:
-        raise UserError(unknown_mode(str(config.get("mode"))))
+        mode, (*names, last) = str(config.get("mode")), map(repr, MODES)
+        raise UserError(f"mode={mode!r}:{did_you_mean(mode, MODES)} allowed: {', '.join(names)} or {last}")
     if config.get("sweep") is None:
         _require_no_sweep(config)
         config = {**config, "sweep": {"name": "none"}}

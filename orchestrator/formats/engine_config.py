@@ -108,7 +108,9 @@ def _part(engine: Engine, part: Part) -> Iterator[str]:
         measured, own = answer.choice.record["pages"] or [None], answer.choice.record["own_page"]
         if engine.page_flag and len(measured) == 1 and measured[0] is not None and own not in (None, measured[0]):
             yield f"{engine.page_flag} {measured[0]}"  # since the engine takes another page size by itself
-    shown = answer.choice if answer.choice and not answer.keeps else _next_best(part)
+    others = [choice for choice in part.choices if choice.margin is not None]
+    next_best = max(others, key=lambda choice: choice.margin.saving if choice.margin else 0.0, default=None)
+    shown = answer.choice if answer.choice and not answer.keeps else next_best
     if shown is not None and part.default is not None:
         yield f"#   {shown.label}: {_evidence(shown, part.default)}"
     if answer.choice is not None:
@@ -119,12 +121,6 @@ def _part(engine: Engine, part: Part) -> Iterator[str]:
     for choice in part.choices:
         if choice.not_right and choice is not answer.choice:
             yield f"#   {choice.label}: {choice.not_right}"
-
-
-def _next_best(part: Part) -> Choice | None:
-    """The best flag that was not chosen."""
-    others = [choice for choice in part.choices if choice.margin is not None]
-    return max(others, key=lambda choice: choice.margin.saving if choice.margin else 0.0, default=None)
 
 
 def _evidence(choice: Choice, default: Choice) -> str:

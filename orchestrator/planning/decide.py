@@ -213,14 +213,11 @@ def _decide(point: Point, backend: _Backend, backends: Backends) -> Decision:
     kind: DecisionKind = "skipped" if any(of == "skipped" for of, _ in refusals) else "unsupported"
     reason = " | ".join(dict.fromkeys(reason for of, reason in refusals if of == kind))
     models = [place.model for place in backend.places]
-    if kind == "unsupported" and models[0].forced and not any(_lacks(problem, backend, model) for model in models):
-        return _to_run(point, backend, costs, reason)
+    if kind == "unsupported" and models[0].forced:  # what its rule forbids runs, unless it cannot
+        lacks = (_unmet_of_step(problem, backend, of) or backend.adapter.lacks_choice(problem, of.device) for of in models)
+        if not any(lacks):
+            return _to_run(point, backend, costs, reason)
     return Decision(point, kind, backends.one(reason), backend.names, costs[0][1], ())
-
-
-def _lacks(problem: Problem, backend: _Backend, model: _DeviceModel) -> bool:
-    """Whether a point that its rule forbids cannot run there even if it is forced."""
-    return bool(_unmet_of_step(problem, backend, model)) or backend.adapter.lacks_choice(problem, model.device)
 
 
 def _to_run(point: Point, backend: _Backend, able: Sequence[tuple[_BackendThere, Cost]], rule: str) -> Decision:

@@ -239,7 +239,8 @@ def _grid(axes: Mapping[str, tuple[AxisValue, ...]]) -> Iterator[_Part]:
 
 
 def _axis(choice: Iterable[Mapping[str, Scalar | None]]) -> _Axis:
-    return [({key: keys.pop(key) for key in BESIDE if key in keys}, keys) for keys in map(_set_keys, choice)]
+    set_keys = ({key: value for key, value in keys.items() if value is not None} for keys in choice)
+    return [({key: keys.pop(key) for key in BESIDE if key in keys}, keys) for keys in set_keys]
 
 
 def _of_problems(axis: _Axis) -> bool:
@@ -254,10 +255,6 @@ def _parts(of_point: dict[str, Scalar], cells: list[_Cell], axes: Sequence[_Axis
     width = len(cells) // max(1, len(axes[0])) if _of_problems(axes[0]) else 0
     for i, (keys, _) in enumerate(axes[0]):
         yield from _parts(of_point | keys, cells[i * width : (i + 1) * width] if width else cells, axes[1:])
-
-
-def _set_keys(keys: Mapping[str, Scalar | None]) -> dict[str, Scalar]:
-    return {key: value for key, value in keys.items() if value is not None}
 
 
 def _merged(so_far: dict[str, Any], choices: Sequence[Sequence[dict[str, Any]]]) -> Iterator[dict[str, Any]]:

@@ -105,10 +105,6 @@ class Plan:
                 uncompiled[decision] = next(iter(errors.values()))
         return Plan(tuple(left)), uncompiled
 
-    @property
-    def peak_memory_bytes(self) -> int:
-        return max((d.cost.memory_bytes for d in self.decisions_of("run")), default=0)
-
     def reasons(self, kind: DecisionKind) -> Counter[str]:
         """How many points each reason takes out."""
         return Counter(headline(kind, decision.reason) for decision in self.decisions_of(kind))

@@ -65,7 +65,10 @@ def starting(cluster: Cluster, versions: VersionRule = "same", names: tuple[str,
 
         yield lambda say: nullcontext(InlinePool(names))
         return
-    _show_token()
+    # Ray (2.60) sends the user's token to a cluster named by address only if this says so. It reads it at import.
+    token = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", Path.home() / ".ray" / "auth_token"))
+    if "RAY_AUTH_TOKEN" in os.environ or token.is_file():
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
     beginning = _Beginning(cluster)
     try:
         yield partial(beginning.pool, versions, names, early)
@@ -121,10 +124,3 @@ class _Beginning:
 
             connection.end()
         self._over.set()
-
-
-def _show_token() -> None:
-    """Makes Ray (2.60) send the user's token to a cluster named by address, as it does not by itself. It reads this at import."""
-    token = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", Path.home() / ".ray" / "auth_token"))
-    if "RAY_AUTH_TOKEN" in os.environ or token.is_file():
-        os.environ.setdefault("RAY_AUTH_MODE", "token")

@@ -22,9 +22,10 @@ def grids(plan: Plan, workers: int, cores: Sequence[int] = (HOST_CORES,)) -> lis
     reasons = [
         (verdict, str(count), reason) for verdict in _verdicts(plan)[1:] for reason, count in plan.reasons(verdict).most_common()
     ]
+    largest = max((d.cost.memory_bytes for d in plan.decisions_of("run")), default=0)
     cost = [
         *_starts(plan),
-        ("largest point", f"{plan.peak_memory_bytes / 1e9:.3g} GB of device memory, the check included"),
+        ("largest point", f"{largest / 1e9:.3g} GB of device memory, the check included"),
         ("workers", str(workers)),
         ("estimated time, without compilation", _time(plan, workers)),
         *_compiling(plan, cores),

@@ -118,15 +118,10 @@ def chosen(problem: Problem) -> tuple[TokenSet, ...]:
             newest = min(token + 1, max(1, top_k // 2, top_k - context)) if listed else 0
             older = min(top_k - newest, context)
             if padded and not len(found) % 3:
-                newest, older = _half(newest, older)
+                kept = max(1, (newest + older) // 2)  # half as many: first without some older ones
+                newest, older = min(newest, kept), max(0, kept - newest)
             found.append(TokenSet(token * step % max(1, context), older, newest))
     return tuple(found)
-
-
-def _half(newest: int, older: int) -> tuple[int, int]:
-    """Half as many tokens, at least one: first without some older ones."""
-    kept = max(1, (newest + older) // 2)
-    return min(newest, kept), kept - min(newest, kept)
 
 
 def tokens_read(problem: Problem) -> int:

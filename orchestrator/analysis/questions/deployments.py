@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from math import isfinite
 from typing import Any
 
 from orchestrator.analysis.connection import Record
@@ -133,7 +134,8 @@ class Choice:
         error, allowed = self.record["wrong_err"], self.record["wrong_tolerance"]
         if allowed is None or (error is not None and error <= allowed):  # the output was right, and something else was not
             return str(self.record["wrong_reason"] or "the answer differs")[:MAX_REASON]
-        return f"error up to {error_words(error)}, allowed {share(allowed)}"
+        up_to = "not a number" if error is None or not isfinite(error) else share(error)
+        return f"error up to {up_to}, allowed {share(allowed)}"
 
     def price(self, *, at_worst: bool = False) -> str:
         """` 1.04×` or ` 1.04× (1.19)`, then where it was wrong; or that it is compared with nothing."""
@@ -203,23 +205,13 @@ class Margin:
     rough: bool = False
 
     @property
-    def is_clear(self) -> bool:
-        """Whether to choose it: it is faster by more than noise, by the mean and at more than half of the workloads."""
-        return self.saving > self.floor and self.share_ahead > 0.5
-
-    @property
-    def is_tie(self) -> bool:
-        """Whether its mean is the default's, but for noise."""
-        return abs(self.saving) <= self.floor
-
-    @property
     def words(self) -> str:
         """How much less or more time, without the sign; `~` if it is rough."""
         return f"{mark(self.rough)}{abs(self.saving):.1%}"
 
     def why_not(self, name: str) -> str:
         """Why the default stays although `name` is the best of the others, if it is not clear."""
-        if self.is_tie:
+        if abs(self.saving) <= self.floor:
             return f"{name} is equal within noise ({self.floor:.1%})"
         if self.saving < 0:
             return f"the next best, {name}, takes {self.words} more time"
@@ -345,7 +337,8 @@ class Part:
             return Advice(right, f"the default {default.label} was {default.wrong}")
         if best is None or best.margin is None:
             return Advice(default, self._no_other)
-        if best.margin.is_clear:
+        # It is chosen if it is faster by more than noise, by the mean and at more than half of the workloads.
+        if best.margin.saving > best.margin.floor and best.margin.share_ahead > 0.5:
             return Advice(best, f"{best.margin.words} less time than the default {default.label}")
         return Advice(default, best.margin.why_not(best.label))
 
@@ -361,11 +354,6 @@ class Part:
 def at(record: Mapping[str, Any]) -> str:
     """A workload in few words."""
     return f"batch {record['batch_size']}, s_kv {record['s_kv']:,}, s_qo {record['s_qo']}"
-
-
-def error_words(rel_err: float | None) -> str:
-    """The error of a wrong answer."""
-    return "not a number" if rel_err is None or rel_err != rel_err or rel_err == float("inf") else share(rel_err)  # noqa: PLR0124
 
 
 def in_order(phases: Iterable[str]) -> list[str]:
@@ -441,12 +429,8 @@ def _parts(data: Dataset) -> list[Part]:
 def _choices(records: Sequence[Record], *, for_layers: bool) -> tuple[Choice, ...]:
     names = Counter(record["flag"] for record in records if set(record["statuses"]) != {NOT_THERE})
     made = (Choice(record, for_layers, bool(record["flag"]) and names[record["flag"]] > 1) for record in records)
-    return tuple(sorted(made, key=_cheapest_first))
-
-
-def _cheapest_first(choice: Choice) -> tuple[bool, int, float, str]:
-    """Means over other workloads say nothing: complete ones come first, then those that were right at most workloads."""
-    return not choice.is_complete, 0 if choice.is_complete else -choice.served, choice.mean, choice.name
+    # Means over other workloads say nothing: complete ones come first, then those that were right at most workloads.
+    return tuple(sorted(made, key=lambda one: (not one.is_complete, 0 if one.is_complete else -one.served, one.mean, one.name)))
 
 
 def _references(data: Dataset) -> dict[tuple[Any, ...], dict[str, tuple[float, float]]]:

@@ -93,7 +93,8 @@ def _gain_of_each(records: list[Record]) -> str:
 
 def _left(data: Dataset) -> Left:
     """The drafts that `draft.rest` leaves without an answer, by place and batch size."""
-    return drafts_without_rest(data) if data.draft.rest is not None else {}
+    lacking = (r for r in _records(data) if r["lacks"]) if data.draft.rest is not None else ()
+    return grouped(((*(r[key] for key in PLACE), r["batch_size"]), r["s_qo"] - 1) for r in lacking)
 
 
 def _edge_of(record: Record, left: Left) -> str:
@@ -237,12 +238,6 @@ def without_rest(data: Dataset, source: str) -> list[WithoutRest]:
         for place, part in group_by(records, PLACE).items()
         if any(record["lacks"] for record in part)
     ]
-
-
-def drafts_without_rest(data: Dataset) -> dict[tuple[object, ...], list[int]]:
-    """The drafted tokens that were measured but have no answer for lack of a step, by `PLACE` and batch size."""
-    lacking = (r for r in _records(data) if r["lacks"])
-    return grouped(((*(r[key] for key in PLACE), r["batch_size"]), r["s_qo"] - 1) for r in lacking)
 
 
 def _records(data: Dataset) -> list[Record]:

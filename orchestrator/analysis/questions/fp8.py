@@ -125,17 +125,12 @@ class Fp8Workload:
 def sentences(records: Sequence[Record]) -> list[str]:
     """The answers of one deployment, from rows of the view `fp8`. Neighbouring batches that are told the same share one."""
     batches = [(batch, _workloads(part)) for (batch,), part in group_by(records, ("batch_size",)).items()]
-    found, unknown = [], _not_measured(records)
+    missing = [words for kind, words in QUERIES.items() if all(r[f"{kind}_gain"] is None for r in records)]
+    found, unknown = [], f"; there is no time with {missing[0]}, which may be faster" if missing else ""
     for answer, same in groupby(batches, key=lambda batch: _answer(batch[1])):
         told, parts = zip(*same, strict=True)
         found.append(_sentence(*answer, told, [workload for part in parts for workload in part]) + unknown)
     return found
-
-
-def _not_measured(records: Sequence[Record]) -> str:
-    """The dtype of queries that this deployment has no FP8 cache with."""
-    missing = [words for kind, words in QUERIES.items() if all(r[f"{kind}_gain"] is None for r in records)]
-    return f"; there is no time with {missing[0]}, which may be faster" if missing else ""
 
 
 def _workloads(records: Sequence[Record]) -> list[Fp8Workload]:

@@ -174,7 +174,9 @@ def _within(node: dict[str, Any], machine: Machine) -> Machine:
     resources = node["Resources"]
     if machines.mixed(machine):  # it is not known which of its GPUs Ray offers; the pool refuses it
         return machine
-    compiling = machine.with_cores(int(resources.get("CPU", 0)))
+    cores = int(resources.get("CPU", 0))
+    # A node that gives no core has no compiler to offer.
+    compiling = replace(machine, cores=max(1, cores), has_nvcc=machine.has_nvcc and cores > 0)
     offers = resources.keys() & {"GPU", "CPU"}
     return compiling.with_gpus(int(resources.get("GPU", 0))) if offers else replace(compiling, devices=())
 

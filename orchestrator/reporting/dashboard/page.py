@@ -1,7 +1,8 @@
 """One HTML page with everything in it: markup, style, scripts, ECharts, the dataset. It loads nothing, from nowhere.
 
 What comes from a dataset enters the page as gzip in base64 and reaches the document as text only. The page's policy admits the
-scripts whose hashes it names, so that no text of a dataset can become one.
+scripts whose hashes it names, so that no text of a dataset can become one. Of the many pages of a site, style, ECharts and the app
+are files beside them; their policy admits scripts and styles of their own place alone.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import re
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
+from typing import NamedTuple
 
 from orchestrator.analysis.sources import SIGNS, local_datasets, name_of
 from orchestrator.analysis.sql import Where
@@ -20,6 +22,7 @@ from orchestrator.errors import UserError
 from orchestrator.reporting.dashboard import data, packing
 from orchestrator.storage.access import in_objects
 from orchestrator.storage.exported import save_file
+from orchestrator.untrusted.text import for_line
 
 ECHARTS_SHA256 = "b66b25aeb4df84e33199dc21694014d336d222cbd9deb0e5a7c14bd6aa0d0fd0"
 EMBEDDED_PARQUET = 2 * 10**6  # bytes of a dataset that travel in an exported page as they are
@@ -29,6 +32,18 @@ PARTS = ("columns", "numbers", "select", "state", "theme", "dom", "card", "share
 MODULES = (*PARTS, *VIEWS, "app")
 IMPORT = re.compile(r"^import \{[^}]*\} from \"\./[a-z]+\.js\";\n", re.MULTILINE)
 EXPORT = re.compile(r"^export ((?:async )?(?:function|class|const) (\w+))", re.MULTILINE)
+
+LINKED_POLICY = (
+    "default-src 'none'; script-src 'self' file:; style-src 'self' file: 'unsafe-inline'; img-src data: blob:; "
+    "base-uri 'none'; form-action 'none'"
+)
+# The way back is a row above the page's own.
+WAY_BACK = """
+#site { grid-column: 1 / -1; padding: 8px 16px 0; }
+#site a { color: var(--mark); }
+@media (min-width: 761px) { body { grid-template-rows: auto auto auto 1fr; } }
+@media print { #site { display: none; } }
+"""
 
 
 def make(path: str | Path, where: Where, *, served: bool) -> str:
@@ -105,3 +120,49 @@ def echarts() -> str:
     if hashlib.sha256(script).hexdigest() != ECHARTS_SHA256:
         raise UserError("orchestrator/dashboard/vendor/echarts.min.js: not the release that vendor/README.md names; put that back")
     return script.decode("utf-8")
+
+
+class Asset(NamedTuple):
+    """A shared file. Its name changes with what is in it, so that no cache shows an old one."""
+
+    name: str
+    content: str
+
+
+def assets() -> dict[str, Asset]:
+    """The shared files of all pages. Raises UserError if ECharts is not the release that was reviewed.
+
+    A browser that opens a file from a disk runs no module from another file. So the app is a plain script, and waits for the
+    document (`defer`).
+    """
+    app = f'"use strict";\n(async () => {{\n{script()}\n}})();\n'
+    style = hashed("page", "css", static("style.css") + WAY_BACK)
+    return {"style": style, "echarts": hashed("echarts", "js", echarts()), "app": hashed("app", "js", app)}
+
+
+def hashed(name: str, suffix: str, content: str) -> Asset:
+    """A file under a name with a hash of its content."""
+    return Asset(f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:12]}.{suffix}", content)
+
+
+def linked(packed: bytes, title: str, shared: Mapping[str, Asset], folder: str, home: str) -> str:
+    """The page of one of many datasets. `folder` and `home` are relative addresses, of the shared files and of the index."""
+    address = {name: f"{folder}/{asset.name}" for name, asset in shared.items()}
+    template = static("page.html")
+    way_back = f'<nav id="site" aria-label="Site"><a href="{html.escape(home)}">all datasets and comparisons</a></nav>'
+    for inline, link in (
+        ("<style>\n{{STYLE}}\n</style>", f'<link rel="stylesheet" href="{address["style"]}">'),
+        ("<script>{{ECHARTS}}</script>", f'<script defer src="{address["echarts"]}"></script>'),
+        ('<script type="module">{{APP}}</script>', f'<script defer src="{address["app"]}"></script>'),
+        ("<body>\n", f"<body>\n{way_back}\n"),
+    ):
+        if template.count(inline) != 1:
+            raise AssertionError(f"page.html: {inline!r} is there {template.count(inline)} times, and `linked` replaces it once")
+        template = template.replace(inline, link)
+    parts = {
+        "POLICY": LINKED_POLICY,
+        "TITLE": html.escape(for_line(title)),
+        "DATA": base64.b64encode(packed).decode(),
+        "PARQUET": "",
+    }
+    return placed(template, parts)

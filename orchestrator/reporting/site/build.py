@@ -1,11 +1,14 @@
-"""Makes a site: a page for each dataset, comparisons, histories, and the index last, so that its links always lead somewhere."""
+"""Makes a site: a page for each dataset and document, comparisons, histories, and the index last, so that its links lead on."""
 
 from __future__ import annotations
 
 import hashlib
 import html
+import posixpath
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
@@ -18,15 +21,18 @@ from orchestrator.analysis.sql import Where
 from orchestrator.code_version import own_version
 from orchestrator.errors import NoRows, UserError
 from orchestrator.reporting.dashboard import data as page_data
-from orchestrator.reporting.dashboard import linked, packing
+from orchestrator.reporting.dashboard import packing
+from orchestrator.reporting.dashboard.page import Asset, assets, hashed, linked
 from orchestrator.reporting.document import html_body
-from orchestrator.reporting.site import datasets, documents, history, pairs
-from orchestrator.reporting.site.datasets import Facts, Listed, Make, Names, link, table
+from orchestrator.reporting.site import datasets, history, pairs
+from orchestrator.reporting.site.datasets import Facts, Listed, Make, Names, Page, link, table
 from orchestrator.reporting.site.target import Target
+from orchestrator.untrusted.files import read_text
 from orchestrator.untrusted.text import for_line, for_markdown, for_markdown_cell
 
 MAX_PARQUET = 10**8  # bytes of one file: what hosts of Git repositories take
 ASSETS, INDEX, TITLE = "assets", "index.html", "Attention benchmarks"
+LINK = re.compile(r"!?\[((?:`[^`]*`|[^`\]])*)\]\(([^)#\s]*)(#[^)\s]*)?\)")
 POLICY = "default-src 'none'; style-src 'self' file:; img-src data:; base-uri 'none'; form-action 'none'"
 
 
@@ -44,7 +50,7 @@ class Site(NamedTuple):
     """The folder, and the addresses that all pages name."""
 
     target: Target
-    shared: Mapping[str, linked.Asset]
+    shared: Mapping[str, Asset]
     css: str
     about: str
 
@@ -79,7 +85,7 @@ def build(
     The Markdown files below the folder `document` are pages too. Raises UserError if there are no rows, or no such files, if the
     folder is not a site's or cannot be written, and as `open_dataset` does.
     """
-    texts = documents.texts(document)
+    texts = _texts(document)
     places = [place for place in datasets.find(path) if Path(folder).resolve() not in Path(place).resolve().parents]
     if not any(map(datasets.exists, places)):
         raise NoRows(f"results.path={path!r}: no dataset there; type results.path=DIR, or a pattern such as 'results/*'")
@@ -116,11 +122,49 @@ def _built(
     histories = list(history.pages(measured, listed, site.page))
     found = pairs.find(measured)
     compared = list(pairs.pages(found, listed, where, site.page))
-    index = _index(listed, compared, len(found) - len(compared), histories, documents.pages(texts, code, site.page))
+    index = _index(listed, compared, len(found) - len(compared), histories, _documents(texts, code, site.page))
     count = {"datasets": len(listed), "without_rows": len(places) - len(listed), "histories": len(histories)}
     count["comparisons"] = sum(bool(one.address) for one in compared)
     site.write(INDEX, TITLE, index, whole, count)
     return SiteContent(**count, bytes=target.finish())
+
+
+def _texts(folder: str | None) -> dict[str, str]:
+    """The Markdown files below a folder, by their paths in it. Raises UserError if there are none."""
+    if folder is None:
+        return {}
+    found = {path.relative_to(folder).as_posix(): read_text(path, "document") for path in sorted(Path(folder).rglob("*.md"))}
+    if not found:
+        raise UserError(f"document={folder!r}: mode=site takes a folder with Markdown files, such as document=docs")
+    return found
+
+
+def _documents(found: Mapping[str, str], code: str, page: Page) -> list[list[str]]:
+    """Writes a page for each text. Returns the cells of the index's lines: a link to each, and how its text begins."""
+    cells = []
+    for path, text in found.items():
+        title, _, rest = text.partition("\n")
+        title, key = title.lstrip("# "), datasets.joined([code, *found, text])
+        body = LINK.sub(partial(_relinked, path=path, found=found), rest)
+        page(_address(path), title, key, lambda body=body: (body, {}))  # type: ignore[misc]
+        begins = LINK.sub(r"\1", rest.strip().partition("\n")[0])
+        cells.append([link(_address(path), title), for_markdown_cell(begins)])
+    return cells
+
+
+def _address(path: str) -> str:
+    return f"documents/{path.removesuffix('.md').replace('/', '-')}.html"
+
+
+def _relinked(link: re.Match[str], path: str, found: Mapping[str, str]) -> str:
+    """A link to another page of the site, or elsewhere on the web; of any other file, or of a picture, its text alone."""
+    words, to, section = link[1], link[2], link[3] or ""
+    if link[0].startswith("!"):
+        return words
+    if "://" in to or not to:
+        return link[0]
+    there = posixpath.normpath(posixpath.join(posixpath.dirname(path), to))
+    return f"[{words}]({Path(_address(there)).name}{section})" if there in found else words
 
 
 def _code() -> str:
@@ -141,8 +185,8 @@ def _require_outside(folder: str, places: Sequence[str]) -> None:
 
 
 def _with_assets(target: Target) -> Site:
-    shared = linked.assets()
-    style = linked.named("site", "css", files(__package__).joinpath("static", "site.css").read_text("utf-8"))
+    shared = assets()
+    style = hashed("site", "css", files(__package__).joinpath("static", "site.css").read_text("utf-8"))
     for asset in (*shared.values(), style):
         target.write(f"{ASSETS}/{asset.name}", asset.content)
     return Site(target, shared, f"{ASSETS}/{style.name}", f"made by attention-orchestrator {own_version()}")
@@ -172,7 +216,7 @@ def _datasets(site: Site, slugs: Mapping[str, str], keys: Mapping[str, str], whe
         about = {"title": listed.name, "path": listed.name, **header, "parquet": f"../{file}" if has_file else None}
         packed = packing.pack(drawn, {**about, "embedded": False})
         facts = {name: getattr(listed, name) for name in ("name", "facts", "rows", "ok", "answer", "has_file", "servers")}
-        html_page = linked.make(packed, listed.name, site.shared, f"../{ASSETS}", "../index.html")
+        html_page = linked(packed, listed.name, site.shared, f"../{ASSETS}", "../index.html")
         site.target.write(page, html_page, key, facts)
         yield listed
 

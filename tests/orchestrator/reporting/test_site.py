@@ -17,7 +17,7 @@ from orchestrator import ROOT
 from orchestrator.config.exports import Export
 from orchestrator.config.settings import SiteSettings, load
 from orchestrator.errors import NoRows, UserError
-from orchestrator.reporting.dashboard import linked
+from orchestrator.reporting.dashboard.page import Asset, linked
 from orchestrator.reporting.site import build as site_build
 from orchestrator.reporting.site import datasets, pairs, target
 from orchestrator.reporting.site.build import SiteContent, build
@@ -359,7 +359,7 @@ def test_where_chooses_rows_and_datasets(results: Path, tmp_path: Path, monkeypa
 def test_a_linked_page_that_lost_a_place_is_noticed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("orchestrator.reporting.dashboard.page.static", lambda name: "<html></html>")
     with pytest.raises(AssertionError, match=r"page\.html"):
-        linked.make(b"", "x", dict.fromkeys(("style", "echarts", "app"), linked.Asset("a", "")), "..", "index.html")
+        linked(b"", "x", dict.fromkeys(("style", "echarts", "app"), Asset("a", "")), "..", "index.html")
 
 
 def test_names_of_files_differ_and_are_plain():
