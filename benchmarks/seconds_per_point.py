@@ -41,7 +41,6 @@ class Seconds:
 
     @property
     def device_s(self) -> float:
-        """Seconds of a device for each point."""
         return self.wall_s * self.devices / self.points
 
 
@@ -70,10 +69,7 @@ def main(*paths: str) -> None:
 
 
 def busy(path: str, command: list[str]) -> None:
-    """Share of the wall time that the GPUs of a command were busy, from the first start to the last end of the rows it added.
-
-    The driver says ten times a second for how much of the last period a kernel ran (NVML's utilization).
-    """
+    """Share of the wall time that a command's GPUs were busy (NVML's utilization), from its rows' first start to their last end."""
     import pynvml
 
     pynvml.nvmlInit()

@@ -145,10 +145,7 @@ class Adapter(ABC):
         return f"type: pip install {shlex.join(self.to_install(names))}"
 
     def for_versions(self, versions: Versions) -> Self:
-        """The same backend, whose rule and modules are those for these versions of its distributions.
-
-        Without versions they are those of the release that the rule was read from, as in a plan for a machine that is not here.
-        """
+        """The same backend with the rule and modules for these versions of its distributions; without, for the release read."""
         found = tuple((name, of) for name in self.all_distributions if (of := versions.get(name)))
         return self if found == self.installed else replace(self, installed=found)
 
@@ -233,11 +230,7 @@ class Adapter(ABC):
         """
 
     def prepared(self, inputs: Inputs, device: Device) -> Runner:
-        """The call on these inputs, among the padded requests of its graph if there are any. What a worker calls.
-
-        Raises TypeError for a call that reads copies, or leaves its rows in an order, that the adapter does not declare, or that
-        gets back what is no input.
-        """
+        """The call on these inputs, with padded requests if any. TypeError for copies or orders that are not declared."""
         given = inputs if inputs.padded is None or not self.gets_padding else inputs.padded
         runner = self.prepare(given, device)
         for copy in runner.copies:
@@ -264,10 +257,7 @@ class Adapter(ABC):
         return 0
 
     def unmet(self, problem: Problem, device: Device) -> list[str]:
-        """The sentences that this problem on this device does not meet; empty if it is supported.
-
-        Raises ValueError if two conditions have the same sentence: a row could not tell which of them failed.
-        """
+        """The sentences that this problem on this device does not meet; empty if supported. ValueError for two of one sentence."""
         sentences, met = zip(*self.conditions(problem, device), strict=True)
         if len(set(sentences)) < len(sentences):
             twice = next(sentence for i, sentence in enumerate(sentences) if sentence in sentences[:i])
@@ -313,10 +303,7 @@ class Adapter(ABC):
         return DECLARED_MET if all(met) else tuple(map(Need, DECLARED, met))
 
     def lacks_choice(self, problem: Problem, device: Device) -> bool:
-        """Whether the problem sets what this backend's call has no place for.
-
-        Running it all the same would time the same call as without the setting, and show nothing.
-        """
+        """Whether the problem sets what this call has no place for: a run would time the call without it, and show nothing."""
         return not all(need.met for need in self._choices(problem, device))
 
     def _choices(self, problem: Problem, device: Device) -> tuple[Need, ...]:

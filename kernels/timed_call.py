@@ -24,11 +24,7 @@ Changed = tuple["Tensor | None", "Tensor | None"]  # the same, with None for wha
 
 
 def prepare_timer(adapter: Adapter, inputs: Inputs, device: Device, timing: Timing) -> Timer:
-    """Prepares a backend and its timer, and launches it once. Whatever the backend raises comes through.
-
-    A kernel that returns what it computed or copied in its preparation is wrong later: queries and cache differ then. One that
-    remembers its answer to a query is wrong too: it saw this query with another cache.
-    """
+    """Prepares a backend and its timer, and launches it once, with other queries and cache than later: what it keeps is wrong."""
     with other_cache(inputs):
         with other_queries(inputs):
             runner = adapter.prepared(inputs, device)

@@ -66,7 +66,6 @@ def cpu() -> Device:
 
 @cache
 def known_devices() -> dict[str, Device]:
-    """The devices of conf/device by file name."""
     folder = files(conf).joinpath("device")
     return {
         entry.name.removesuffix(".yaml"): Device.model_validate(yaml.safe_load(entry.read_text()))

@@ -219,10 +219,7 @@ def _drawn(problem: str) -> Any:
 
 
 def backends_of(library: str) -> list[Adapter]:
-    """The backends whose kernels come from a library, in the order of their routines, of those that serve a problem here.
-
-    POD-Attention serves none: it needs requests of one query token beside others.
-    """
+    """The backends whose kernels come from a library, by routine, of those that serve a problem here: POD-Attention serves none."""
     adapters = [one for one in registry.adapters().values() if one.distributions[:1] == (library,) and one.routine in ROUTINES]
     found = [adapter for adapter in adapters if any(served(adapter, feature) for feature in FEATURES)]
     return sorted(found, key=lambda adapter: (list(ROUTINES).index(adapter.routine), adapter.name))

@@ -168,10 +168,7 @@ class Fa2TensorCores(WrapperDecode):
 
 @dataclass(frozen=True, kw_only=True)
 class Fa3(WrapperDecode):
-    """The Hopper kernel of prefill serving decode, which `auto` took for 16-bit queries before it took fa2.
-
-    The wrapper of 0.5.3 knows fa2 alone on tensor cores.
-    """
+    """The Hopper kernel of prefill serving decode, as `auto` took it for 16-bit queries before fa2. 0.5.3 knows fa2 alone."""
 
     rules_hold_for: tuple[str, ...] = ("flashinfer-python>=0.6.0,<0.8",)
 

@@ -40,11 +40,7 @@ class Answer:
         return self.lse.nan_to_num(neginf=0.0)
 
     def kept(self, key: Hashable, make: Callable[[], Made]) -> Made:
-        """What `make` gives, which must follow from this answer, its inputs and `key` alone. Nobody may write into it.
-
-        All backends of a problem are judged by one answer, so this is made for the first and kept for the others. Other inputs
-        have another answer, and with it nothing that was kept.
-        """
+        """What `make` gives, kept for other backends: it follows from this answer, its inputs and `key`. Nobody writes into it."""
         if self.out.numel() > KEPT_ELEMENTS:
             return make()
         if key not in self._kept:

@@ -169,10 +169,7 @@ def _together(inputs: Inputs, tried: Sequence[_Try], copied: Iterable[Copied], r
 
 
 class After:
-    """The answers after each of some changes, one at a time: those of the last `Q` query tokens of each change's request.
-
-    A shorter request has its first query token several times, in front.
-    """
+    """The answers after each of some changes: the last `Q` query tokens of its request, a shorter one's first several times."""
 
     def __init__(self, inputs: Inputs, answer: Answer, changes: Sequence[Change]) -> None:
         p = inputs.problem

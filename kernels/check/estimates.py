@@ -57,10 +57,7 @@ class KeyWeights:
 
 @dataclass(frozen=True)
 class RightRows:
-    """Some query tokens of requests of equal lengths. The query heads of a KV head, at each token, are the rows.
-
-    This is what all backends of a problem have in common.
-    """
+    """Some query tokens of requests of equal lengths, for all backends of a problem. The query heads of a KV head are its rows."""
 
     requests: tuple[int, ...]
     tokens: range

@@ -34,10 +34,7 @@ MAX_KEYS = 2**24  # of all KV heads: the sums of a kept estimate take 24 bytes a
 
 @by_routine
 def judge_whole(out: Tensor, inputs: Inputs, answer: Answer, how: Arithmetic, lse: Tensor | None = None) -> Verdict:
-    """Compares an output [T, H, D_vo] with the right answer, and says which faults this would have shown.
-
-    With `Problem.return_lse` the log-sum-exp `lse` [T, H] is judged too.
-    """
+    """Compares an output [T, H, D_vo], and with `return_lse` `lse` [T, H], with the right answer; says which faults show."""
     verdict = judge_rows(out, inputs, answer, how)
     if words := impossible(inputs.problem, how):
         verdict = replace(verdict, passed=False, reason=words)
@@ -113,11 +110,7 @@ def gain_limit(compute_dtype: str) -> float:
 
 @dataclass
 class Pooled:
-    """Outputs of one backend for several inputs of one problem.
-
-    Rounding errors of different inputs are independent, and a fault is the same. So the sums that c = a / b is made of, and their
-    variances, are added up over the inputs: the standard error of c falls as 1 / sqrt(inputs).
-    """
+    """Outputs of a backend for several inputs: the sums of which c = a / b is made add up; its error falls as 1 / sqrt(inputs)."""
 
     problem: Problem
     how: Arithmetic
@@ -150,6 +143,5 @@ class Pooled:
 
 
 def _added(one: KeyWeights, other: KeyWeights) -> KeyWeights:
-    """The estimates of two inputs together."""
     of_fault = None if one.of_fault is None or other.of_fault is None else one.of_fault + other.of_fault
     return replace(one, a=one.a + other.a, b=one.b + other.b, variance=one.variance + other.variance, of_fault=of_fault)

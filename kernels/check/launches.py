@@ -10,11 +10,7 @@ KEPT, KEPT_BYTES = 72, 2**23
 
 
 class LaunchLog:
-    """Compares outputs with the first one, on the device and without waiting for it.
-
-    A launch costs one copy of its output. Copies are compared many at a time, since a comparison costs several kernel launches.
-    An output that is so large that two do not fit into `kept_bytes` is compared where it is.
-    """
+    """Compares outputs with the first one on the device, many at a time; where two do not fit into `kept_bytes`, where they are."""
 
     def __init__(self, out: Tensor, kept_bytes: int = KEPT_BYTES) -> None:
         self.out = out

@@ -14,10 +14,7 @@ from kernels.problem.arithmetic import NATURAL, Arithmetic
 
 
 def judge_with_lse(verdict: Verdict, lse: Tensor | None, answer: Answer, problem: Problem, how: Arithmetic) -> Verdict:
-    """The verdict on an output, and on the log-sum-exp [T, H] that came with it, if the problem asks for one.
-
-    A right output with a wrong log-sum-exp does not pass: two such answers would be merged with wrong weights.
-    """
+    """The verdict on an output, and on the log-sum-exp [T, H] that came with it if the problem asks for one: a wrong one fails."""
     if not problem.return_lse:
         return verdict
     if lse is None:

@@ -143,11 +143,7 @@ def _agrees(inputs: Inputs) -> bool:
 
 
 def _of_equal_lengths(p: Problem, by_kernel: bool) -> Iterator[tuple[int, ...]]:
-    """Groups of requests of equal lengths. Several are computed together if their keys fit into one chunk.
-
-    A GPU waits less for Python then. What grows with their number is bounded: keys in whole pages and parts, scores, queries (once)
-    and sums over values (five times, in the last step).
-    """
+    """Groups of requests of equal lengths, several at once if their keys, scores, queries and sums fit into a chunk."""
     for (q_len, length), requests in p.requests_by_lengths.items():
         rows, whole = min(q_len, ROWS), -(-length // PARTS) * PARTS + p.slots_per_page
         bytes_of_rows = 4 * rows * p.num_qo_heads * (p.key_dim + 5 * p.value_dim)
@@ -207,10 +203,7 @@ def _by_chunks(inputs: Inputs, q: Tensor, requests: tuple[int, ...], rows: range
 
 
 def _weighted(weights: Tensor, v: Tensor, requests: int) -> Tensor:
-    """The sums of values [M, chunk, D] by weights [M, rows, chunk]. In parts of keys, since few rows occupy few multiprocessors.
-
-    PARTS of one request, and fewer of several, so that the sums of all parts take no more memory.
-    """
+    """The sums of values [M, chunk, D] by weights [M, rows, chunk], in parts of keys, since few rows occupy few multiprocessors."""
     parts = max(1, PARTS >> (requests - 1).bit_length()) if v.shape[1] % PARTS == 0 and weights.shape[1] <= FEW_ROWS else 1
     cut = (v.shape[0], -1, parts, v.shape[1] // parts)
     return torch.matmul(weights.view(cut).transpose(1, 2), v.reshape(v.shape[0], *cut[2:], v.shape[2])).sum(1)

@@ -82,10 +82,7 @@ def judge_call(adapter: Adapter, device: Device, inputs: Inputs, runner: Runner)
 def judge_against(
     adapter: Adapter, device: Device, inputs: Inputs, runner: Runner, expected: Tensor, *, limits: Tensor | None = None
 ) -> Verdict:
-    """The same call, compared with `expected`, fp32 [query tokens, num_qo_heads, head_dim_vo]. Its log-sum-exp is not looked at.
-
-    `limits` [query tokens, num_qo_heads] are the tolerances of the rows; without them all rows have one.
-    """
+    """The same call, compared with `expected`, fp32 [T, H, D_vo], without its log-sum-exp. `limits` [T, H]: tolerances of rows."""
     _launch_poisoned(adapter, device, inputs, runner)
     return judge(runner.as_asked(runner.out), expected, inputs.problem, runner.arithmetic, limits)
 
@@ -260,6 +257,5 @@ def shorter_lengths(problem: Problem) -> tuple[int, ...]:
 
 
 def with_lengths(problem: Problem, kv_lens: tuple[int, ...]) -> Problem:
-    """The same problem with these KV lengths."""
     spec = "_".join(f"q{q}s{kv}" for q, kv in zip(problem.q_lens, kv_lens, strict=True))
     return Problem.model_validate({**problem.model_dump(exclude=LISTED_BY_SPEC), "batch_spec": spec})

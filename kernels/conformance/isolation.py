@@ -43,10 +43,7 @@ class Isolated:
         self._end()
 
     def run(self, routine: str, backend: str, trial: Trial) -> CheckFinding:
-        """The trial's finding; a death of the process and a time above `trial_seconds` are failures in words.
-
-        After `MAX_DEATHS` of these the backend's other trials are not run.
-        """
+        """The trial's finding; death, or a time above `trial_seconds`, is a failure. After `MAX_DEATHS` others do not run."""
         if self._deaths[routine, backend] == MAX_DEATHS:
             return CheckFinding("not run", f"{MAX_DEATHS} checks before it ended their process; fix those first")
         finding = self._ask(routine, backend, trial)

@@ -95,10 +95,7 @@ def starts(routine: str) -> tuple[Problem, ...]:
 
 
 def find_closest(adapter: Adapter, device: Device) -> tuple[Problem, list[str]]:
-    """A small problem that the backend serves on this device, without unmet conditions; else the one that lacks the fewest of them.
-
-    From each start it takes the change of one axis that leaves the fewest unmet conditions, until none is left.
-    """
+    """A small problem that the backend serves on this device; else that with the fewest unmet conditions, a change at a time."""
     found: list[tuple[Problem, list[str]]] = []
     for start in starts(adapter.routine):
         problem = _descend(adapter, device, start)

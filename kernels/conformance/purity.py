@@ -23,10 +23,7 @@ SECONDS = 120
 def impure_backends(
     plugins: Sequence[str], devices: Sequence[Device], backends: Iterable[tuple[str, str]]
 ) -> dict[tuple[str, str], str]:
-    """What is wrong with the planning side of each of these backends, by (routine, name), in words; empty if nothing is.
-
-    Raises subprocess.CalledProcessError if the interpreter ends with an error of its own.
-    """
+    """What is wrong with the planning side of these backends, by (routine, name); empty if nothing. Raises CalledProcessError."""
     text = json.dumps({"devices": [device.model_dump(mode="json") for device in devices], "backends": list(backends)})
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-m", __name__, *plugins]

@@ -22,10 +22,7 @@ MAX_SAID = 600  # characters
 
 
 def said(error: BaseException) -> str:
-    """The class and the words of an exception on one line, or where it was raised if it has none.
-
-    One of a backend's own may not even be printed.
-    """
+    """The class and the words of an exception on one line, or where it was raised if it has none or cannot be printed."""
     try:
         words = " ".join(str(error).split()) or _raised(error)
     except KeyboardInterrupt:
@@ -70,10 +67,7 @@ class Restored:
 
 @dataclass(frozen=True)
 class Runner:
-    """A backend planned for one set of inputs. Calling it launches the kernels on the current stream and writes `out`.
-
-    The docstring of `kernels/adapter.py` says what a call may do.
-    """
+    """A backend planned for one set of inputs. A call launches its kernels on the current stream (see `kernels/adapter.py`)."""
 
     launch: Callable[[], object]
     out: Tensor  # [query tokens, H, D_vo]; the same tensor in every call

@@ -53,10 +53,7 @@ class Toolchain:
         return False
 
     def sources(self) -> str | None:
-        """What its modules are compiled from and by here, as a text that changes with it. Does not import the library.
-
-        None if that is not known: then a module that was compiled here is given to the library's build again.
-        """
+        """What its modules are compiled from and by here, as a text; None if that is not known: they are then built again."""
         return None
 
     def comes_compiled(self, spec: Any) -> bool:

@@ -49,7 +49,6 @@ def draw(problem: Problem, device: torch.device | str) -> Inputs:
 
 
 def empty_inputs(problem: Problem, device: torch.device | str) -> Inputs:
-    """The tensors of a problem, without values."""
     p = problem
     q = torch.empty((p.num_q_tokens, p.num_qo_heads, p.key_dim), dtype=torch_dtype(p.q_dtype), device=device)
     kv, kv_scales = _empty_cache(p, device)
@@ -88,7 +87,6 @@ def redraw(inputs: Inputs) -> None:
 
 
 def draw_tables(inputs: Inputs, generator: torch.Generator) -> None:
-    """Writes lengths and page tables."""
     p = inputs.problem
     inputs.q_lens.copy_(torch.tensor(p.q_lens, dtype=torch.int32))
     inputs.kv_lens.copy_(torch.tensor(p.kv_lens, dtype=torch.int32))

@@ -169,11 +169,7 @@ class Inputs:
         return k, v
 
     def _picked_by_head(self, cache: Tensor, pages: Tensor) -> Tensor:
-        """Pages of a cache, [requests, K, pages, N, D] for the indices [requests, pages].
-
-        Where the slots of a head of a page are adjacent, heads of pages are picked in the order that is asked for, as rows of
-        64-bit words: a GPU copies these several times as fast as single elements, and what follows reads adjacent memory.
-        """
+        """Pages of a cache, [requests, K, pages, N, D] for indices [requests, pages]; as 64-bit words, faster on a GPU."""
         heads, slots, dim = cache.shape[1:]
         words, whole = slots * dim * cache.element_size() // 8, slots * dim
         adjacent = cache.stride()[1:] == (whole, dim, 1) and cache.stride(0) % whole == 0 and dim * cache.element_size() % 8 == 0
@@ -259,10 +255,7 @@ def _once(slot: Tensor) -> Tensor:
 
 
 def rounded(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """`values` in `dtype`. What is beyond the range of an 8-bit dtype becomes its largest number, as in a GPU's own conversion.
-
-    Some releases of torch make NaN of it (2.11), and others the largest number (2.13).
-    """
+    """`values` in `dtype`; beyond the range of 8 bits the largest number, as on a GPU (torch 2.11 would make NaN of it)."""
     if dtype.itemsize == 1:
         largest = torch.finfo(dtype).max
         values = values.clamp(-largest, largest)

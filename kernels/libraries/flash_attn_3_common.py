@@ -41,10 +41,7 @@ def aligned_need(p: Problem) -> Need:
 
 
 def needs_of_engines(p: Problem, device: Device) -> tuple[Need, ...]:
-    """The rule of vLLM's and SGLang's builds, which have kernels for DeepSeek's 192 and 128 in FP8 too.
-
-    Draft trees, which take two calls and a merge, are left to `flash_attn_3`.
-    """
+    """The rule of vLLM's and SGLang's builds, which have kernels for 192 and 128 in FP8 too. `flash_attn_3` has draft trees."""
     fitting = p.head_dim_qk == p.head_dim_vo <= MAX_HEAD_DIM or (p.head_dim_qk, p.head_dim_vo) == OF_DEEPSEEK
     return (
         *operand_needs(p, device),
@@ -105,10 +102,7 @@ def metadata_arguments(inputs: Inputs, of: Keys) -> dict[str, Any]:
 
 
 def planned_again(metadata: Tensor | None, make: Callable[[], Tensor | None]) -> PlanStep:
-    """Makes the metadata again and copies them to where the call reads them, as vLLM does for steps in a full CUDA graph.
-
-    It needs the lengths on the device alone. Without metadata the call makes its plan itself.
-    """
+    """Makes the metadata again where the call reads them, as vLLM does for full CUDA graphs; without any the call plans."""
     if metadata is None:
         return nothing_to_plan
 

@@ -44,10 +44,7 @@ OLD_NAMES = {"_gen_batch_prefill_primary_module": "gen_batch_prefill_module"}  #
 
 
 def takes(function: Call) -> frozenset[str] | None:
-    """The names of the arguments that a function or a method takes; None if it takes any.
-
-    `plan` of the decode wrapper hands what it takes by name to a method of its own, since 0.6.15.
-    """
+    """The names of the arguments that a function takes; None for any. Since 0.6.15 `plan` of decode hands them to another."""
     owner = getattr(function, "__self__", None)
     function = getattr(owner, "_plan_impl", function) if function.__name__ == "plan" else function
     return _names(getattr(function, "__func__", function))  # a bound method is a new object each time, its function is not

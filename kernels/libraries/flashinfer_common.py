@@ -44,10 +44,7 @@ class FlashInferAdapter(Adapter):
 
 
 def workspace(inputs: Inputs, size: int | None = None) -> Tensor:
-    """Zeroed scratch memory on the device, uint8 [size], of WORKSPACE_BYTES without a size.
-
-    XQA keeps semaphores in it that must start as zeros.
-    """
+    """Scratch memory, uint8 [size], of WORKSPACE_BYTES without a size. Zeroed, since XQA keeps semaphores in it."""
     return torch.zeros(WORKSPACE_BYTES if size is None else size, dtype=torch.uint8, device=inputs.device)
 
 

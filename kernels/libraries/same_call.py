@@ -51,10 +51,7 @@ def planned_call(wrapper: Any, kernel: str, launch: object, own: Sequence[Tensor
 
 
 def _setting(value: object) -> object:
-    """What of a wrapper's attribute counts. Its tensors are its own memory, whose contents follow from the plan's arguments.
-
-    An object that nothing is known of must be the same one.
-    """
+    """What counts of a wrapper's attribute: no tensor, whose contents follow from the plan; of unknown objects, which one it is."""
     if isinstance(value, torch.Tensor):
         return ("own memory", str(value.dtype))
     if is_dataclass(value) and not isinstance(value, type):

@@ -52,7 +52,6 @@ def page_missing(case: ReferenceCase, base: LseBase) -> Tensor:
 
 
 def _over(case: ReferenceCase, keys: Tensor, base: LseBase) -> Tensor:
-    """The log-sum-exp over these keys alone."""
     return case.sees(case.seen & keys).lse() / NATURAL[base]
 
 

@@ -48,7 +48,6 @@ def name(lens: Iterable[tuple[int, int]]) -> str:
 
 
 def spelled(segments: Iterable[Segment]) -> str:
-    """The spec of segments."""
     return "_".join(map(_written, segments))
 
 

@@ -107,10 +107,7 @@ def parts(what: str) -> list[str]:
 
 
 def by_routine(default: Callable[Given, Returned]) -> Callable[Given, Returned]:
-    """The function, or for a problem of a folder's routine the one of this name in its `hooks`, if there is one.
-
-    The problem is the first argument that is one or has one.
-    """
+    """The function, or for a folder's routine that of its name in `hooks`. The first argument that is or has a problem tells."""
 
     @wraps(default)
     def chosen(*args: Given.args, **kwargs: Given.kwargs) -> Returned:

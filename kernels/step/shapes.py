@@ -56,10 +56,7 @@ class LayerShape(Data):
 
 
 def weight_shapes(problem: Problem, shape: LayerShape) -> Shapes:
-    """The weights that one layer reads in a step, by name, each [out, in] or [heads or experts, out, in].
-
-    Of the experts only those that are awake: the others are neither read nor held.
-    """
+    """The weights that one layer reads in a step, by name, each [out, in] or [heads or awake experts, out, in]."""
     p, h = problem, shape.hidden_size
     heads = (p.num_qo_heads + p.num_kv_heads) * p.head_dim_qk + p.num_kv_heads * p.head_dim_vo
     attention: Shapes = _of_latent(p, shape) if p.latent else {"qkv": (heads, h)}

@@ -35,10 +35,7 @@ class Caches:
     icache: ICacheState = "warm"
 
     def restore(self) -> None:
-        """Issues the work that brings the caches into this state. Raises RuntimeError if that is impossible.
-
-        The other code runs first: the flush then pushes its instructions out of the L2 too.
-        """
+        """Brings the caches into this state, other code first: the flush pushes it out of the L2 too. Raises RuntimeError."""
         device = torch.cuda.current_device()
         if self.icache == "cold":
             other_code(device)[0].replay()
@@ -67,10 +64,7 @@ class Flush:
 
 @cache
 def flush_of(device: int, factor: float) -> Flush:
-    """The flush of a device, with a buffer of `factor` times the size of the L2, which the driver says.
-
-    The buffer is written once, here, so that every page of it is there. Reads that follow put its dirty lines back.
-    """
+    """The flush of a device: a buffer of `factor` times its L2, written once, so that every page of it is there."""
     size, place = int(l2_bytes(device) * factor) // torch.int64.itemsize * torch.int64.itemsize, f"cuda:{device}"
     flush = Flush(torch.zeros(size, dtype=torch.uint8, device=place), torch.zeros((), dtype=torch.int64, device=place))
     for _ in range(SETTLING_READS):

@@ -71,10 +71,7 @@ class CounterStep:
 
 
 def energy_of(cycle: Rate, flush: Rate | None) -> Energy:
-    """What the call takes of a cycle. `flush` is a cycle without the call, None if there is nothing before a call.
-
-    Raises EnergyUnknown if the interval of the difference is wider than `MAX_REL`.
-    """
+    """What the call takes of a cycle; `flush` is a cycle without it, if any. EnergyUnknown for intervals beyond `MAX_REL`."""
     before = flush or Rate(0.0, 0.0, 0.0)
     joules = cycle.joules - before.joules
     half_width = math.hypot(cycle.joules * cycle.rel, before.joules * before.rel)

@@ -118,10 +118,7 @@ def _summary(found: Sequence[float]) -> HostTime:
 
 
 def _count(runner: Runner, inputs: Inputs, profiler: Profile) -> tuple[Work | None, Work] | str:
-    """The work of one plan and of one call, the middle of `PROFILED`; or why it cannot be counted.
-
-    Lengths are written between the parts that count, in parts of their own.
-    """
+    """The work of one plan and of one call, the middle of `PROFILED`; or why it cannot be counted. Writing lengths is no part."""
     plan = runner.plan_step
     backs = reversed(range(PROFILED)) if plan is not None and plan is not nothing_to_plan else ()
     planned = [steps_before(inputs, back) for back in backs]

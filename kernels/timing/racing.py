@@ -48,10 +48,7 @@ class Racer(Protocol):
 
 @dataclass
 class Race:
-    """The series of one problem. Only those in `contenders` can show that another is slow: a reference is no choice.
-
-    `round` counts the rounds in which blocks were taken.
-    """
+    """The series of one problem, by `round`. Only those in `contenders` can show that another is slow: a reference is no choice."""
 
     series: Sequence[Racer]
     contenders: Sequence[Racer]

@@ -177,10 +177,7 @@ class Measurement:
 
 @dataclass
 class Series:
-    """The measurement of one backend as it grows, one block at a time.
-
-    It has ended once `stop_reason` or `error` is set. In a race, `decided_by` is the rival that is certainly faster.
-    """
+    """One backend's measurement, until `stop_reason` or `error` is set. `decided_by`: the rival that is certainly faster."""
 
     timer: Timer
     timing: Timing
@@ -198,10 +195,7 @@ class Series:
         self.budget = Budget(self.timing)
 
     def take_block(self, pacer: Pacer, number: int = 0) -> None:
-        """Idles, takes one block in the round of that number, and waits if it was throttled.
-
-        An exception of the backend ends the series and is kept.
-        """
+        """Idles, takes one block in this round, and waits if it was throttled. An exception ends the series and is kept."""
         self.budget.gaps_s += pacer.idle_before_block() + self._wait_for_gap()
         start = time.perf_counter()
         try:
@@ -250,10 +244,7 @@ class Series:
         self.stop_reason = self.decided_by = None
 
     def _next_size(self) -> int:
-        """Samples of the next block.
-
-        One until it is known how long a call takes. All that MIN_SAMPLES lack once no time for waits is left.
-        """
+        """Samples of the next block: one until a call's time is known, all that MIN_SAMPLES lack once no time for waits is left."""
         taken = self.samples_us()
         if not taken:
             return 1

@@ -37,10 +37,7 @@ class Summary:
 
 
 def summarize(blocks_us: Sequence[Sequence[float]]) -> Summary:
-    """The row's time columns, from blocks of samples (µs) in the order they were taken, at least one sample in all.
-
-    `std_us` is Bessel-corrected, 0 for a single sample.
-    """
+    """The row's time columns, from blocks of samples (µs), one or more, as they were taken. `std_us` is Bessel-corrected."""
     blocks = [block for block in blocks_us if block]
     in_time = [sample for block in blocks for sample in block]
     ordered = sorted(in_time)

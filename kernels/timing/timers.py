@@ -68,10 +68,7 @@ class Timer(ABC):
         """Takes `count` samples in a row, and reads the monitor meanwhile."""
 
     def issue(self, cycles: int, with_call: bool = True) -> IssuedWork:
-        """Issues cycles without waiting: the caches brought into their state, then the call. Returns what tells of their end.
-
-        Raises EnergyUnknown if the device is none that counts energy.
-        """
+        """Issues cycles: the caches into their state, then the call. Returns what tells of their end. May raise EnergyUnknown."""
         raise EnergyUnknown("only CUDA devices count energy")
 
 
@@ -201,10 +198,7 @@ class GraphReplay(DeviceEvents):
 
 
 class Cupti(GraphReplay):
-    """The time from the start of a replay's first kernel to the end of its last, from CUPTI through torch's profiler.
-
-    It excludes the microseconds that CUDA events themselves take. Raises RuntimeError if CUPTI does not answer.
-    """
+    """From the start of a replay's first kernel to the end of its last, by CUPTI in torch's profiler. RuntimeError without it."""
 
     name = "cupti_graph_kernels"
 
@@ -230,10 +224,7 @@ TIMERS: dict[TimerName, type[DeviceEvents]] = {"graph": GraphReplay, "eager": De
 
 
 def warm_up(call: Callable[[], object], count: int, wait: Callable[[], object], brief: bool) -> bool:
-    """Makes `count` calls and waits for them; if `brief`, no more than two of a long call. Returns whether that cut it short.
-
-    The second call tells, since the first also loads code.
-    """
+    """Makes `count` calls and waits; if `brief`, two if the second is long: the first loads code. Whether it was cut short."""
     for number in range(count):
         if brief:
             wait()
@@ -248,8 +239,5 @@ def warm_up(call: Callable[[], object], count: int, wait: Callable[[], object], 
 
 
 def timer_for(runner: Runner, name: TimerName, warmup: int, caches: Caches, *, brief: bool = False) -> Timer:
-    """The timer of that name, or the wall clock if the output is on a CPU. It has warmed the runner up on return.
-
-    If `brief`, a call of more than `LONG_WARMUP_S` is warmed up less.
-    """
+    """The timer of that name, warmed up, or the wall clock for an output on a CPU. If `brief`, a call over `LONG_WARMUP_S` less."""
     return TIMERS[name](runner, warmup, caches, brief=brief) if runner.out.is_cuda else WallClock(runner)

@@ -59,7 +59,6 @@ class Connection:
             return [dict(zip(relation.columns, values, strict=True)) for values in relation.fetchall()]
 
     def to_arrow(self, query: str) -> pa.Table:
-        """The answer of a query as an Arrow table."""
         with self._reading():
             return self.relation(query).to_arrow_table()
 
@@ -107,6 +106,5 @@ class Connection:
         return value
 
     def single_row(self, query: str) -> tuple[Any, ...]:
-        """The values that a query with one row returns."""
         (found,) = self.execute(query)
         return tuple(found)

@@ -53,7 +53,6 @@ class NoiseFloor:
     rel: float
 
     def variance(self, times_us: Floats) -> Floats:
-        """The variance of the log ratio at these times."""
         return (self.us / times_us) ** 2 + self.rel**2
 
     def __str__(self) -> str:

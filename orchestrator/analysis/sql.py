@@ -99,7 +99,6 @@ def _as_text(value: object) -> str:
 
 
 def sql_type(name: str) -> str:
-    """The SQL type of a column."""
     return CALLED[COLUMNS[name].type][0]
 
 

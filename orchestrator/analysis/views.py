@@ -35,11 +35,7 @@ def create_views(data: Connection, noise: Sequence[str | pa.Table], known_cards:
 
 
 def _varies(data: Connection, columns: Iterable[str], table: str, rows: int) -> list[str]:
-    """Those columns that have more than one value. Null counts as a value.
-
-    For many rows each column gets its own query. A file's statistics answer most of these without reading the column; in a
-    single query, one column that they do not answer would have all columns read.
-    """
+    """Those columns that have more than one value (null is one); of many rows by a query each, which statistics answer."""
     names = list(columns)
     queries = [[name] for name in names] if rows > MANY_ROWS else [names]
     found: list[bool] = []

@@ -47,7 +47,6 @@ class Arguments:
 
     @property
     def words(self) -> list[str]:
-        """The overrides as they were typed."""
         return [str(override.input_line) for override in self.overrides]
 
     def jobs(self) -> Iterator[list[str]]:

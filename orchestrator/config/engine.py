@@ -74,7 +74,6 @@ class Condition(Frozen):
     sinks: bool | None = None
 
     def matches(self, workload: Workload) -> bool:
-        """Whether a workload is among them."""
         several = ((self.cc, workload.major), (self.layers, workload.layers), (self.phases, workload.phase))
         one = ((self.trees, workload.tree), (self.sinks, workload.sinks))
         return (

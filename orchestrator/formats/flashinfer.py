@@ -103,7 +103,6 @@ def our_backend(routine: str, word: str) -> str:
 
 
 def their_backend(routine: str, name: str) -> str:
-    """FlashInfer's name of one of our backends."""
     back = {(of, ours): theirs for (of, theirs), ours in BACKENDS.items()}
     return back.get((routine, name), name)
 

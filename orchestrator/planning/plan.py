@@ -106,7 +106,6 @@ class Plan:
         return Plan(tuple(left)), uncompiled
 
     def reasons(self, kind: DecisionKind) -> Counter[str]:
-        """How many points each reason takes out."""
         return Counter(headline(kind, decision.reason) for decision in self.decisions_of(kind))
 
     def eta_s(self, workers: int) -> float:

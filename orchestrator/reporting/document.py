@@ -244,7 +244,6 @@ class AllViews(Connection):
         return relation.columns, relation.fetchall()
 
     def define(self, name: str, query: str) -> None:
-        """Makes a view of a document."""
         self._load(query)
         self._own.add(name)
         self.execute(f"CREATE TABLE {name} AS {query}")

@@ -144,7 +144,6 @@ def gpu_grids(data: Dataset) -> list[Grid]:
 
 
 def status_grid(data: Dataset) -> Grid:
-    """The number of points by status and reason."""
     cells = []
     for status in STATUSES:
         found = data.execute("SELECT reason, points FROM statuses WHERE status = ? ORDER BY points DESC, reason", [status])

@@ -53,7 +53,6 @@ class SharedInputs:
 
     @property
     def right_sums(self) -> Tensor:
-        """The checksums of the inputs as they were drawn."""
         return self.sums() if self._right_sums is None else self._right_sums
 
     def restore_small(self, wait: bool = False) -> None:
@@ -83,10 +82,7 @@ class SharedInputs:
         self._unused.fill(nan=adapter is not None and adapter.skips_unused_in(self.inputs.problem))
 
     def restore_if_changed(self, outputs_intact: Tensor | bool = True) -> str:
-        """What a backend wrote to that it may only read, in words; empty if nothing. Damaged inputs are drawn again in place.
-
-        `outputs_intact` says whether nobody wrote around its outputs, which is told too.
-        """
+        """What a backend wrote to that it may not, also around its outputs (`outputs_intact`). Damaged inputs are drawn again."""
         import torch
 
         if self._right_sums is None:
@@ -111,7 +107,6 @@ class SharedInputs:
         self._sums_of_answers.append((answer, answer.checksum()))
 
     def _answer_again(self) -> None:
-        """Computes the reference again in place."""
         import torch
 
         from kernels.check import oracle

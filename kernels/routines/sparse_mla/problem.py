@@ -102,7 +102,6 @@ ROUTINE = SparseMla()
 
 
 def token_bytes(problem: Problem) -> int:
-    """Bytes of one token in the cache."""
     return TOKEN_BYTES if problem.kv_dtype == DS_MLA else size_bytes(problem.kv_dtype, problem.key_dim)
 
 

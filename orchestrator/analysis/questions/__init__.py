@@ -116,7 +116,6 @@ def ask(data: Dataset, view: str) -> duckdb.DuckDBPyRelation:
 
 @cache
 def query_text(view: str) -> str:
-    """The text of a view's query."""
     name, values = TEXTS.get(view, (view, {}))
     text = next(file for place in __path__ if (file := Path(place) / f"{name}.sql").exists()).read_text(encoding="utf-8")
     return text.format_map(values) if values else text

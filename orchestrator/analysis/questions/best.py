@@ -68,7 +68,6 @@ def ahead(record: Record) -> str | None:
 
 
 def summary(data: Dataset) -> str | None:
-    """How many winners lead by more than noise."""
     query = "SELECT count(margin), count_if(above_noise), max(noise_floor) FROM best"
     contested, clear, floor = data.single_row(query)
     if not contested:

@@ -268,7 +268,6 @@ class Part:
 
     @property
     def workloads(self) -> int:
-        """How many there are."""
         return max(int(choice.record["workloads"]) for choice in self.choices)
 
     @property
@@ -362,7 +361,6 @@ def in_order(phases: Iterable[str]) -> list[str]:
 
 
 def costs(data: Dataset) -> list[Record]:
-    """The rows of `costs.sql`."""
     text = files(__package__).joinpath("costs.sql").read_text(encoding="utf-8")
     return data.records(f"{text.format(place=', '.join(PLACE), rough=ROUGH, much=MUCH_SLOWER)} ORDER BY ALL")
 

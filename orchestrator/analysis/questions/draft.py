@@ -159,7 +159,6 @@ def describe_draft(draft: Draft) -> str:
 
 
 def describe_acceptance(draft: Draft) -> str:
-    """The assumed acceptance, in words."""
     if isinstance(draft.acceptance, str):
         curve = CURVES[draft.acceptance]
         return f"the acceptance of {curve.what} (InferenceX {curve.source})"

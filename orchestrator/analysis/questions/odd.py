@@ -94,6 +94,5 @@ def _spikes(data: Dataset) -> Grid:
 
 
 def summary(data: Dataset) -> str | None:
-    """The number of points of each kind that has any."""
     counts = count_by_kind(data)
     return ", ".join(f"{counts[view]:,} {words}" for view, (_, words) in KINDS.items() if counts[view]) or None

@@ -151,7 +151,6 @@ def _lives(node_id: str) -> bool:
 
 
 def alive() -> list[dict[str, Any]]:
-    """Ray's nodes, as it lists them."""
     return [node for node in ray.nodes() if node["Alive"]]
 
 

@@ -68,10 +68,7 @@ class Target:
         return {name for name in found["files"] if isinstance(name, str) and OWN_NAME.fullmatch(name)}
 
     def kept(self, name: str, key: str) -> dict[str, Any] | None:
-        """What `write` was told of a file that an earlier run made of the same key, if nobody has changed it since; else None.
-
-        The file then belongs to the site as if it had been written. Without a key none is kept.
-        """
+        """What `write` was told of a file that an earlier run made of the same key and nobody changed; else None."""
         before = self._made_before.get(name, {})
         if not key or before.get("key") != key or not self._is_as_before(name):
             return None

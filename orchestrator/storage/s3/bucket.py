@@ -91,7 +91,6 @@ class Bucket:
         return sorted((i.path.removeprefix(f"{base}/"), i.mtime if i.type == fs.FileType.File else None) for i in found)
 
     def delete(self, name: str) -> None:
-        """Deletes an object, if there is one."""
         with suppress(FileNotFoundError):
             self._files.delete_file(f"{self.root}/{name}")
 

@@ -150,7 +150,6 @@ def read(path: str) -> pa.Table:
 
 
 def exists(path: str) -> bool:
-    """Whether there is a dataset under `path`."""
     try:
         return DATA in Bucket(path).names()
     except OSError as error:
