@@ -9,7 +9,7 @@ import sys
 import pandas as pd
 import pytest
 
-from benchmarks import gate, planning, referee, seconds_per_point, start
+from benchmarks import gate, planning, referee, seconds_per_point
 from orchestrator import ROOT
 
 RESULTS = ROOT / "results"
@@ -20,16 +20,6 @@ def test_the_efficiency_of_two_gpus_is_printed_beside_its_target(capsys: pytest.
     said = "efficiency of 2 devices against 1, from the first point to the last: 0.94; at least 0.95: ratio 0.99"
 
     assert capsys.readouterr().out.splitlines()[-1] == said
-
-
-def test_a_start_through_ray_is_printed_by_its_steps_and_the_report_is_imported_while_the_worker_loads_torch():
-    steps = start.started(str(ROOT), "local", [])
-    at = {label.removeprefix("at: "): seconds for label, seconds in steps.items() if label.startswith("at: ")}
-    (ready,) = (seconds for label, seconds in at.items() if label.endswith("its worker is ready"))
-
-    assert at["ray is imported"] < at["pandas is imported"] < ready < at[start.STORED] < at["the command has ended"]
-    assert "torch is imported" not in at
-    assert 0 < steps["took: total_s of the row"] < at[start.STORED]
 
 
 def test_a_plan_of_many_points_prints_its_time_and_memory(capsys: pytest.CaptureFixture[str]):

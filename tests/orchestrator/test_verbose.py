@@ -17,7 +17,7 @@ from orchestrator import ROOT
 from orchestrator.commands import watch
 from orchestrator.composing.compose import composed
 from orchestrator.config.settings import load
-from tests.helpers.command_line import Invoke, run
+from tests.helpers.command_line import Invoke, environment, run
 
 ONE = ("+sweep=smoke", "sweep.backend=[torch_sdpa]", "sweep.batch_size=[1]", "sweep.s_qo=[1]", "sweep.s_kv=[64]", "cluster=inline")
 
@@ -36,6 +36,17 @@ def test_with_v_each_step_is_a_line_with_the_time_and_no_row_knows_of_it(tmp_pat
         "1 rows stored, 1 in all",
     ]
     assert "-v" not in command.split()
+
+
+def test_through_ray_the_report_is_imported_while_the_worker_loads_torch(tmp_path: Path):
+    words = ["-v", *ONE[:-1], "cluster=local", "timing=quick", f"results.path={tmp_path}"]
+    command = [sys.executable, "-X", "importtime", "-m", "orchestrator", *words]
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=True, timeout=200)
+    steps = re.findall(
+        r"(?:^import time:.* |\d )(?:\S*: )?(ray|pandas|torch|its worker is ready|1 rows stored)\b(?![.])", done.stderr, re.M
+    )
+
+    assert steps == ["ray", "pandas", "its worker is ready", "1 rows stored"]
 
 
 @pytest.mark.parametrize(
