@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from kernels.adapter import Adapter, Device, EngineMaximum, Inputs, Need, Problem, QueryLengths, Runner
 
 DEFAULT, OFF = "default", ":no-"
-ENGINES = ("vllm", "sglang")  # by the names of their packages; the steps of SGLang are not written
-SEEN = "0.25.1"  # of vLLM's releases whose steps were seen running (0.33.0 too), the one with this project's torch
+# The engines by the names of their packages, each with the release that fits this project's torch (vLLM's 0.33.0 was seen too).
+ENGINES = {"vllm": "0.25.1", "sglang": "0.5.12.post1"}
+PAGES = {"sglang": 1}  # tokens of a page, where that is the engine's own choice and not the model's
 KV_DTYPES = {"bf16": "auto", "fp8_e4m3": "fp8"}  # of a cache, and vLLM's names of them
 
 
@@ -29,8 +30,10 @@ class EngineFlag(Adapter):
         p = problem
         plain = (p.mask, p.seq_lens, p.batch_spec, p.graph_batch) == ("causal", "fixed", None, None)
         layer = p.routine == "mla" if p.latent else p.routine == "paged_decode" and p.head_dim_qk == p.head_dim_vo
+        in_vllm = self.distributions == ("vllm",)
         return (
-            Need("an engine whose steps this project can time: vllm", self.distributions == ("vllm",)),
+            Need("no drafts in SGLang: they come from a second model, whose kernels have the same names", in_vllm or p.s_qo == 1),
+            Need("SGLang's Llama: full layers without a latent or sinks", in_vllm or not (p.latent or p.window or p.sinks)),
             Need("a model's own layers: paged_decode with one head_dim, or mla", layer),
             Need("requests of one length under a causal mask, without padding: an engine's own steps", plain),
             Need("no window beside sinks: vLLM's gpt-oss gives it to every other layer alone", not (p.window and p.sinks)),
@@ -44,7 +47,7 @@ class EngineFlag(Adapter):
     def how_to_install(self, lacking: Sequence[str]) -> str:
         """An engine has an environment of its own, which may exist."""
         return (
-            f"type 'sweep.env=[{lacking[0]}:{SEEN}]' to make an environment of it, or '+env.mine={{python: PATH}}' "
+            f"type 'sweep.env=[{lacking[0]}:{ENGINES[lacking[0]]}]' to make an environment of it, or '+env.mine={{python: PATH}}' "
             f"'sweep.env=[mine]' with the interpreter of one that is there"
         )
 

@@ -69,6 +69,7 @@ class EngineStart:
             "max_model_len": longest,
             "prefill_tokens": PREFILL_TOKENS,
             "cache_bytes": max(cache_bytes(p, self.layers) for p in self.problems),
+            "cache_tokens": int(max(map(cache_tokens, self.problems)) * PAGES_MORE),
         }
 
     def _model(self) -> dict[str, Any]:
@@ -118,10 +119,15 @@ def longest_request(problem: Problem) -> int:
     return int(asked["prompt"] + asked["most"])
 
 
+def cache_tokens(problem: Problem) -> int:
+    """Tokens of all requests of a point at their end, in whole pages."""
+    return problem.batch_size * math.ceil(longest_request(problem) / problem.page_size) * problem.page_size
+
+
 def cache_bytes(problem: Problem, layers: int) -> int:
     """Bytes of a cache that holds all requests of a point to their end."""
-    tokens = problem.batch_size * math.ceil(longest_request(problem) / problem.page_size) * problem.page_size
-    return int(layers * size_bytes(problem.kv_dtype, tokens * problem.kv_token_elements) * PAGES_MORE) + BYTES_MORE
+    elements = cache_tokens(problem) * problem.kv_token_elements
+    return int(layers * size_bytes(problem.kv_dtype, elements) * PAGES_MORE) + BYTES_MORE
 
 
 def memory_bytes(problem: Problem, layer: LayerShape, layers: int) -> int:

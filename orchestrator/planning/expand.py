@@ -116,6 +116,8 @@ class _Problems:
 
     def __init__(self, settings: Settings) -> None:
         self.trees, self.context = settings.trees, settings.timing.context
+        of_engine = flags.PAGES.get(_engine_of(settings)) if self.context == "engine" else None
+        self.own: dict[str, Scalar] = {} if of_engine is None else {"page_size": of_engine}
         self.models: dict[Scalar | None, Model] = {None: settings.model}
         self.distinct: dict[Problem, Problem] = {}
         self.given: dict[frozenset[str], set[str]] = {}
@@ -144,7 +146,7 @@ class _Problems:
         if any(keys[key] != share.get(key) for key in own_heads):
             share = {key: value for key, value in share.items() if key not in LENT}
         of_model = {"model": CUSTOM if own_heads else model.name, "tp": tp}
-        given: dict[str, Any] = {**share, "tree": self._tree(keys), **keys, **of_model}
+        given: dict[str, Any] = {**share, **self.own, "tree": self._tree(keys), **keys, **of_model}
         refused = "" if own_heads else model.refusal(routine, tp, keys.get("s_kv"), keys.get("mask"))
         if self.context == "engine" and model.layer is None:
             refused = refused or f"model {model.name} does not say how large its layers are (model.layer); type another model"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import zipfile
 from pathlib import Path
 
+from kernels.engines.flags import ENGINES
+
 LIBRARY = "ao-fakekernel"
 SOURCE = '''
 """A kernel library in two versions: in the second, some kernels are broken."""
@@ -26,12 +28,16 @@ def run(kernel, out):
 '''
 
 
-def write_engine(folder: Path) -> Path:
-    """A wheel of the stand-in for vLLM. Unpacked it is a folder for PYTHONPATH."""
-    source, info = Path(__file__).parent / "fake_vllm", "vllm-0.25.1.dist-info"
-    files = {str(file.relative_to(source)): file.read_text() for file in sorted(source.rglob("*.py"))}
-    files[f"{info}/METADATA"] = "Metadata-Version: 2.1\nName: vllm\nVersion: 0.25.1\n"
-    return _written(folder / "vllm-0.25.1-py3-none-any.whl", files, info)
+def write_engine(folder: Path, engine: str = "vllm") -> Path:
+    """A wheel of the stand-in for an engine. Unpacked it is a folder for PYTHONPATH."""
+    here, version = Path(__file__).parent, ENGINES[engine]
+    info = f"{engine}-{version}.dist-info"
+    files = {
+        str(file.relative_to(here / f"fake_{engine}")): file.read_text() for file in sorted((here / f"fake_{engine}").rglob("*.py"))
+    }
+    files["fake_gpu.py"] = (here / "fake_gpu.py").read_text()
+    files[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: {engine}\nVersion: {version}\n"
+    return _written(folder / f"{engine}-{version}-py3-none-any.whl", files, info)
 
 
 def write_wheel(folder: Path, version: str, requires: str = "") -> None:

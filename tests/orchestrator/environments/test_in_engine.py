@@ -15,7 +15,8 @@ import pandas as pd
 import pytest
 
 from kernels.engines import start
-from kernels.engines.vllm_steps import kernels_of
+from kernels.engines.flags import ENGINES
+from kernels.engines.steps import kernels_of
 from orchestrator import ROOT
 from orchestrator.cli import main
 from orchestrator.process import start_time
@@ -145,6 +146,50 @@ def test_no_process_is_left(ran: pd.DataFrame, forked: list[ForkedPopen]):
     assert len(ran) == 66 and [one.pid for one in forked if start_time(one.pid)] == []
 
 
+@pytest.fixture(scope="module")
+def sglang(cache: Path, forked: list[ForkedPopen], tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
+    """The rows of SGLang's stand-in, whose scheduler runs its own event loop."""
+    folder = tmp_path_factory.mktemp("sglang")
+    write_engine(folder, "sglang")
+    words = [*SMALL, "engine=sglang", "sweep.batch_size=[1,3]", "sweep.drafts=[0,3]", f"results.path={folder / 'rows'}"]
+    words += [f"+env.mine={{requirements: ['sglang==0.5.12.post1'], wheels: '{folder}'}}", "sweep.env=[mine]"]
+    words += ['sweep.flag=[default,triton,flashinfer,no_such,"fa3:no-such",trtllm_mla,torch_native]']
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        assert main(words) == 1
+    return pd.read_parquet(folder / "rows").set_index(["s_qo", "flag", "batch_size"]).sort_index()
+
+
+def test_sglang_decodes_under_its_own_scheduler(sglang: pd.DataFrame):
+    rows = sglang.loc[1].loc[["default", "triton", "flashinfer"]]
+    row = rows.loc["default", 3]
+
+    assert set(rows["status"]) == {"ok"} and set(rows["libraries"]) == {"sglang 0.5.12.post1"} and set(rows["page_size"]) == {1}
+    assert (row["resolved_backend"], row["engine_version"], row["metadata_kernels"]) == (
+        "fa3", "0.5.12.post1", "prepare_varlen_num_blocks_kernel"
+    )  # fmt: skip
+    assert row[["attention_us", "attention_metadata_us", "engine_steps"]].tolist() == [40, 4 * 3, start.TIMED]
+    assert rows.loc["triton", 1][["attention_us", "attention_combine_us"]].tolist() == [55, 5]
+    assert rows["engine_kv_tokens"].between(512 - 20, 512 + 20).all() and row["engine_runner"].endswith("async scheduling")
+    assert rows["engine_start"].groupby("flag").nunique().eq(1).all()
+
+
+@pytest.mark.parametrize(
+    ("flag", "status", "words"),
+    [
+        ("no_such", "unsupported", "sglang 0.5.12.post1 has no attention backend no_such; it has triton, "),
+        ("fa3:no-such", "unsupported", "sglang 0.5.12.post1 has no option such of attention"),
+        ("trtllm_mla", "unsupported", "only supported on Blackwell"),
+        ("torch_native", "failed", "the requests ended after 20 steps with 1 tokens of each request"),
+    ],
+)
+def test_what_sglang_refuses_is_in_the_rows_of_its_points(sglang: pd.DataFrame, flag: str, status: str, words: str):
+    rows = sglang.loc[1].loc[flag]
+
+    assert set(rows["status"]) == {status} and rows["reason"].str.contains(words, regex=False).all()
+    assert sglang.loc[4]["reason"].str.contains("no drafts in SGLang").all()
+
+
 def test_no_question_ranks_them(ran: pd.DataFrame, tmp_path: Path, invoke: Invoke):
     path = tmp_path / "rows.parquet"
     ran.reset_index().to_parquet(path)
@@ -166,10 +211,12 @@ def test_the_question_says_what_each_flag_ran_and_why_nothing_is_compared_withou
     assert "FlashAttnFwdSm90" in said and "seen on H200" in said
 
 
-def test_an_engine_that_is_not_installed_says_what_to_type(invoke: Invoke):
-    done = invoke(*SMALL, "mode=plan", "sweep.batch_size=[1]")
+@pytest.mark.parametrize(("engine", "release"), ENGINES.items())
+def test_an_engine_that_is_not_installed_says_what_to_type(engine: str, release: str, invoke: Invoke):
+    done = invoke(*SMALL, f"engine={engine}", "mode=plan", "sweep.batch_size=[1]", "sweep.flag=[default]")
 
-    assert "needs vllm, which is not installed there; type 'sweep.env=[vllm:0.25.1]'" in " ".join(done.stdout.split())
+    said = f"needs {engine}, which is not installed there; type 'sweep.env=[{engine}:{release}]'"
+    assert said in " ".join(done.stdout.split())
 
 
 @pytest.mark.parametrize(

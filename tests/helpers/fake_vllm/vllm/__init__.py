@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from fake_gpu import launched
 
 KERNELS = {
     "FLASH_ATTN": [("void cutlass::device_kernel<flash::FlashAttnFwdSm90<...>>", 40_000, 0), ("FlashAttnFwdCombine", 5_000, 3_000)],
@@ -21,7 +22,6 @@ KERNELS = {
     "FLASHINFER": [("kernel_mha", 45_000, 0)],
     "FAKE_OTHER": [("some_new_kernel", 45_000, 0)],
 }
-launched: list[tuple[str, str, int, int]] = []  # device, name, nanoseconds, and those before the last one's end
 
 
 @dataclass
@@ -149,64 +149,3 @@ class LLM:
 
     def reset_prefix_cache(self) -> None:
         return
-
-
-class Event:
-    """A CUDA event on a clock that steps by a millisecond."""
-
-    now = 0.0
-
-    def __init__(self, enable_timing: bool) -> None:
-        self.at = 0.0
-
-    def record(self) -> None:
-        Event.now += 1.0
-        self.at = Event.now
-
-    def elapsed_time(self, other: Event) -> float:
-        return other.at - self.at
-
-
-class Profile:
-    """torch.profiler.profile: what was launched while it was open."""
-
-    def __init__(self, activities: Any) -> None:
-        self.profiler = SimpleNamespace(kineto_results=SimpleNamespace(events=self._events))
-
-    def _events(self) -> list[Launched]:
-        events, now = [], 0
-        for device, name, ns, before in self.found:
-            events.append(Launched(device, name, now - before, ns))
-            now += ns - before
-        return events
-
-    def __enter__(self) -> Profile:
-        launched.clear()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.found = list(launched)
-
-
-@dataclass
-class Launched:
-    device: str
-    named: str
-    begun: int
-    ns: int
-
-    def device_type(self) -> str:
-        return f"DeviceType.{self.device}"
-
-    def name(self) -> str:
-        return self.named
-
-    def start_ns(self) -> int:
-        return self.begun
-
-    def duration_ns(self) -> int:
-        return self.ns
-
-
-torch.cuda.Event, torch.cuda.synchronize = Event, lambda *_: None  # type: ignore[misc, assignment]
-torch.profiler.profile = Profile  # type: ignore[misc, assignment]

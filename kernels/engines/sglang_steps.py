@@ -1,0 +1,167 @@
+"""SGLang with a model of a few layers, and the steps of one point in it. Read in 0.5.12.post1; one query token, without drafts.
+
+Runs in the engine's own environment, in a process of its own (`kernels/environment/serve.py`). SGLang's scheduler runs its own
+event loop there, which asks for requests before each step: the one place where it is held. There is no tokenizer and no server.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from kernels.engines.steps import NotMeasured, Refused, Watch
+
+# What is set already stays. A group of one rank opens sockets; no request to a network that waits for its end; nothing to compile
+# beside attention.
+ENVIRONMENT = {"SGLANG_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1"}
+ENVIRONMENT |= {"TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "SGLANG_ENABLE_JIT_DEEPGEMM": "0"}
+KV_DTYPES = {"fp8": "fp8_e4m3"}  # SGLang's names, where they are others than a spec's
+FOREVER = 1e7  # seconds until its watchdog ends a step: the worker sees to that
+
+
+class Finished(Exception):
+    """All steps of a point were run: leaves the event loop."""
+
+
+def start(spec: Mapping[str, Any]) -> tuple[Running, dict[str, Any]]:
+    """The engine of a spec (`EngineStart.spec`), and what it says of itself. Raises Refused for a flag that it does not take."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    from sglang.srt.entrypoints.engine import _set_envs_and_config
+    from sglang.srt.managers.scheduler import Scheduler
+    from sglang.srt.server_args import ATTENTION_BACKEND_CHOICES, PortArgs, ServerArgs
+
+    if spec["off"] is not None:
+        raise Refused(f"sglang {version('sglang')} has no option {spec['off']} of attention")
+    if spec["flag"] not in (None, *ATTENTION_BACKEND_CHOICES):
+        known = ", ".join(ATTENTION_BACKEND_CHOICES)
+        raise Refused(f"sglang {version('sglang')} has no attention backend {spec['flag']}; it has {known}")
+    with tempfile.TemporaryDirectory() as folder:
+        # No tokens that end a request: SGLang asks for them.
+        model = spec["model"] | {"torch_dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2}
+        Path(folder, "config.json").write_text(json.dumps(model))
+        try:
+            args = ServerArgs(model_path=folder, **_arguments(spec))
+        except ValueError as error:
+            raise Refused(str(error)) from None
+        _set_envs_and_config(args)
+        ports = PortArgs.init_new(args)
+        ranks = dict.fromkeys(("gpu_id", "tp_rank", "moe_ep_rank", "pp_rank", "attn_cp_rank", "moe_dp_rank"), 0)
+        scheduler = Scheduler(server_args=args, port_args=ports, dp_rank=None, **ranks)
+    for name in vars(ports).values():  # files that only reserve the names of its sockets
+        if str(name).startswith("ipc://"):
+            Path(str(name).removeprefix("ipc://")).unlink(missing_ok=True)
+    return (engine := Running(scheduler, spec)), engine.about()
+
+
+def _arguments(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """What is given to SGLang. A flag is the decode backend alone, as `conf/engine` types it: prompts run the default."""
+    batches = spec["batches"]
+    sizes = {"context_length": spec["max_model_len"], "page_size": spec["page_size"], "max_total_tokens": spec["cache_tokens"]}
+    # One more request, since one whose prompt is cut in chunks counts twice.
+    sizes |= {"max_running_requests": max(batches) + 1, "chunked_prefill_size": spec["prefill_tokens"]}
+    graphs = {"cuda_graph_bs": batches, "cuda_graph_max_bs": max(batches), "disable_piecewise_cuda_graph": True}  # that of prompts
+    model = {"load_format": "dummy", "dtype": "bfloat16", "random_seed": 0, "skip_tokenizer_init": True}
+    cache = {"kv_cache_dtype": KV_DTYPES.get(spec["kv_cache_dtype"], spec["kv_cache_dtype"])}
+    other = {"sampling_backend": "pytorch", "watchdog_timeout": FOREVER, "log_level": "warning"}
+    return {**model, **sizes, **graphs, **cache, **other, "decode_attention_backend": spec["flag"]}
+
+
+class Running:
+    """A running scheduler. One point at a time."""
+
+    def __init__(self, scheduler: Any, spec: Mapping[str, Any]) -> None:
+        self.spec, self.scheduler = spec, scheduler
+        self.runner = scheduler.tp_worker.model_runner
+        graphs = self.runner.graph_runner
+        self.graph = "no graphs" if graphs is None else type(graphs).__name__
+        self.watch = Watch(spec, self.graph)
+        self._receive, self._points = scheduler.recv_requests, 0
+        _wrap(scheduler.model_worker, self.watch)
+
+    def about(self) -> dict[str, Any]:
+        """What the engine resolved its flag to, and how it runs, as columns of a row."""
+        args = self.scheduler.server_args
+        prefill, decode = args.get_attention_backends()
+        words = [f"{name}={getattr(args, name)}" for name in ("context_length", "page_size", "kv_cache_dtype")]
+        ahead = "async" if self.scheduler.enable_overlap else "synchronous"
+        return {
+            "engine_version": version("sglang"),
+            "resolved_backend": decode,
+            "kernel_config": " ".join([*words, f"prefill={prefill}"]),
+            "engine_runner": f"SGLang's scheduler and {type(self.runner).__name__}, {ahead} scheduling",
+            "engine_graph": self.graph,
+        }
+
+    def point(self, batch: int, prompt: int, most: int, steps: Mapping[str, int], read: Callable[[], None]) -> dict[str, Any]:
+        """Columns of a row (`Watch.measure`). Requests have `prompt` tokens and may get `most`."""
+        script = self._script(self._requests(batch, prompt, most), self.watch.measure(batch, steps, read, self._going))
+
+        def receive() -> list[Any]:
+            if (more := next(script, None)) is None:
+                raise Finished
+            return [*self._receive(), *more]
+
+        self.scheduler.recv_requests = receive
+        try:
+            self.scheduler.run_event_loop()
+        except Finished:
+            self.scheduler.flush_cache()
+        return self.watch.found
+
+    def _going(self) -> bool:
+        return not self.scheduler.is_fully_idle()
+
+    def _script(self, requests: list[Any], measure: Iterator[None]) -> Iterator[list[Any]]:
+        """What the scheduler receives before each step: all requests before the first, and that they end behind the last."""
+        from sglang.srt.managers.io_struct import AbortReq
+
+        missed: NotMeasured | None = None
+        yield requests
+        try:
+            for _ in measure:
+                yield []
+        except NotMeasured as error:
+            missed = error
+        yield [AbortReq(abort_all=True)]
+        while self._going():
+            yield []
+        if missed is not None:
+            self.scheduler.flush_cache()
+            raise missed
+
+    def _requests(self, batch: int, prompt: int, most: int) -> list[Any]:
+        from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
+        from sglang.srt.sampling.sampling_params import SamplingParams
+
+        self._points += 1
+        draw, vocabulary = random.Random(self._points), range(10, self.spec["model"]["vocab_size"] - 90)
+        keys = {"input_text": "", "mm_inputs": None, "return_logprob": False, "logprob_start_len": -1, "top_logprobs_num": 0}
+        keys |= {"token_ids_logprob": None, "stream": False}
+        found = []
+        for request in range(batch):
+            params = SamplingParams(max_new_tokens=most, ignore_eos=True, temperature=0.0)
+            params.normalize(None)
+            ids = draw.choices(vocabulary, k=prompt)
+            one = TokenizedGenerateReqInput(input_ids=ids, sampling_params=params, rid=f"{self._points}-{request}", **keys)
+            found.append(one)
+        return found
+
+
+def _wrap(worker: Any, watch: Watch) -> None:
+    """Tells of each step of a worker: its model runner, and the sampler."""
+    forward = worker.forward_batch_generation
+
+    def on_forward(step: Any, *args: Any, **keys: Any) -> Any:
+        requests = len(step.seq_lens)
+        pure = step.forward_mode.is_decode() and requests == watch.batch
+        watch.opens(step.seq_lens_sum / requests if pure else None)
+        return watch.calls(lambda: forward(step, *args, **keys), ends=True)
+
+    worker.forward_batch_generation = on_forward

@@ -1,0 +1,22 @@
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass
+class TokenizedGenerateReqInput:
+    input_text: str
+    input_ids: list[int]
+    mm_inputs: object
+    sampling_params: Any
+    return_logprob: bool
+    logprob_start_len: int
+    top_logprobs_num: int
+    token_ids_logprob: object
+    stream: bool
+    rid: str
+    computed: int = 0  # the stand-in's own: tokens that are in the cache
+
+
+@dataclass
+class AbortReq:
+    abort_all: bool = False

@@ -1,0 +1,98 @@
+"""A stand-in for SGLang's scheduler, its event loop, worker and model runner. Nothing is computed.
+
+`torch_native` ends each request after 20 tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from fake_gpu import launched
+
+from sglang.srt.managers.io_struct import AbortReq, TokenizedGenerateReqInput
+
+KERNELS = {
+    "fa3": [("prepare_varlen_num_blocks_kernel", 3_000), ("void cutlass::device_kernel<flash::FlashAttnFwdSm90<...>>", 40_000)],
+    "triton": [("_fwd_grouped_kernel_stage1", 50_000), ("_fwd_kernel_stage2", 5_000)],
+    "flashinfer": [("BatchPrefillWithPagedKVCacheKernel", 45_000)],
+}
+
+
+class Mode:
+    def __init__(self, decode: bool) -> None:
+        self.is_decode = lambda: decode
+
+
+class Worker:
+    def __init__(self, flag: str, layers: int) -> None:
+        self.flag, self.layers = flag, layers
+        self.model_runner = SimpleNamespace(graph_runner=SimpleNamespace())
+
+    def forward_batch_generation(self, step: Any) -> str:
+        launched.append(("CPU", "cudaGraphLaunch", 0, 0))
+        launched.extend(("CUDA", *kernel, 0) for _ in range(self.layers) for kernel in KERNELS.get(self.flag, KERNELS["fa3"]))
+        launched.extend(("CUDA", "nvjet_product", 100_000, 0) for _ in range(self.layers))
+        return "tokens"
+
+
+class Scheduler:
+    """Prefills in chunks before it decodes."""
+
+    def __init__(self, server_args: Any, port_args: Any, dp_rank: None, gpu_id: int, tp_rank: int, **ranks: int) -> None:
+        self.server_args, self.enable_overlap = server_args, True
+        config = json.loads(Path(server_args.model_path, "config.json").read_text())
+        assert config["max_position_embeddings"] == server_args.context_length
+        self.tp_worker = self.model_worker = Worker(server_args.get_attention_backends()[1], config["num_hidden_layers"])
+        self.waiting: list[Any] = []
+        self.running: list[Any] = []
+
+    def recv_requests(self) -> list[Any]:
+        return []
+
+    def is_fully_idle(self) -> bool:
+        return not self.waiting and not self.running
+
+    def flush_cache(self) -> None:
+        assert self.is_fully_idle()
+
+    def run_event_loop(self) -> None:
+        while True:
+            for one in self.recv_requests():
+                if isinstance(one, AbortReq):
+                    self.waiting, self.running = [], []
+                elif isinstance(one, TokenizedGenerateReqInput):
+                    assert len(one.input_ids) + one.sampling_params.max_new_tokens <= self.server_args.context_length
+                    self.waiting.append(one)
+            if self.waiting:
+                self._prefill()
+            elif self.running:
+                self._decode()
+
+    def _prefill(self) -> None:
+        left = self.server_args.chunked_prefill_size
+        for one in list(self.waiting):
+            chunk = min(left, len(one.input_ids) - one.computed)
+            one.computed, left = one.computed + chunk, left - chunk
+            if one.computed == len(one.input_ids):
+                self.waiting.remove(one)
+                self.running.append(one)
+        assert len(self.running) + bool(self.waiting) <= self.server_args.max_running_requests
+        self._forward(self.running or self.waiting, decode=False)
+
+    def _decode(self) -> None:
+        for one in self.running:
+            one.computed += 1
+        assert sum(one.computed for one in self.running) <= self.server_args.max_total_tokens, "the cache is full"
+        self._forward(self.running, decode=True)
+        most = 20 if self.server_args.decode_attention_backend == "torch_native" else 1_000_000
+        self.running = [
+            one for one in self.running if one.computed < len(one.input_ids) + min(most, one.sampling_params.max_new_tokens)
+        ]
+
+    def _forward(self, requests: list[Any], *, decode: bool) -> None:
+        lengths = [one.computed for one in requests]
+        step = SimpleNamespace(forward_mode=Mode(decode), seq_lens=lengths, seq_lens_sum=sum(lengths))
+        self.model_worker.forward_batch_generation(step)
