@@ -57,7 +57,7 @@ class KeyWeights:
 
 @dataclass(frozen=True)
 class RightRows:
-    """Some query tokens of requests of equal lengths, for all backends of a problem. The query heads of a KV head are its rows."""
+    """Some query tokens of requests of equal lengths, alike for all backends. Rows: the query heads of a KV head at each token."""
 
     requests: tuple[int, ...]
     tokens: range

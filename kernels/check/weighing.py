@@ -188,7 +188,10 @@ def _pyramid(level: Tensor) -> list[Tensor]:
     """Sums over blocks, then over blocks of twice as many keys, until one block holds all."""
     levels = [level]
     while levels[-1].shape[-1] > 1:
-        levels.append(_halved(levels[-1]))
+        last = levels[-1]
+        if last.shape[-1] % 2:
+            last = torch.nn.functional.pad(last, (0, 1))
+        levels.append(last[..., ::2] + last[..., 1::2])  # a GPU reduces a dimension of two slowly
     return levels
 
 
@@ -226,10 +229,3 @@ def _by_unit(t: Tensor) -> Tensor:
     if absent := -t.shape[-1] % UNIT:  # padding copies, even by nothing
         t = torch.nn.functional.pad(t, (0, absent))
     return t.view(*t.shape[:-1], -1, UNIT).sum(-1, dtype=torch.float32)
-
-
-def _halved(t: Tensor) -> Tensor:
-    """Sums of two neighbours each in the last dimension."""
-    if t.shape[-1] % 2:
-        t = torch.nn.functional.pad(t, (0, 1))
-    return t[..., ::2] + t[..., 1::2]  # a GPU reduces a dimension of two slowly

@@ -171,20 +171,14 @@ def _pages_of_one_allocation(p: Problem, inner: tuple[int, int], device: torch.d
 def _fill_cache(inputs: Inputs, generator: torch.Generator) -> None:
     if inputs.kv_scales is not None:
         for cache, scales in zip(inputs.kv, inputs.kv_scales, strict=True):
-            _fill_nvfp4(cache, scales, generator)
+            at_once = max(1, DRAW_ELEMENTS // 4 // (cache[0].numel() * 2))
+            for part in (slice(start, start + at_once) for start in range(0, len(cache), at_once)):
+                shape = (*cache[part].shape[:-1], 2 * cache.shape[-1])
+                cache[part], scales[part] = quantize(torch.empty(shape, device=cache.device).normal_(generator=generator))
         return
     whole = inputs.kv[0]._base  # of keys and values that lie in one allocation
     for cache in (whole,) if whole is not None else inputs.kv[:1] if inputs.problem.latent else inputs.kv:
         fill_normal(cache, generator)
-
-
-def _fill_nvfp4(cache: Tensor, scales: Tensor, generator: torch.Generator) -> None:
-    dim = 2 * cache.shape[-1]
-    at_once = max(1, DRAW_ELEMENTS // 4 // (cache[0].numel() * 2))
-    for start in range(0, cache.shape[0], at_once):
-        part = slice(start, start + at_once)
-        shape = (*cache[part].shape[:-1], dim)
-        cache[part], scales[part] = quantize(torch.empty(shape, device=cache.device).normal_(generator=generator))
 
 
 def _page_order(p: Problem, generator: torch.Generator) -> Tensor:

@@ -56,7 +56,9 @@ class Tree(Data):
         elif self.top_k is not None:
             found = _likeliest(self.top_k, self.depth or s_qo, s_qo)
         else:
-            found = _from_paths(self.paths or ())[:s_qo]
+            ordered = [(), *sorted(set(self.paths or ()), key=lambda path: (len(path), path))]  # as Medusa sorts its choices
+            at = {path: i for i, path in enumerate(ordered)}
+            found = [-1, *(at[path[:-1]] for path in ordered[1:])][:s_qo]
         if len(found) < s_qo:
             raise TreeTooSmall(f"the tree has {len(found)} tokens, its root included, fewer than s_qo={s_qo}")
         return tuple(found)
@@ -88,13 +90,6 @@ def _likeliest(top_k: int, depth: int, size: int) -> list[int]:
             for rank in range(top_k):
                 heapq.heappush(waiting, (cost + rank + 1, level + 1, rank, token))
     return parents
-
-
-def _from_paths(paths: tuple[tuple[int, ...], ...]) -> list[int]:
-    """Shorter paths first, as Medusa sorts its choices."""
-    ordered = [(), *sorted(set(paths), key=lambda path: (len(path), path))]
-    at = {path: i for i, path in enumerate(ordered)}
-    return [-1, *(at[path[:-1]] for path in ordered[1:])]
 
 
 def depths(tree: tuple[int, ...]) -> list[int]:

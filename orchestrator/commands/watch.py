@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator import libraries
-from orchestrator.analysis.compare.comparison import compare_rows
+from orchestrator.analysis.compare import tables
+from orchestrator.analysis.compare.comparison import Comparison, compare_rows
 from orchestrator.analysis.compare.selection import Selection
 from orchestrator.analysis.noise import SAME
-from orchestrator.bisection.evidence import pairs_of
+from orchestrator.bisection.evidence import Round, pairs_of
+from orchestrator.bisection.predicate import Predicate
 from orchestrator.bisection.releases import Range, find, parsed, since
-from orchestrator.bisection.upgrade import Upgrade
+from orchestrator.bisection.report import Context, lines_of, typed_below
 from orchestrator.commands.bisect import ReleaseRuns, require_able, show
 from orchestrator.commands.export import write_site
 from orchestrator.commands.invocation import BAD_POINTS, INTERRUPTED, OK, Invocation
@@ -19,9 +23,65 @@ from orchestrator.config.settings import WatchSettings
 from orchestrator.errors import CannotMeasure, UserError
 from orchestrator.planning.expand import chosen, expand
 from orchestrator.point import Point
+from orchestrator.tables import markdown
+from orchestrator.untrusted.text import for_markdown
 
 REPORT = "_watch.md"  # Parquet readers ignore names that begin with an underscore
 WITH_TORCH = ("torch", "triton")  # every environment shares them; a watch of these must name them
+OF_STATUS = {"mismatch": "wrong", "failed": "failing", "timeout": "too slow to end", "oom": "out of memory"}
+
+
+@dataclass(frozen=True)
+class Upgrade:
+    """Two releases that were measured in turns. Without a comparison the new one could not be measured, and `why` says why."""
+
+    library: str
+    old: str
+    new: str
+    found: Comparison | None = None
+    pairs: Round = ()
+    why: str = ""
+
+    @property
+    def problems(self) -> dict[str, str]:
+        """What became worse or other: a word for it, with a sentence. Empty if nothing did.
+
+        Slower is what the gate of mode=compare calls so. Another kernel counts whatever its time.
+        """
+        if self.found is None:
+            return {"cannot be measured": self.why}
+        words, points, of = dict[str, str](), self.found.points, f"of {len(self.pairs)} points"
+        for status, word in OF_STATUS.items():
+            reasons = Counter(pair.other.reason for pair in self.pairs if (pair.good.status, pair.other.status) == ("ok", status))
+            if reasons:
+                words[word] = f"{reasons.total()} {of} are {status}: {reasons.most_common(1)[0][0]}"
+        if lost := int((points["red"] & points["verdict"].isin(["lost", "missing"])).sum()):
+            words["unsupported"] = f"{lost} {of} ran before and do not now"
+        if self.found.red_groups or (points["red"] & points["comparable"]).any():
+            words["slower"] = tables.headline(self.found)
+        ran = tuple(pair for pair in self.pairs if pair.good.status == pair.other.status == "ok")
+        if ran and (found := Predicate("resolved_backend").judge([ran])).verdict == "bad":
+            words["another kernel"] = found.words
+        return words
+
+    @property
+    def headline(self) -> str:
+        return (
+            f"{self.library} {self.new} beside {self.old}: {', '.join(self.problems) or 'nothing slower, wrong or another kernel'}"
+        )
+
+    def report(self, context: Context) -> str:
+        """The whole report: what changed, where it was measured, the tables of mode=compare, and commands."""
+        said = [f"- {word}: {for_markdown(words)}" for word, words in self.problems.items()]
+        parts = [f"### {self.headline}", "\n".join(said)]
+        if self.found is not None:
+            gate = " ".join(f"{for_markdown(words)}." for words in tables.of_gate(self.found))
+            parts += [
+                lines_of(context, self.pairs),
+                f"Both were measured in turns, on the same device and inputs. The gate: {gate}",
+            ]
+            parts.append(markdown(tables.of_points(self.found)))
+        return "\n\n".join(filter(None, [*parts, typed_below({"the watch": context.command, **context.commands})])) + "\n"
 
 
 def execute(invocation: Invocation[WatchSettings]) -> int:

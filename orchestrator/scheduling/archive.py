@@ -123,8 +123,10 @@ def read(
 
     def choose(entries: Sequence[Entry]) -> list[Entry]:
         of = {entry.library for entry in entries} - {""} if wanted is None else _libraries_of(wanted)
-        for library in sorted(of):
-            _require_version(path, library, entries, versions.get(library))
+        for library in sorted(of):  # others, which this run does not use, may be of whatever versions
+            made_for, here = {str(entry.version) for entry in entries if entry.library == library}, versions.get(library)
+            if made_for and str(here) not in made_for:
+                _require_equal(path, library, " and ".join(sorted(made_for)), here)
         return [one for one in _usable(entries, versions, cuda) if wanted is None or one.key in wanted]
 
     found = {entry.key: library for entry, library in _read(path, choose)}
@@ -240,13 +242,6 @@ def _write(path: str, libraries: Mapping[ModuleKey, Library], versions: LibraryV
     write_whole(path, file.getvalue())
     said = {f"{library} {version}" if library else "no library": count for (library, version), count in counts.items()}
     return dict(sorted(said.items()))
-
-
-def _require_version(path: str, library: str, entries: Sequence[Entry], here: str | None) -> None:
-    """An archive may also have modules of a library that this run does not use, in whatever versions."""
-    made_for = {str(entry.version) for entry in entries if entry.library == library}
-    if made_for and str(here) not in made_for:
-        _require_equal(path, library, " and ".join(sorted(made_for)), here)
 
 
 def _libraries_of(keys: Collection[ModuleKey]) -> set[str]:

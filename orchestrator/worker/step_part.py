@@ -99,7 +99,10 @@ class StepCheck:
         self.step.shared.fill_unused(self.step.adapter)
         if self.inputs_were_damaged:
             self.step.launch(poisoned=True, fill=False)
-            self._restart()
+            for log in self._logs:
+                log.restart()
+            for log, lse in zip(self._lse_logs, self.step.lses(), strict=False):
+                log.restart(lse)
         began = time.perf_counter()
         for launches in range(LAUNCHES):
             if launches >= MIN_LAUNCHES and time.perf_counter() - began > LAUNCH_SECONDS:
@@ -116,12 +119,6 @@ class StepCheck:
             log.compare()
         for log, lse in zip(self._lse_logs, self.step.lses(), strict=False):
             log.compare(lse)
-
-    def _restart(self) -> None:
-        for log in self._logs:
-            log.restart()
-        for log, lse in zip(self._lse_logs, self.step.lses(), strict=False):
-            log.restart(lse)
 
 
 def judge_step(step: PreparedStep, answer: Answer, outs: Sequence[Tensor], lses: Sequence[Tensor | None]) -> Verdict:

@@ -386,18 +386,13 @@ def _title(record: Record, varying: Sequence[str]) -> str:
 def parts(data: Dataset) -> list[Part]:
     """Every deployment of the dataset in each phase with each engine that was asked for, and with all backends here."""
     if "parts" not in data.memo:
-        _keep_rows(data)
+        if data.scalar("SELECT count(*) FROM points") <= MANY_ROWS:  # else too many; `costs.sql` and others read it several times
+            data.execute("CREATE TEMP TABLE kept_rows AS FROM one_backend")
+            data.execute("DROP VIEW one_backend")
+            data.execute("CREATE TEMP VIEW one_backend AS FROM kept_rows")
         data.memo["parts"] = _parts(data)
     found: list[Part] = data.memo["parts"]
     return found
-
-
-def _keep_rows(data: Dataset) -> None:
-    """Computes the view `one_backend` once, unless it has too many rows: `costs.sql` and `engine_default` read it several times."""
-    if data.scalar("SELECT count(*) FROM points") <= MANY_ROWS:
-        data.execute("CREATE TEMP TABLE kept_rows AS FROM one_backend")
-        data.execute("DROP VIEW one_backend")
-        data.execute("CREATE TEMP VIEW one_backend AS FROM kept_rows")
 
 
 def _parts(data: Dataset) -> list[Part]:

@@ -71,7 +71,8 @@ def in_short(data: Dataset) -> list[Grid]:
             edge = max((_edge_of(r, left) for r in of_batch), key=len)
             ends = dict.fromkeys(f"{gain:.2f}" for gain in (min(gains), max(gains))) if gains else ()
             gain = f"{' to '.join(ends)} times" if ends else "–"
-            cells.append((name, str(batch), _from_to(drafted) + edge, gain, _gain_of_each(of_batch)))
+            best = " to ".join(dict.fromkeys(map(str, (min(drafted), max(drafted)))))
+            cells.append((name, str(batch), best + edge, gain, _gain_of_each(of_batch)))
     header = ("workloads", "batch", "drafted tokens", "tokens/s over no draft, by context", "of each draft, mean of contexts")
     longest = (
         ""
@@ -105,11 +106,6 @@ def _edge_of(record: Record, left: Left) -> str:
     if longer:
         return f" or more (no answer for {', '.join(map(str, longer))}: see the warning)"
     return f" ({LONGEST})"
-
-
-def _from_to(numbers: list[int]) -> str:
-    low, high = min(numbers), max(numbers)
-    return str(low) if low == high else f"{low} to {high}"
 
 
 def _of_edge(records: list[Record], left: Left, draft: Draft) -> str:

@@ -114,7 +114,11 @@ class RayBuilds:
         return bool(self._queue) and not self._building and not any(self._compilers(arch) for arch, _ in self._queue)
 
     def wait(self, timeout_s: float) -> list[Built]:
-        self._fill()
+        for key in [self._queue.popleft() for _ in range(len(self._queue))]:
+            if node := self._least_busy(key):
+                self._start(key, node)
+            else:
+                self._queue.append(key)
         answers = [*self._building, *self._installing]
         if answers and not self._ended:
             ready, _ = ray.wait(answers, num_returns=1, timeout=timeout_s)
@@ -134,16 +138,8 @@ class RayBuilds:
         for builder in self._builders.values():
             ray.kill(builder)
 
-    def _fill(self) -> None:
-        """Gives modules to the machines that have room for one more."""
-        for _ in range(len(self._queue)):
-            key = self._queue.popleft()
-            if node := self._least_busy(key):
-                self._start(key, node)
-            else:
-                self._queue.append(key)
-
     def _least_busy(self, key: ModuleKey) -> str | None:
+        """The machine to compile a module on, if one has room."""
         busy = Counter(node for _, node, _ in self._building.values())
         free = [m for m in self._compilers(key[0]) if busy[m.node_id] < builds_at_once(m.cores)]
         return min(free, key=lambda m: (m.node_id in self._tried[key], busy[m.node_id] / m.cores)).node_id if free else None

@@ -135,14 +135,12 @@ def describe(data: Dataset, path: str, of_slug: str, key: str, *, has_file: bool
     name = name_of(Path(path))
     about_quality = quality.is_about_quality(data)
     rows, ok = data.single_row("SELECT count(*), count_if(status = 'ok') FROM rows")
-    answer = _of_quality(data) if about_quality else _answer(data)
+    answer = _answer(data)
+    if about_quality:
+        pairs = data.scalar("SELECT count(*) FROM rows WHERE twin > 0")
+        what = f"{pairs:,} points measured twice" if pairs else "deliberately wrong kernels"
+        answer = f"{what}: how far times and checks can be trusted"
     return Listed(name, of_slug, path, facts(data), rows, ok, answer, has_file, measured(data), key=key)
-
-
-def _of_quality(data: Dataset) -> str:
-    pairs = data.scalar("SELECT count(*) FROM rows WHERE twin > 0")
-    what = f"{pairs:,} points measured twice" if pairs else "deliberately wrong kernels"
-    return f"{what}: how far times and checks can be trusted"
 
 
 def _answer(data: Dataset) -> str:
