@@ -72,11 +72,7 @@ def module_of(routine: str, backend: str, plugins: tuple[str, ...] = ()) -> str:
 
 @cache
 def registered(plugins: tuple[str, ...] = ()) -> dict[tuple[str, str], Registered]:
-    """As `adapters`, with the module of each.
-
-    A module may also make adapters of the plugins' backends before it, by a function `adapters_from(adapter)`; they belong to the
-    plugin, since they run its code.
-    """
+    """As `adapters`, with the module of each. By `adapters_from(adapter)` a module may make others of the plugins before it."""
     found: dict[tuple[str, str], Registered] = {}
     own = (f"{own_adapters.__name__}.{m.name}" for m in pkgutil.iter_modules(own_adapters.__path__))
     for module in (*own, *parts("adapters"), *plugins):

@@ -55,11 +55,7 @@ def page() -> str:
 
 
 def servers(frames: dict[Path, pd.DataFrame]) -> str:
-    """A table of the servers that rows are of: a line for each model, its share of GPUs, and kind of GPU.
-
-    Right points of decode and drafts count, of models with a name: none twice, and none that rules were forced on. Builds are those
-    that conf/engine names as an engine's own, and engines that were measured running.
-    """
+    """A table of the servers that rows are of: right points of decode and drafts of named models, none twice and none forced."""
     own_points = {path: rows for path, rows in frames.items() if not path.parent.name.endswith("_rules")}
     named = (rows.assign(dataset=f"{path.parent.name}/{path.stem}") for path, rows in own_points.items())
     rows = pd.concat([one[one["status"].eq("ok") & one["s_qo"].le(MAX_DRAFT) & ~one["twin"].gt(0)] for one in named])

@@ -62,11 +62,7 @@ def most_correlated(inputs: Inputs, whole: KeyWeights, cut: Tensor) -> Tensor:
 
 
 def without_gain(rows: Rows, whole: KeyWeights) -> Rows:
-    """The rows without the part of their error that `whole` explains. That part is judged by itself, and says nothing of one key.
-
-    All rows of a KV head have it, and their outputs are alike. So it would stand in every estimate of the head, and grow with rows
-    where independent noise averages out.
-    """
+    """The rows without the part of their error that `whole` explains: all rows of a head have it, so it says nothing of a key."""
     c = (whole.a / whole.b.clamp_min(TINY))[..., None]  # [M, 1, 1]
     return replace(rows, error=rows.error - c * rows.weight * rows.right.out)
 

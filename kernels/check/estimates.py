@@ -157,11 +157,7 @@ def keys_and_values(inputs: Inputs, requests: tuple[int, ...], keys: range) -> t
 
 
 def probabilities(inputs: Inputs, rows: RightRows, k: Tensor) -> Tensor:
-    """[M, R, C]: what each row would give to each key if it saw it; 0 for keys under `rows.least`.
-
-    The product itself subtracts the lse: as two more columns, since one in bf16 would round it too far. Behind a
-    soft cap it is subtracted apart.
-    """
+    """[M, R, C]: what each row would give to each key; 0 under `rows.least`. The lse is two more columns of the product."""
     if inputs.problem.soft_cap is not None:
         logits = ((rows.q * inputs.sm_scale).to(k.dtype) @ k.transpose(1, 2)).float()
         return _of_weight(capped(logits, inputs.problem).sub_(rows.lse).exp_().to(k.dtype), rows)

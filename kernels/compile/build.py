@@ -35,11 +35,7 @@ _generating = threading.Lock()  # the generators write sources and are not threa
 
 @dataclass(frozen=True)
 class Built:
-    """The result of a build: seconds of wall time, and the compiler's first error if it failed.
-
-    `library` is what another machine loads; None if the build specification names no file. `compiled_on` is the machine
-    that has compiled it, now or before, and `sources` what it was compiled from there, if that is known.
-    """
+    """A build: its wall time, the first error, `library` to load elsewhere, and what it was `compiled_on` and from (`sources`)."""
 
     module: Module
     arch: str

@@ -25,11 +25,7 @@ RECORDS = ".records"
 
 
 def put(arch: str, module: Module, library: Library, compiled_on: str = "", sources: str | None = None) -> None:
-    """Puts a module's file where workers look, and writes its record.
-
-    `compiled_on` is the machine that has just compiled it, if one has, and `sources` what it was compiled from there.
-    Modules of no known library get no record: nothing says when they change. Raises OSError.
-    """
+    """Puts a module's file where workers look, and a record of what compiled it from what if its library is known. OSError."""
     if not compiled_on and (old := _read(arch, module)) and _file_of(arch, module, old) == library:
         return
     module_cache.install(arch, library, module.toolchain)

@@ -62,10 +62,7 @@ def _are_filled(inputs: Inputs, value: float) -> list[Tensor]:
 
 
 def _stored(inputs: Inputs, which: int, value: float) -> tuple[Tensor, ...]:
-    """This value as it is stored, [1]; of nvfp4 a vector [D] with its block scales.
-
-    It is made as `poison_unused_slots` makes it: another shape may give a NaN of other bits on a CPU.
-    """
+    """This value as it is stored, [1]; of nvfp4 a vector [D] with its block scales. Bit for bit as `poison_unused_slots` does."""
     cache = inputs.kv[which]
     if inputs.kv_scales is not None:
         return quantize(torch.full((2 * cache.shape[-1],), value, device=inputs.device))

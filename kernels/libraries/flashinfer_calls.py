@@ -119,11 +119,7 @@ def module_spec(where: Any, function: str, args: Sequence[Any]) -> Any:
 
 
 def plan_mla(wrapper: Any, inputs: Inputs, by_page: tuple[Tensor, ...], dense: Mapping[str, Any] | None = None) -> None:
-    """Plans the wrapper of MLA.
-
-    `by_page` has the offsets of query tokens and of pages, the pages, and the KV lengths; `dense` the same by a page table, for the
-    kernels that read one.
-    """
+    """Plans the wrapper of MLA. `by_page`: offsets of queries and pages, the pages, KV lengths; `dense`: that by a page table."""
     p, known = inputs.problem, takes(wrapper.plan)
     causal = p.s_qo > 1 and p.mask == "causal"  # there is no word for a tree
     if known is not None and "metadata" not in known:  # before 0.7.0

@@ -229,11 +229,7 @@ def _threads_a_head(head_dim: int) -> int:
 
 
 def in_place_merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> Callable[[], object]:
-    """FlashInfer's merge of another partial answer, [T, H, D] and [T, H] in base 2, into `out` and `lse`.
-
-    More heads than one block has threads for do not launch. A token's heads are then merged as those of several tokens, which they
-    may be since a head is merged by itself.
-    """
+    """FlashInfer's merge of [T, H, D] and [T, H] in base 2 into `out` and `lse`; heads beyond a block as more tokens."""
     from flashinfer import merge_state_in_place
 
     heads, dim = out.shape[1:]

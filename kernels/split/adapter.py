@@ -37,10 +37,7 @@ class PartInputs(Inputs):
 
 @dataclass(frozen=True)
 class Ordered:
-    """The queries and the output of a batch as an engine lays them out: the requests of the decode call first.
-
-    An engine orders requests before it computes their queries. `copy` is None if the problem has that order already.
-    """
+    """Queries and output in the order of an engine: the decode call's requests first. `copy` is None if the problem's is that."""
 
     q: Tensor  # [T, H, D_qk]
     out: Tensor  # [T, H, D_vo]

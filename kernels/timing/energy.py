@@ -127,11 +127,7 @@ def _read(counter: DeviceMonitor) -> int:
 
 
 def rate_of(steps: Sequence[CounterStep], seconds: float) -> Rate:
-    """Energy of a cycle of `seconds`, from the steps of the counter while such cycles ran.
-
-    The interval holds what the moments of the first and last step leave open, and how the power differs between `PARTS` parts.
-    Raises EnergyUnknown for fewer than `MIN_STEPS` steps.
-    """
+    """Energy of a cycle of `seconds` by the counter's steps, with what ends and `PARTS` parts leave open. EnergyUnknown if few."""
     if len(steps) < MIN_STEPS:
         raise EnergyUnknown(f"the energy counter moved {len(steps)} times in {MAX_BLOCK_S:g} s; {MIN_STEPS} are needed")
     first, last = steps[0], steps[-1]

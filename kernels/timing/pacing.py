@@ -26,11 +26,7 @@ def _sleep(seconds: float) -> float:
 
 
 class Pacer:
-    """The duty cycle of one device. It outlives a group of points: the next group starts with what this one has taught.
-
-    `idle_ratio` is the idle time after a block, over the time of that block. It is 0 until the device is first throttled, grows
-    each time that it is, and shrinks slowly while it is not.
-    """
+    """The duty cycle of a device, which outlives points. `idle_ratio`, over a block's time, grows if throttled, else shrinks."""
 
     def __init__(self, monitor: DeviceMonitor) -> None:
         self.monitor = monitor
@@ -57,10 +53,7 @@ class Pacer:
         return 0.0
 
     def wait_until_unthrottled(self, min_s: float = 0.0) -> float:
-        """Waits until NVML names no cause, and for `min_s` at least, since NVML answers late. Returns the seconds it waited.
-
-        Patience halves each time that the device is still throttled at its end: no wait helps a device that always is.
-        """
+        """Waits until NVML names no cause, `min_s` at least, as it answers late; patience halves if in vain. The seconds."""
         waited = _sleep(min_s) if min_s else 0.0
         while throttled := bool(self.monitor.throttled_by()):
             if waited >= self._patience_s:

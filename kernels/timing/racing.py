@@ -94,9 +94,6 @@ def _is_settled(medians: _Medians) -> bool:
 
 
 def rough_interval_rel(ordered: Sequence[float]) -> float:
-    """The interval of a decided median, as `ci95_of_median` gives it: from the least sample / `OFF` to the largest * `OFF`.
-
-    It misses the true median only if all blocks were off to the same side by more than `OFF`.
-    """
+    """The interval of a decided median, as `ci95_of_median` has it: from the least sample / `OFF` to the largest * `OFF`."""
     median = statistics.median(ordered)
     return max(ordered[-1] * OFF - median, median - ordered[0] / OFF) / median

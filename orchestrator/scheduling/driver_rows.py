@@ -17,11 +17,7 @@ from orchestrator.worker.task_row import begin_row, finish_row
 
 @dataclass(frozen=True)
 class DriverRows:
-    """Makes the rows of one run. `common` are the columns that all of its rows share, `command` gives a point's replay command.
-
-    `versions` are the library versions of the plan, `environments` those of each environment by its name, and `archs` the compiler
-    architecture of each kind of device.
-    """
+    """Makes the driver's rows. `common`: a run's columns; `versions`: the plan's; `environments`: by name; `archs`: by device."""
 
     common: Row
     command: Callable[[Point], str]

@@ -73,11 +73,7 @@ class SharedInputs:
         return changed
 
     def fill_unused(self, adapter: Adapter | None = None) -> None:
-        """Fills the slots that hold no token: with NaN if this backend says that it skips them, else with a large number.
-
-        It is done before every check, since the backend that was checked last has left its own filling. What backends have written
-        there since the last filling is noted, and `restore_if_changed` tells of it.
-        """
+        """Fills slots without a token, with NaN if this backend skips them; notes what was written there since the last filling."""
         self.restore_small()
         self._unused.fill(nan=adapter is not None and adapter.skips_unused_in(self.inputs.problem))
 

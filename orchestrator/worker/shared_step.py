@@ -47,11 +47,7 @@ class SharedStep:
             refill(self.layers[0].inputs, inputs, number)
 
     def prepare(self, adapter: Adapter, first: Runner, device: Device) -> tuple[list[Runner], Step]:
-        """A runner for each layer, `first` among them, and the step with them.
-
-        Raises RuntimeError if a layer gets another kernel than the first, and for a backend that brings queries into another order
-        outside the call: the step computes them in the order of the problem.
-        """
+        """A runner per layer, `first` among them, and the step. RuntimeError for another kernel or order of queries."""
         from kernels.step.graph import Step
 
         if first.rows is not None:
