@@ -53,9 +53,9 @@ from functools import cache
 from types import MemberDescriptorType
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from kernels.contract.module import Module
 from kernels.contract.releases import Since, Versions, is_from, meets, name_of, requirements
 from kernels.contract.runner import LseBase, PlanStep, Runner, nothing_to_plan, without_padding
+from kernels.contract.toolchain import Module
 from kernels.device import Device
 from kernels.inputs import Inputs
 from kernels.inputs.copies import CopiedCache, InputCopy, NewTokens, OrderedQueries, States
@@ -268,8 +268,10 @@ class Adapter(ABC):
         """The whole rule: what the fields declare, and `needs`."""
         choices = (*self._choices(problem, device), *self._hardware_of_choices(problem, device))
         of_kernel = launched(problem) if self.gets_padding else problem
-        needs = (*as_needs(self.needs(of_kernel, device)), *self._release_needs(of_kernel, device))
-        return (*self._declared_needs(problem), *choices, *needs)
+        found = self.needs(of_kernel, device)
+        # A plugin from before `Need` existed returns a dict of sentence and truth.
+        needs = [Need(*pair) for pair in found.items()] if isinstance(found, dict) else found
+        return (*self._declared_needs(problem), *choices, *needs, *self._release_needs(of_kernel, device))
 
     def _release_needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         """What the versions that it is asked about do not have. None without versions."""
@@ -334,11 +336,6 @@ class Need(NamedTuple):
 
     sentence: str
     met: bool
-
-
-def as_needs(found: tuple[Need, ...] | dict[str, bool]) -> tuple[Need, ...]:
-    """A rule as conditions. A plugin from before `Need` existed returns a dict of sentence and truth."""
-    return tuple(Need(*pair) for pair in found.items()) if isinstance(found, dict) else tuple(found)
 
 
 # The conditions that the fields declare. Nearly always all are met, and then they are one tuple: a large plan has a million.

@@ -19,13 +19,11 @@ class Output(io.TextIOWrapper):
     unwritten: str | None = None  # why something was not written
 
     def write(self, text: str) -> int:
-        """Writes, or drops the text."""
         with self._dropping():
             super().write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Writes what is kept, or drops it."""
         with self._dropping():
             super().flush()
 
@@ -44,7 +42,6 @@ class Closed(Output):
     """In place of an output that was closed before the command began, as `>&-` does."""
 
     def write(self, text: str) -> int:
-        """Drops the text."""
         self.unwritten = "it is closed"
         return len(text)
 

@@ -253,12 +253,6 @@ def off_by(out: Tensor, ref: Tensor, how: Arithmetic) -> Tensor:
     return (out.float() if how.caller_scale == 1.0 else out.float() * how.caller_scale) - ref
 
 
-def with_means(verdict: Verdict, means: MeanErrors, limit: float) -> Verdict:
-    """A verdict on rows that passed, each by itself, and what their root mean squares say. `limit` is the problem's `tolerance`."""
-    passed, figures = not means.reason, (limit * means.worst_head, limit * means.most)
-    return replace(verdict, passed=passed, reason=means.reason, rms_err=figures[0], max_error=figures[1])
-
-
 def judge(out: Tensor, ref: Tensor, problem: Problem, how: Arithmetic, limits: Tensor | None = None) -> Verdict:
     """Compares an output [T, H, D_vo] with the reference. NaN, infinity, a wrong shape or dtype never pass.
 
@@ -290,7 +284,11 @@ def judge_by(out: Tensor, ref: Tensor, problem: Problem, how: Arithmetic, by: tu
         return Verdict(False, float("inf"), worst_abs, limit, words)
     if worst <= limit_there:
         verdict = Verdict(True, worst, worst_abs, limit_there)
-        return with_means(verdict, MeanErrors(found, problem, how), limit) if is_whole else verdict
+        if not is_whole:
+            return verdict
+        heads = MeanErrors(found, problem, how)  # of rows that passed, each by itself
+        passed, rms_err, most = not heads.reason, limit * heads.worst_head, limit * heads.most
+        return replace(verdict, passed=passed, reason=heads.reason, rms_err=rms_err, max_error=most)
     over = int((rows > limits).sum())
     words = f"{over} of {rows.numel()} rows are off by more than {limit_there:.2g}, worst {worst:.3g}"
     return Verdict(False, worst, worst_abs, limit_there, words)

@@ -18,8 +18,7 @@ from typing import Any
 
 from kernels.compile import module_cache
 from kernels.compile.module_cache import Library, folder_of
-from kernels.contract.module import Module
-from kernels.contract.toolchain import Toolchain, find_nvcc
+from kernels.contract.toolchain import Module, Toolchain, find_nvcc
 
 RECORDS = ".records"
 

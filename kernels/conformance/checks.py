@@ -131,10 +131,7 @@ def many_calls(adapter: Adapter, device: Device, problem: Problem) -> CheckFindi
 
 
 def other_queries(adapter: Adapter, device: Device, problem: Problem) -> CheckFinding:
-    """The answer follows queries whose values change in the same memory after the preparation, and change again later.
-
-    A routine of a folder says what changes: what was planted for its judgement stays planted.
-    """
+    """The answer follows queries whose values change in the same memory after the preparation, and once more later."""
     inputs, runner = prepare(adapter, device, problem)
     first = judge_call(adapter, device, inputs, runner)
     if not first.passed:

@@ -237,7 +237,8 @@ def _edges(adapter: Adapter, device: Device, known: Sequence[Device], served: Se
             yield _not_passed(edge, inside[sentence], never)
         else:
             yield _of_edge(edge, inside[sentence], run(Trial(ANSWER, edge.outside, device, forced=True)))
-    for sentence in sentences_of(adapter, [device, *known], problems[:MAX_EDGE_STARTS]):
+    asked = [*problems[:MAX_EDGE_STARTS], *(other for problem in problems[:1] for other in neighbours(problem))]
+    for sentence in dict.fromkeys(s for problem in asked for one in (device, *known) for s in adapter.unmet(problem, one)):
         if sentence not in found:
             yield Result(f"rule: {sentence}", "not run", f"on {device.name} no change of one axis breaks this condition alone")
 
@@ -282,12 +283,6 @@ def find_edges(adapter: Adapter, device: Device, served: Iterable[Problem]) -> d
             if len(unmet) == 1 and unmet[0] not in found:
                 found[unmet[0]] = _narrowed(adapter, device, Edge(unmet[0], inside, outside))
     return found
-
-
-def sentences_of(adapter: Adapter, devices: Sequence[Device], problems: Sequence[Problem]) -> list[str]:
-    """Every condition that one of these problems or a neighbour of it breaks on one of these devices."""
-    asked = [*problems, *(other for problem in problems[:1] for other in neighbours(problem))]
-    return list(dict.fromkeys(s for problem in asked for device in devices for s in adapter.unmet(problem, device)))
 
 
 def _narrowed(adapter: Adapter, device: Device, edge: Edge) -> Edge:

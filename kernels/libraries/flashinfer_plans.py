@@ -84,10 +84,7 @@ def fields_of(struct: str) -> tuple[str, ...]:
 
 
 def _kv_chunk(wrapper: Any, plan: Plan) -> int | None:
-    """KV tokens of a part, which the plan writes into its memory on the host, behind an offset that it gives.
-
-    None if keys are not split, or if the wrapper has no such memory. Reading it does not wait for the GPU.
-    """
+    """KV tokens of a part, from the plan's memory on the host, so without a wait; None if keys are not split, or it has none."""
     staged, at = getattr(wrapper, "_pin_memory_int_workspace_buffer", None), plan.get("kv_chunk_size_ptr_offset")
     if at is None or not plan.get("split_kv") or not isinstance(staged, torch.Tensor) or staged.device.type != "cpu":
         return None

@@ -12,8 +12,7 @@ from typing import Any
 from kernels import registry
 from kernels.compile.build import Built
 from kernels.compile.module_cache import Library
-from kernels.contract.module import Module
-from kernels.contract.toolchain import Toolchain
+from kernels.contract.toolchain import Module, Toolchain
 from kernels.device import Device
 from kernels.environment.process import Process, ProcessDied
 from kernels.environment.wire import Header

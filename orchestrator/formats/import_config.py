@@ -123,10 +123,7 @@ def _import_points(config: Mapping[str, Any], path: Path, name: str) -> Config:
 
 
 def _each_where_it_is(rules: list[Config], names: object, known: Mapping[str, frozenset[str]]) -> list[Config]:
-    """Rules with the backends that the command names, each in the routines that have it. A rule without one is left out.
-
-    All stay as they are if a name is none of any of these routines, which expanding them will say.
-    """
+    """Rules with the backends that the command names where their routine has them; all as they are if a name is of none."""
     if not isinstance(names, list) or len(names) < 2:
         return rules
     of_rules = [[name for name in names if todays(str(name)) in known.get(str(rule["routine"]), ())] for rule in rules]

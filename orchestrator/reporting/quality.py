@@ -52,7 +52,9 @@ def noise_grids(current: pd.DataFrame) -> list[Grid]:
     for device, pairs in aa_pairs(current).groupby("device_name_a", sort=True):
         ranges = pd.cut(pairs["median_us_a"], list(RANGES_US))
         parts = {f"{part.left:g} to {part.right:g} µs": rows for part, rows in pairs.groupby(ranges, observed=True)}
-        cells = [_noise_row(name, rows["rel_diff"]) for name, rows in (*parts.items(), ("all", pairs))]
+        every = (*parts.items(), ("all", pairs))
+        shares = [rows["rel_diff"].quantile([0.5, 0.95, 0.99, 1.0]).map("{:.2%}".format) for _, rows in every]
+        cells = [(name, str(len(rows)), *of) for (name, rows), of in zip(every, shares, strict=True)]
         header = ("median time", "points", "median", "95th percentile", "99th percentile", "worst")
         found.append(Grid(f"noise: |A'/A - 1| of the same points measured twice, interleaved · {device}", header, tuple(cells)))
         worst = pairs.sort_values("rel_diff", ascending=False, kind="stable").head(MAX_WORST_PAIRS)
@@ -68,10 +70,6 @@ def _worst_row(pair: dict[Hashable, object]) -> tuple[str, ...]:
     at = (shown(str(pair[f"{key}_a"])) for key in ("backend", "batch_size", "s_kv", "s_qo", "kv_dtype"))
     throttled_by = f"{pair['throttle_reasons_a']} / {pair['throttle_reasons_b']}"
     return (f"{pair['rel_diff']:.2%}", *at, *times, throttled_by, str(pair["point_id_a"]))
-
-
-def _noise_row(name: str, rel_diff: pd.Series) -> tuple[str, ...]:
-    return (name, str(len(rel_diff)), *(f"{rel_diff.quantile(q):.2%}" for q in (0.5, 0.95, 0.99, 1.0)))
 
 
 def power_grids(current: pd.DataFrame) -> list[Grid]:
@@ -179,10 +177,7 @@ def _alarms(rows: pd.DataFrame) -> tuple[str, str, str]:
 
 
 def _from_size(rows: pd.DataFrame, unit: str) -> tuple[str, str, str, str]:
-    """That size, the faults from there on that were caught, the lower end of the one-sided 95% interval, and the faults needed.
-
-    Faults of the size itself must reach 99% too, so that many large faults do not hide small ones that are missed.
-    """
+    """That size, the faults caught from there on, the rate at least (95%), the faults needed. Those of the size reach 99% too."""
     tails = _tails(rows)
     reached = [tail for tail in tails if tail[3] >= CAUGHT]
     shown = [tail for tail in reached if upper_bound(*tail[1:3]) <= 1 - CAUGHT]

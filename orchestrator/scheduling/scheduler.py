@@ -87,7 +87,7 @@ class Scheduler:
         """Returns when every task has its row. Raises NoWorkers if tasks are left and no worker can be had."""
         self.queue.append(batches)
         try:
-            while self.queue or self._more_to_come or any(active.has_tasks for active in self.active):
+            while self.queue or self._more_to_come or any(item.kind != "start" for one in self.active for item, _ in one.items):
                 self._start_workers()
                 self._step()
         finally:
@@ -400,10 +400,6 @@ class ActiveWorker:
     @property
     def is_starting(self) -> bool:
         return bool(self.items) and self.items[0][0].kind == "start"
-
-    @property
-    def has_tasks(self) -> bool:
-        return any(item.kind != "start" for item, _ in self.items)
 
     @property
     def has_unfinished(self) -> bool:

@@ -113,11 +113,6 @@ class Choice:
         return at(self.record["worst_at"])
 
     @property
-    def worst_best(self) -> str:
-        """The fastest backend there."""
-        return named(self.record["worst_at"]["best"], self.record["worst_at"]["kernel"])
-
-    @property
     def error(self) -> str:
         """Its largest relative error where it was right."""
         return "–" if not self.served else "unchecked" if self.record["rel_err"] is None else share(self.record["rel_err"])

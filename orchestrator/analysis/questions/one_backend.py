@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions.deployments import HERE, MUCH_SLOWER, Choice, Part, parts
+from orchestrator.analysis.questions.exactness import named
 from orchestrator.analysis.questions.tables import percent
 from orchestrator.analysis.rough import legend
 from orchestrator.tables import Grid
@@ -92,10 +93,11 @@ def stands_on(choice: Choice) -> str:
 
 def but_at_worst(choice: Choice) -> str:
     """Where a choice is much slower than the fastest backend."""
-    weight = percent(choice.record["much_slower_weight"] / choice.record["weight"])
+    weight, there = percent(choice.record["much_slower_weight"] / choice.record["weight"]), choice.record["worst_at"]
     return (
-        f"at {choice.worst_at} {choice.label} takes {choice.worst_words} times {choice.worst_best}; more than {MUCH_SLOWER:g} "
-        f"times the fastest at {choice.record['much_slower']:,} of {choice.served:,} workloads, with {weight} of the weight"
+        f"at {choice.worst_at} {choice.label} takes {choice.worst_words} times {named(there['best'], there['kernel'])}; "
+        f"more than {MUCH_SLOWER:g} times the fastest at {choice.record['much_slower']:,} of {choice.served:,} workloads, "
+        f"with {weight} of the weight"
     )
 
 

@@ -130,11 +130,7 @@ class Asset(NamedTuple):
 
 
 def assets() -> dict[str, Asset]:
-    """The shared files of all pages. Raises UserError if ECharts is not the release that was reviewed.
-
-    A browser that opens a file from a disk runs no module from another file. So the app is a plain script, and waits for the
-    document (`defer`).
-    """
+    """The shared files of all pages. The app is no module, which a file of a disk cannot load, so it waits (`defer`)."""
     app = f'"use strict";\n(async () => {{\n{script()}\n}})();\n'
     style = hashed("page", "css", static("style.css") + WAY_BACK)
     return {"style": style, "echarts": hashed("echarts", "js", echarts()), "app": hashed("app", "js", app)}
