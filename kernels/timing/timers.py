@@ -179,7 +179,7 @@ class DeviceEvents(Timer):
         """
         self.runner.ready()
         self.caches.restore()
-        if self.l2 == "warm" or not self.cuda_graph or getattr(self.runner, "restore", None):
+        if self.l2 == "warm" or not self.cuda_graph or self.runner.restore:
             torch.cuda._sleep(self._spin)  # type: ignore[no-untyped-call]
 
 

@@ -1,4 +1,4 @@
-"""What keeps the GPU busy before a sample."""
+"""What keeps the GPU busy before a sample, and what timers are given."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kernels.timing.timers import GraphReplay
+from kernels.adapter import Runner
+from kernels.timing import ceilings
+from kernels.timing.timers import Block, GraphReplay
 
 
 @pytest.mark.parametrize(("l2", "restore", "spins"), [("clean", (), 0), ("clean", ("state",), 1), ("warm", (), 1)])
@@ -23,3 +25,25 @@ def test_a_sample_of_a_graph_waits_for_the_cpu_nowhere(
     timer._before()
 
     assert issued == ["ready", "flush", *["spin"] * spins]
+
+
+def test_the_launch_of_a_call_is_taken_from_runners_as_those_of_backends_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Replay:
+        us = 5.0
+
+        def __init__(self, runner: Runner, *rest: object) -> None:
+            assert isinstance(runner, Runner) and not runner.restore
+            runner.ready()
+            runner()
+
+        def block(self, *rest: object) -> Block:
+            return Block([self.us])
+
+    randn = torch.randn
+    monkeypatch.setattr(torch, "randn", lambda *shape, device, dtype: randn(*shape, dtype=dtype))
+    monkeypatch.setattr(ceilings, "CALLS", ((1, 4, 64), (2, 1, 64)))
+    monkeypatch.setattr(ceilings, "DeviceMonitor", object)
+    monkeypatch.setattr(ceilings, "Caches", object)
+    monkeypatch.setattr(ceilings, "GraphReplay", Replay)
+    monkeypatch.setattr(ceilings, "Cupti", type("Kernels", (Replay,), {"us": 3.0}))
+    assert ceilings.call_launch() == (2.0, 0.0)
