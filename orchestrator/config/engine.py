@@ -177,6 +177,7 @@ class Engine(Frozen):
 
     `per_layers`: its names of the kinds of layers, if it takes a backend for each; then `type_per_layers` is how that is typed,
     with `{layers}` and `{name}`. `page_flag` sets its page size. `has_draft_table`: it takes a draft length by range of batches.
+    `covers` are the workloads that its file is about.
     """
 
     engine: str
@@ -187,6 +188,7 @@ class Engine(Frozen):
     type_per_layers: str = ""
     page_flag: str | None = None
     has_draft_table: bool = False
+    covers: Condition = Condition()
     seen: tuple[Sighting, ...] = ()
     flags: tuple[Flag, ...]
 
@@ -250,7 +252,7 @@ class Engine(Frozen):
         is_default = default is not None and default.text(workload.phase) == typed
         alike: list[str] = []
         others: list[str] = []
-        for one in _of_name(self):
+        for one in (one for one in _of_name(self) if one.covers.matches(workload)):
             there = one.typing(typed, workload)
             taken = one.default(workload) if is_default else there
             if there is None:

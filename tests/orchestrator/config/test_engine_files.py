@@ -59,7 +59,8 @@ def test_a_text_runs_one_thing_for_a_workload(name: str):
 @pytest.mark.parametrize("name", RELEASES)
 def test_a_release_has_a_default_for_common_caches(name: str):
     common = (Workload(*of) for of in product(MAJORS, LAYERS, ("decode", "verify"), ("bf16", "fp16", "fp8_e4m3")))
-    without = [workload for workload in common if RELEASES[name].default(workload) is None]
+    covered = (workload for workload in common if RELEASES[name].covers.matches(workload))
+    without = [workload for workload in covered if RELEASES[name].default(workload) is None]
 
     assert not without
 
@@ -91,6 +92,7 @@ def test_sglang_names_one_default_for_a_workload():
         ("vllm_0_25_1", 12, "sliding", "decode", "bf16", False, True, "TRITON_ATTN", "vllm_triton"),
         ("vllm_0_33_0", 9, "mla", "verify", "fp8_e4m3", False, False, "FLASHMLA", "flash_mla_vllm"),
         ("vllm_0_32_0", 9, "mla", "prefill", "bf16", False, False, "FLASH_ATTN", "flash_attn_3_vllm"),
+        ("sglang_0_5_12_post1", 9, "full", "decode", "bf16", False, False, "fa3", "flash_attn_3_sglang"),
         ("sglang_0_5_23", 9, "full", "verify", "bf16", True, False, "flashinfer", "fa2"),
         ("sglang_0_5_23", 9, "sliding", "verify", "bf16", True, True, "fa3", "flash_attn_3_sglang"),
         ("sglang_0_5_23", 8, "sliding", "decode", "bf16", False, True, "triton", "sglang_triton"),
