@@ -32,7 +32,6 @@ class EngineFlag(Adapter):
         layer = p.routine == "mla" if p.latent else p.routine == "paged_decode" and p.head_dim_qk == p.head_dim_vo
         in_vllm = self.distributions == ("vllm",)
         return (
-            Need("no drafts in SGLang: they come from a second model, whose kernels have the same names", in_vllm or p.s_qo == 1),
             Need("SGLang's Llama: full layers without a latent or sinks", in_vllm or not (p.latent or p.window or p.sinks)),
             Need("a model's own layers: paged_decode with one head_dim, or mla", layer),
             Need("requests of one length under a causal mask, without padding: an engine's own steps", plain),

@@ -1,4 +1,4 @@
-"""SGLang with a model of a few layers, and the steps of one point in it. Read in 0.5.12.post1; one query token, without drafts.
+"""SGLang with a model of a few layers, and the steps of one point in it. Read in 0.5.12.post1.
 
 Runs in the engine's own environment, in a process of its own (`kernels/environment/serve.py`). SGLang's scheduler runs its own
 event loop there, which asks for requests before each step: the one place where it is held. There is no tokenizer and no server.
@@ -61,8 +61,13 @@ def start(spec: Mapping[str, Any]) -> tuple[Running, dict[str, Any]]:
 
 
 def _arguments(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """What is given to SGLang. A flag is the decode backend alone, as `conf/engine` types it: prompts run the default."""
-    batches = spec["batches"]
+    """What is given to SGLang. A flag is the decode backend alone, and prompts run the default; with drafts it is that of both.
+
+    Its n-grams draft a chain if a tree has a breadth of one. A draft is always whole, whatever was found.
+    """
+    batches, drafts = spec["batches"], spec["drafts"]
+    lookup = {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": drafts + 1, "speculative_eagle_topk": 1}
+    how = {**lookup, "speculative_ngram_max_bfs_breadth": 1, "attention_backend": spec["flag"]} if drafts else {}
     sizes = {"context_length": spec["max_model_len"], "page_size": spec["page_size"], "max_total_tokens": spec["cache_tokens"]}
     # One more request, since one whose prompt is cut in chunks counts twice.
     sizes |= {"max_running_requests": max(batches) + 1, "chunked_prefill_size": spec["prefill_tokens"]}
@@ -70,7 +75,7 @@ def _arguments(spec: Mapping[str, Any]) -> dict[str, Any]:
     model = {"load_format": "dummy", "dtype": "bfloat16", "random_seed": 0, "skip_tokenizer_init": True}
     cache = {"kv_cache_dtype": KV_DTYPES.get(spec["kv_cache_dtype"], spec["kv_cache_dtype"])}
     other = {"sampling_backend": "pytorch", "watchdog_timeout": FOREVER, "log_level": "warning"}
-    return {**model, **sizes, **graphs, **cache, **other, "decode_attention_backend": spec["flag"]}
+    return {**model, **sizes, **graphs, **cache, **other, **(how or {"decode_attention_backend": spec["flag"]})}
 
 
 class Running:
@@ -93,7 +98,7 @@ class Running:
         ahead = "async" if self.scheduler.enable_overlap else "synchronous"
         return {
             "engine_version": version("sglang"),
-            "resolved_backend": decode,
+            "resolved_backend": prefill if self.spec["drafts"] else decode,  # a verify runs that of prompts
             "kernel_config": " ".join([*words, f"prefill={prefill}"]),
             "engine_runner": f"SGLang's scheduler and {type(self.runner).__name__}, {ahead} scheduling",
             "engine_graph": self.graph,
@@ -161,7 +166,8 @@ def _wrap(worker: Any, watch: Watch) -> None:
     def on_forward(step: Any, *args: Any, **keys: Any) -> Any:
         requests = len(step.seq_lens)
         pure = step.forward_mode.is_decode() and requests == watch.batch
-        watch.opens(step.seq_lens_sum / requests if pure else None)
+        new = watch.q if watch.q > 1 else 0  # without drafts its lengths have the new token already
+        watch.opens(float(step.seq_lens_cpu.sum()) / requests + new if pure else None)
         return watch.calls(lambda: forward(step, *args, **keys), ends=True)
 
     worker.forward_batch_generation = on_forward

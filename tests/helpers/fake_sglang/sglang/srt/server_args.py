@@ -10,14 +10,16 @@ class ServerArgs:
     """Refuses a flag as SGLang does."""
 
     def __init__(self, **keys: Any) -> None:
+        self.attention_backend = self.decode_attention_backend = self.speculative_algorithm = None
         self.__dict__.update(keys)
-        if self.decode_attention_backend == "trtllm_mla":
+        if "trtllm_mla" in (self.decode_attention_backend, self.attention_backend):
             raise ValueError(
                 "TRTLLM MLA backend is only supported on Blackwell GPUs (SM100/SM12x). Please use a different backend."
             )
 
     def get_attention_backends(self) -> tuple[str, str]:
-        return "fa3", self.decode_attention_backend or "fa3"
+        prefill = self.attention_backend or "fa3"
+        return prefill, self.decode_attention_backend or prefill
 
 
 @dataclass

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from fake_gpu import launched
 
 from sglang.srt.managers.io_struct import AbortReq, TokenizedGenerateReqInput
@@ -42,7 +43,10 @@ class Scheduler:
     """Prefills in chunks before it decodes."""
 
     def __init__(self, server_args: Any, port_args: Any, dp_rank: None, gpu_id: int, tp_rank: int, **ranks: int) -> None:
-        self.server_args, self.enable_overlap = server_args, True
+        drafts = server_args.speculative_algorithm is not None
+        assert not drafts or server_args.speculative_ngram_max_bfs_breadth == 1, "a tree"
+        self.server_args, self.enable_overlap = server_args, not drafts
+        self.q = server_args.speculative_num_draft_tokens if drafts else 1
         config = json.loads(Path(server_args.model_path, "config.json").read_text())
         assert config["max_position_embeddings"] == server_args.context_length
         self.tp_worker = self.model_worker = Worker(server_args.get_attention_backends()[1], config["num_hidden_layers"])
@@ -83,16 +87,20 @@ class Scheduler:
         self._forward(self.running or self.waiting, decode=False)
 
     def _decode(self) -> None:
-        for one in self.running:
-            one.computed += 1
+        """With drafts the lengths of a step are those before it, and some drafts are accepted."""
+        if self.q > 1:
+            self._forward(self.running, decode=True)
+        for n, one in enumerate(self.running):
+            one.computed += 1 + n % self.q
         assert sum(one.computed for one in self.running) <= self.server_args.max_total_tokens, "the cache is full"
-        self._forward(self.running, decode=True)
-        most = 20 if self.server_args.decode_attention_backend == "torch_native" else 1_000_000
+        if self.q == 1:
+            self._forward(self.running, decode=True)
+        most = 20 if "torch_native" in self.server_args.get_attention_backends() else 1_000_000
         self.running = [
             one for one in self.running if one.computed < len(one.input_ids) + min(most, one.sampling_params.max_new_tokens)
         ]
 
     def _forward(self, requests: list[Any], *, decode: bool) -> None:
         lengths = [one.computed for one in requests]
-        step = SimpleNamespace(forward_mode=Mode(decode), seq_lens=lengths, seq_lens_sum=sum(lengths))
+        step = SimpleNamespace(forward_mode=Mode(decode), seq_lens=lengths, seq_lens_cpu=torch.tensor(lengths))
         self.model_worker.forward_batch_generation(step)
