@@ -63,15 +63,12 @@ class Wheel:
         for node in body:
             names = {alias.asname or alias.name: alias.name for alias in node.names} if isinstance(node, ast.ImportFrom) else {}
             if isinstance(node, ast.ImportFrom) and node.level and (name in names or "*" in names):
-                found = self.find(_absolute(module, file, node), names.get(name, name))
+                package = module.split(".") if file.endswith("__init__.py") else module.split(".")[:-1]
+                parts = [*package[: len(package) - node.level + 1], *([node.module] if node.module else [])]
+                found = self.find(".".join(parts), names.get(name, name))
                 if found is not None:
                     return found
         return None
-
-
-def _absolute(module: str, file: str, node: ast.ImportFrom) -> str:
-    package = module.split(".") if file.endswith("__init__.py") else module.split(".")[:-1]
-    return ".".join([*package[: len(package) - node.level + 1], *([node.module] if node.module else [])])
 
 
 def signature(node: ast.FunctionDef) -> str:

@@ -11,12 +11,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-import torch
-from torch import Tensor
-
 from kernels.check.estimates import TINY, KeyWeights, OutputErrors, RightRows, Rows
 from kernels.inputs import Inputs
 from kernels.inputs.masks import seen_to
+from kernels.lazy import Tensor, torch
 
 # The variance of a may exceed b by this factor, since rows that share a key have errors in common. One H200 showed up to 2.5. What
 # exceeds it is no rounding, unless the gain or the signs of values show what is cut off towards zero: a fault, too, moves all rows
@@ -26,7 +24,7 @@ MAX_CORRELATED = 3.0
 BESIDE_GAIN = 9 * math.pi / 16 - 1
 # What cut products lose beside the signs of values, in parts of what lies along these: emulations showed 0.23 and 0.25.
 BESIDE_SIGNS = 1 / 3
-SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32}  # a number as stored has the sign of these bits; -0 counts as negative
+SIGNED = {1: "int8", 2: "int16", 4: "int32"}  # a number as stored has the sign of these bits; -0 counts as negative
 ELEMENTS_AT_ONCE = 2**26  # of values whose signs are added up at once
 
 
@@ -96,7 +94,7 @@ def _direction(inputs: Inputs, rows: RightRows) -> Tensor:
     total = torch.zeros(heads, inputs.problem.value_dim, device=inputs.device)
     for keys in _chunks_of_rows(inputs, rows):
         values = inputs.values_of(rows.requests, keys.start, keys.stop)  # [N, keys, K, D]
-        total += values.view(SIGNED[values.element_size()]).sign().sum(1, dtype=torch.int32).flatten(0, 1)
+        total += values.view(getattr(torch, SIGNED[values.element_size()])).sign().sum(1, dtype=torch.int32).flatten(0, 1)
     size: Tensor = total.norm(dim=-1, keepdim=True)
     return total / size.clamp_min(TINY)
 

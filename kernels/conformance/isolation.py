@@ -10,19 +10,16 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext, SpawnContext
+from multiprocessing.process import BaseProcess
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernels import registry
 from kernels.conformance.checks import CheckFinding, failed
 from kernels.conformance.suite import Trial, execute
 from kernels.cuda import answers
 from kernels.lazy import torch
-
-if TYPE_CHECKING:
-    from multiprocessing.context import ForkServerContext, SpawnContext
-    from multiprocessing.process import BaseProcess
-
 
 CONTEXT: SpawnContext | ForkServerContext = multiprocessing.get_context("spawn")  # forked from this one, it could not use CUDA
 MAX_DEATHS = 3  # of one backend: each costs the start of a process

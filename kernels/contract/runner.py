@@ -24,18 +24,14 @@ MAX_SAID = 600  # characters
 def said(error: BaseException) -> str:
     """The class and the words of an exception on one line, or where it was raised if it has none or cannot be printed."""
     try:
-        words = " ".join(str(error).split()) or _raised(error)
+        words = " ".join(str(error).split())
+        if not words and (frames := traceback.extract_tb(error.__traceback__)):  # no folders but the last two
+            words = f"at {'/'.join(Path(frames[-1].filename).parts[-3:])}:{frames[-1].lineno}: {frames[-1].line}"
     except KeyboardInterrupt:
         raise
     except BaseException:
         words = "it cannot be printed"
     return f"{type(error).__name__}: {words}"[:MAX_SAID]
-
-
-def _raised(error: BaseException) -> str:
-    """File, line and text of the statement that raised an exception; no folders but the last two."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"at {'/'.join(Path(frames[-1].filename).parts[-3:])}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
 
 
 def nothing_to_plan(_lengths: HostLengths) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kernels.environment.wire import AnswerTimeout, ConnectionClosed, Header, Wire
+from kernels.lazy import torch
 
 LAST_WORDS = 400  # characters of what it wrote to stderr, for the words of its death
 # In an installed copy `kernels` lies in a package, whose own __init__.py imports what an environment need not have.
@@ -163,8 +164,6 @@ def _folder_of(package: str) -> str | None:
 
 def _rebuilt(kind: str, message: str) -> Exception:
     """An exception as it was raised in the process; of a class that is not known here, one of the same name."""
-    import torch
-
     known: dict[str, Any] = {"OutOfMemoryError": torch.OutOfMemoryError, "MemoryError": MemoryError, "RuntimeError": RuntimeError}
     made: Exception = (known.get(kind) or type(kind, (Exception,), {}))(message)
     return made

@@ -10,10 +10,8 @@ import pkgutil
 from collections.abc import Callable, Mapping
 from functools import cache, lru_cache, wraps
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
-
-if TYPE_CHECKING:
-    from types import ModuleType
+from types import ModuleType
+from typing import Any, ClassVar, ParamSpec, TypeVar
 
 FOLDERS = f"{__name__.removesuffix('.problem.routine')}.routines"  # installed, `kernels` has another name
 # The values of an axis of a routine's own, the default first. int: any from 1, and no default. A number: any, and this by default.

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from kernels.lazy import Tensor
 from kernels.timing.config import Timing
 from kernels.timing.racing import Race
 from orchestrator.grouped import grouped
 from orchestrator.worker.output_check import equal_bits
 from orchestrator.worker.prepared import PreparedBackend
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass

@@ -5,24 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from kernels.adapter import Adapter
+from kernels.check.answer import Answer
 from kernels.contract.runner import said
 from kernels.cuda import free_unused
 from kernels.device import Device
 from kernels.environment.process import Process, ProcessEnded
 from kernels.environment.remote import Call, RemoteOutputs, RemoteTimer, prepare
+from kernels.inputs.copied_tokens import Copied
+from kernels.lazy import Tensor
 from orchestrator.environments.make import EnvironmentInfo, make
 from orchestrator.worker.messages import WorkerConfig
+from orchestrator.worker.prepared import PreparedBackend
 from orchestrator.worker.shared_inputs import SharedInputs, in_words
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kernels.adapter import Adapter
-    from kernels.check.answer import Answer
-    from kernels.inputs.copied_tokens import Copied
-    from orchestrator.worker.prepared import PreparedBackend
 
 SPARE = 0.9  # of limits.point_seconds: the words of a process that hangs come before the driver ends the whole worker
 

@@ -7,20 +7,18 @@ from __future__ import annotations
 import random
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from kernels.adapter import Adapter
+from kernels.check.answer import KEPT_ELEMENTS, Answer
+from kernels.check.changed_token import ChangedTokens, change_tokens
+from kernels.check.judgement import MAX_KEYS, Pooled, judge_changed, judge_whole
+from kernels.check.oracle import Verdict
+from kernels.inputs.tensors import judged
+from kernels.lazy import Tensor, torch
 from kernels.problem.arithmetic import Arithmetic
+from kernels.timed_call import LaunchComparison, Outputs
 from kernels.timing.timers import Timer
 from orchestrator.worker.shared_inputs import SharedInputs
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kernels.check.answer import Answer
-    from kernels.check.changed_token import ChangedTokens
-    from kernels.check.oracle import Verdict
-    from kernels.timed_call import LaunchComparison, Outputs
 
 LAUNCHES = 72  # a fault of one launch in 16 is among so many with probability 0.99
 LAUNCH_SECONDS = 0.015  # for launches that are checked and not timed, so that long calls do not cost more than their measurement
@@ -54,9 +52,6 @@ class JudgedCall:
 
     def judge_outputs(self, out: Tensor, lse: Tensor | None) -> Verdict:
         """The verdict without checksums of inputs (a pass over the cache); equal bits have one verdict, as kernels are shared."""
-        from kernels.check.answer import KEPT_ELEMENTS
-        from kernels.check.judgement import judge_whole
-
         self.shared.restore_small()
         judged: list[tuple[Tensor, Tensor | None, Verdict]] = self.answer.kept(("judged", self.arithmetic), list)
         for of_out, of_lse, verdict in judged:
@@ -80,8 +75,6 @@ class JudgedCall:
 
 def equal_bits(a: Tensor | None, b: Tensor | None) -> bool:
     """Whether both are nothing, or equal in shape, dtype and all bits. NaN has bits too."""
-    import torch
-
     if a is None or b is None:
         return a is b
     if (a.shape, a.dtype) != (b.shape, b.dtype):
@@ -155,8 +148,6 @@ class OutputCheck:
 
     def _judge_after_change(self, verdict: Verdict) -> Verdict:
         """The verdict; wrong if cached tokens change unseen, by a backend that returns early or answers from what it kept."""
-        from kernels.check.changed_token import change_tokens
-
         inputs, answer, how = self.call.shared.inputs, self.call.answer, self.call.arithmetic
         coin = random.Random(f"changed tokens {inputs.problem.seed}")
         changes = answer.kept(("changes", how.rounding), lambda: change_tokens(inputs, answer, how, coin))
@@ -170,8 +161,6 @@ class OutputCheck:
         return verdict
 
     def _judge_changed(self, verdict: Verdict, changed: ChangedTokens) -> Verdict:
-        from kernels.check.judgement import judge_changed
-
         call, shared, runner = self.call, self.call.shared, self.call.timer.runner
         with shared.copied_tokens(changed.copied):
             runner.refresh()
@@ -190,9 +179,6 @@ class OutputCheck:
         If not even so many can, they are used if the first alone shows no loss of any size. None if it is not done. It costs a
         draw, a reference and a launch for each input.
         """
-        from kernels.check.judgement import MAX_KEYS, Pooled
-        from kernels.inputs.tensors import judged
-
         call, shared, runner = self.call, self.call.shared, self.call.timer.runner
         inputs, needed = judged(shared.inputs), self.first.inputs_needed
         problem = inputs.problem

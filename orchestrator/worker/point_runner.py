@@ -11,15 +11,22 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from kernels import registry
+from kernels.adapter import Adapter
+from kernels.check import oracle
 from kernels.compile import module_cache
 from kernels.cuda import allocated_bytes, answers, free_unused, synchronize
 from kernels.device import Device
 from kernels.environment.process import ProcessEnded, ProcessGone
+from kernels.inputs import generate
+from kernels.lazy import torch
 from kernels.problem import Problem
+from kernels.timed_call import LocalOutputs, Outputs, prepare_timer
+from kernels.timing.config import Timing
 from kernels.timing.series import Series, measure_interleaved
+from kernels.timing.sm_clock import clock_of_device
+from kernels.timing.timers import Timer
 from orchestrator import gc_pause, libraries, machines
 from orchestrator.errors import OtherVersions, WroteInputs
 from orchestrator.point import Point
@@ -37,12 +44,6 @@ from orchestrator.worker.shared_inputs import SharedInputs
 from orchestrator.worker.shared_step import make_step
 from orchestrator.worker.step_part import prepare_step, start_part
 from orchestrator.worker.task_row import begin_row, classify_exception, finish_row, peak_memory_into, seconds_into
-
-if TYPE_CHECKING:
-    from kernels.adapter import Adapter
-    from kernels.timed_call import Outputs
-    from kernels.timing.config import Timing
-    from kernels.timing.timers import Timer
 
 
 @dataclass
@@ -72,8 +73,6 @@ class PointRunner:
         registry.adapters(config.adapters)
         provenance = Provenance(device, config.recalibrate)
         if device.kind == "cuda":  # what the first point would wait for: an import that fails fails again there, and is its row
-            from kernels.timing.sm_clock import clock_of_device
-
             import_all(config.imports)
             clock_of_device()
         return cls(config, device, node_id, provenance, Environments(config, device, provenance.note_own_processes))
@@ -112,8 +111,6 @@ class PointRunner:
 
     def launch_marked(self, times: int) -> None:
         """Launches the call of the prepared point so often, between marks that profilers take as begin and end. Times nothing."""
-        import torch
-
         timer = self._prepared[0].series.timer
         synchronize(self.device)
         with torch.cuda.profiler.profile() if self.device.kind == "cuda" else nullcontext():
@@ -227,9 +224,6 @@ class PointRunner:
 
     def _share_inputs(self, problem: Problem, row: Row) -> SharedInputs:
         """Inputs and reference of the problem, kept until the next problem. The first point on a problem pays their seconds."""
-        from kernels.check import oracle
-        from kernels.inputs import generate
-
         if self._shared is None or self._shared.inputs.problem != problem:
             self._shared = None
             self.environments.release()
@@ -314,8 +308,6 @@ def prepared_call(
     adapter: Adapter, shared: SharedInputs, device: Device, timing: Timing, environments: Environments
 ) -> PreparedCall:
     """Prepares a backend on inputs where these are. Whatever the backend raises comes through."""
-    from kernels.timed_call import LocalOutputs, prepare_timer
-
     problem = shared.inputs.problem
     if isinstance(shared, EnvironmentInputs):
         call, timer, outputs, about = environments.prepare(shared, adapter.name)

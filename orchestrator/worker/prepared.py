@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from kernels.adapter import Adapter, Runner
+from kernels.check import oracle
+from kernels.check.oracle import Verdict
 from kernels.device import Device
 from kernels.environment.remote import RemoteTimer
+from kernels.lazy import torch
 from kernels.problem.routine import routine_of
 from kernels.split.adapter import Ordered, part_of
 from kernels.split.batch import part_problem
@@ -18,10 +21,6 @@ from orchestrator.worker.messages import Task
 from orchestrator.worker.output_check import JudgedCall, OutputCheck
 from orchestrator.worker.shared_inputs import SharedInputs
 from orchestrator.worker.step_part import StepPart
-
-if TYPE_CHECKING:
-    from kernels.check.oracle import Verdict
-
 
 # Fields of a verdict that have another name as columns, and those that are none.
 CALLED = {"max_error": "check_max_error", "min_tokens": "check_min_tokens", "pairs_covered": "check_pairs_covered"}
@@ -87,8 +86,6 @@ class PreparedBackend:
 
     def _note(self, verdict: Verdict | None, replaces: bool = False) -> None:
         """Writes a verdict into the row. One that passed leaves the first there, unless it `replaces` it."""
-        from kernels.check import oracle
-
         if self.output_check is None or verdict is None:
             self.row["check"] = "not_checked: check.enabled is false"
             return
@@ -114,8 +111,6 @@ def is_batch_invariant(call: JudgedCall, device: Device) -> bool | None:
     of requests that share a prefix or are padded, of a merge, of a backend whose rule forbids the smaller batches or that runs in
     another process.
     """
-    import torch
-
     adapter, inputs, p, same = call.adapter, call.shared.inputs, call.shared.inputs.problem, []
     alone = p.batch_size == 1 or p.prefix_tokens or p.num_states is not None or inputs.padded is not None
     if alone or routine_of(p.routine) or isinstance(call.timer, RemoteTimer):

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from kernels.compile.module_cache import cache_folder
 from kernels.device import Device
+from kernels.lazy import torch
 from kernels.timing.ceilings import Ceilings, measure
 from kernels.timing.nvml import DeviceMonitor, NvmlMonitor
 from kernels.timing.pacing import Pacer
@@ -36,7 +37,6 @@ class Provenance:
 
     def _open(self, recalibrate: bool) -> None:
         import pynvml
-        import torch
 
         properties = torch.cuda.get_device_properties(0)
         uuid = f"GPU-{properties.uuid}"

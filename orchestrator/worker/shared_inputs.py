@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING
 
 from kernels.adapter import Adapter
+from kernels.check import oracle
+from kernels.check.answer import Answer
 from kernels.inputs import Inputs
+from kernels.inputs.checksums import checksums
+from kernels.inputs.copied_tokens import Copied, copied_tokens
+from kernels.inputs.generate import draw_other_values, redraw
+from kernels.inputs.small_inputs import SmallInputs
+from kernels.inputs.unused_slots import UnusedSlots
+from kernels.lazy import Tensor, torch
 from orchestrator.errors import WroteInputs
 from orchestrator.worker.shared_step import SharedStep
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kernels.check.answer import Answer
-    from kernels.inputs.copied_tokens import Copied
-    from kernels.inputs.small_inputs import SmallInputs
-    from kernels.inputs.unused_slots import UnusedSlots
-
 
 WROTE_INPUTS = "it wrote to the inputs, which it may only read"
 WROTE_UNUSED = "it wrote to slots of the cache that hold no token"
@@ -43,9 +41,6 @@ class SharedInputs:
     _small_changed: Tensor | bool = field(default=False, init=False)  # since that was asked last
 
     def __post_init__(self) -> None:
-        from kernels.inputs.small_inputs import SmallInputs
-        from kernels.inputs.unused_slots import UnusedSlots
-
         self._unused, self._small = UnusedSlots(self._of_layers), SmallInputs(self._of_layers)
         if self.answer is not None:
             self._right_sums = self.sums()
@@ -79,8 +74,6 @@ class SharedInputs:
 
     def restore_if_changed(self, outputs_intact: Tensor | bool = True) -> str:
         """What a backend wrote to that it may not, also around its outputs (`outputs_intact`). Damaged inputs are drawn again."""
-        import torch
-
         if self._right_sums is None:
             return ""
         self.restore_small(wait=True)
@@ -103,10 +96,6 @@ class SharedInputs:
         self._sums_of_answers.append((answer, answer.checksum()))
 
     def _answer_again(self) -> None:
-        import torch
-
-        from kernels.check import oracle
-
         answer, new = self.answer, oracle.answer(self.inputs)
         assert answer is not None  # or nothing is checked
         for one in fields(answer):
@@ -123,9 +112,6 @@ class SharedInputs:
         drawn is put back first, so it is the same for the next backend. Nothing is kept in it from one backend to the next, since
         nobody looks at these inputs after a launch.
         """
-        from kernels.check import oracle
-        from kernels.inputs.generate import draw_other_values
-
         self.restore_small()
         self._unused.look()
         draw_other_values(self.inputs, number)
@@ -138,16 +124,12 @@ class SharedInputs:
     @contextmanager
     def copied_tokens(self, copied: Sequence[Copied]) -> Iterator[None]:
         """Tokens of the cache are copies of others while it lasts, where the backend reads them."""
-        from kernels.inputs.copied_tokens import copied_tokens
-
         self.restore_small()
         with copied_tokens(self.inputs, copied):
             yield
 
     def draw_again(self) -> None:
         """Draws the inputs as they were at first. What was kept of damaged ones goes."""
-        from kernels.inputs.generate import redraw
-
         self.forget_kept()
         self.restore_small()
         self._unused.look()
@@ -170,10 +152,6 @@ class SharedInputs:
 
     def sums(self) -> Tensor:
         """Checksums of all inputs, with a number in the slots that hold no token."""
-        import torch
-
-        from kernels.inputs.checksums import checksums
-
         self._unused.fill(nan=False)
         return torch.cat([checksums(inputs) for inputs in self._of_layers])
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from kernels.adapter import Adapter, Runner
+from kernels.device import Device
+from kernels.inputs import Inputs
+from kernels.inputs.tensors import other_cache, other_queries
+from kernels.step.graph import Step, stand_in
+from kernels.step.layer import Layer, make_layers
+from kernels.step.layer_inputs import inputs_of_layer, refill
 from kernels.step.shapes import LayerShape
 from kernels.step.size import StepSize, size_of
-
-if TYPE_CHECKING:
-    from kernels.adapter import Adapter, Runner
-    from kernels.device import Device
-    from kernels.inputs import Inputs
-    from kernels.step.graph import Step
-    from kernels.step.layer import Layer
-    from kernels.timing.config import Timing
+from kernels.timing.config import Timing
 
 
 @dataclass(frozen=True)
@@ -28,10 +27,6 @@ class SharedStep:
     @classmethod
     def build(cls, first: Inputs, shape: LayerShape, size: StepSize) -> SharedStep:
         """Makes inputs, weights and the step with the stand-in. Raises torch.OutOfMemoryError if the device is full."""
-        from kernels.step.graph import Step, stand_in
-        from kernels.step.layer import make_layers
-        from kernels.step.layer_inputs import inputs_of_layer
-
         layers = make_layers([first, *(inputs_of_layer(first, number) for number in range(1, size.layers))], shape)
         return cls(layers, shape, Step(layers, shape.hidden_size, [stand_in(layer) for layer in layers]))
 
@@ -41,15 +36,11 @@ class SharedStep:
 
     def refill(self) -> None:
         """Writes the values of the further layers into their tensors again, from those of the first."""
-        from kernels.step.layer_inputs import refill
-
         for number, inputs in enumerate(self.further_inputs, start=1):
             refill(self.layers[0].inputs, inputs, number)
 
     def prepare(self, adapter: Adapter, first: Runner, device: Device) -> tuple[list[Runner], Step]:
         """A runner per layer, `first` among them, and the step. RuntimeError for another kernel or order of queries."""
-        from kernels.step.graph import Step
-
         if first.rows is not None:
             raise RuntimeError("a step needs the requests of the decode call first in batch_spec, such as 15q4s8k_q1s8k")
         runners = [first, *(_prepared(adapter, inputs, device) for inputs in self.further_inputs)]
@@ -62,8 +53,6 @@ class SharedStep:
 
 def _prepared(adapter: Adapter, inputs: Inputs, device: Device) -> Runner:
     """The runner of a layer, prepared and called among other values, as `PointRunner` does with the first one."""
-    from kernels.inputs.tensors import other_cache, other_queries
-
     with other_cache(inputs):
         with other_queries(inputs):
             runner = adapter.prepare(inputs, device)

@@ -6,23 +6,24 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from kernels.adapter import Adapter, Runner
+from kernels.check.answer import Answer
+from kernels.check.judgement import judge_rows, judge_whole
+from kernels.check.launches import KEPT_BYTES, LaunchLog
+from kernels.check.log_sum_exp import judge_with_lse
+from kernels.check.oracle import Verdict
+from kernels.device import Device
+from kernels.inputs.guards import guards_are_intact
+from kernels.lazy import Tensor, torch
+from kernels.step.layer import Layer
+from kernels.step.layer_inputs import as_first
 from kernels.step.series import StepSeries, StepTimer
+from kernels.timing.config import Timing
 from orchestrator.storage.row import Row
 from orchestrator.worker.output_check import LAUNCH_SECONDS, LAUNCHES, MIN_LAUNCHES
 from orchestrator.worker.shared_inputs import SharedInputs
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kernels.check.answer import Answer
-    from kernels.check.launches import LaunchLog
-    from kernels.check.oracle import Verdict
-    from kernels.device import Device
-    from kernels.step.layer import Layer
-    from kernels.timing.config import Timing
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,6 @@ class StepCheck:
     @classmethod
     def start(cls, step: PreparedStep, answer: Answer, coin: random.Random) -> StepCheck:
         """Replays the step once with outputs full of NaN, and judges every layer. `coin` decides what is poisoned later."""
-        from kernels.check.launches import KEPT_BYTES, LaunchLog
-
         step.launch(poisoned=True)
         outs, lses = step.outs(), step.lses()
         first = judge_step(step, answer, outs, lses)
@@ -123,8 +122,6 @@ class StepCheck:
 
 def judge_step(step: PreparedStep, answer: Answer, outs: Sequence[Tensor], lses: Sequence[Tensor | None]) -> Verdict:
     """The verdict on every layer's output and log-sum-exp, and on where the step wrote. Damaged inputs are drawn again."""
-    from kernels.inputs.guards import guards_are_intact
-
     step.shared.restore_small()
     verdict = _judge_layers(step, answer, outs, lses)
     given = [runner.lse for runner in step.runners if runner.lse is not None and not isinstance(runner.lse, str)]
@@ -134,10 +131,6 @@ def judge_step(step: PreparedStep, answer: Answer, outs: Sequence[Tensor], lses:
 
 def _judge_layers(step: PreparedStep, answer: Answer, outs: Sequence[Tensor], lses: Sequence[Tensor | None]) -> Verdict:
     """Logits are those of the first layer, and so are the log-sum-exps."""
-    from kernels.check.judgement import judge_rows, judge_whole
-    from kernels.check.log_sum_exp import judge_with_lse
-    from kernels.step.layer_inputs import as_first
-
     inputs, how = step.shared.inputs, step.timer.runner.arithmetic
     turned = [as_first(out, number) for number, out in enumerate(outs)]
     for number, out in enumerate(turned):
@@ -160,8 +153,6 @@ def _named(verdict: Verdict, number: int, layers: int) -> Verdict:
 
 def _most_different(outs: list[Tensor]) -> int:
     """The layer whose output differs most from the first one's, row by row. 0 if none differs."""
-    import torch
-
     first = outs[0].float()
     size = first.norm(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
     return int(torch.stack([((out.float() - first).norm(dim=-1) / size).max() for out in outs]).argmax())

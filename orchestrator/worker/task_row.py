@@ -10,6 +10,7 @@ from typing import Literal
 
 from kernels.contract.runner import said
 from kernels.device import Device
+from kernels.lazy import torch
 from orchestrator.storage.row import Row, Status, begin, finish, of_forced
 from orchestrator.worker.messages import Task
 
@@ -43,8 +44,6 @@ def seconds_into(row: Row, column: Seconds) -> Iterator[None]:
 @contextmanager
 def peak_memory_into(row: Row, device: Device, others_bytes: int) -> Iterator[None]:
     """Writes the peak of allocated bytes into the row, less `others_bytes`, which other points of the group occupy."""
-    import torch
-
     if device.kind != "cuda":
         yield
         return
@@ -71,8 +70,6 @@ def classify_exception(error: Exception) -> tuple[Status, str]:
 
 
 def _classified(error: Exception) -> tuple[Status, str]:
-    import torch
-
     from kernels.environment.process import ProcessDied, ProcessHung
 
     if isinstance(error, ProcessDied | ProcessHung):  # of another environment

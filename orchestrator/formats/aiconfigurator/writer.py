@@ -48,7 +48,11 @@ def to_tables(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, list[dict[st
     reasons = [_inexpressible(row) for row in rows]
     left_out = Counter(filter(None, reasons))
     expressible = [row for row, reason in zip(rows, reasons, strict=True) if not reason]
-    _require_one(expressible)
+    for column in ("device_name", "context", "l2"):
+        found = sorted({str(row[column]) for row in expressible})
+        if len(found) > 1:
+            several = f"the rows have several values of {column} ({', '.join(found)}), and a table has one time for a workload"
+            raise UserError(f"export=aiconfigurator: {several}; type where={{{column}: {found[0]}}}")
     fastest = _ranked_first(expressible)
     if slower := len(expressible) - len(fastest):
         left_out["slower than another backend, or another page size, of the same workload"] += slower
@@ -86,14 +90,6 @@ def _meta(tables: Mapping[str, list[dict[str, Any]]], notes: Sequence[str]) -> s
         "tables": {name: {"status": "complete"} for name in tables},
     }
     return "".join(f"# {note}\n" for note in notes) + str(yaml.safe_dump(found, sort_keys=False))
-
-
-def _require_one(rows: Sequence[Mapping[str, Any]]) -> None:
-    for column in ("device_name", "context", "l2"):
-        found = sorted({str(row[column]) for row in rows})
-        if len(found) > 1:
-            several = f"the rows have several values of {column} ({', '.join(found)}), and a table has one time for a workload"
-            raise UserError(f"export=aiconfigurator: {several}; type where={{{column}: {found[0]}}}")
 
 
 def _inexpressible(row: Mapping[str, Any]) -> str:

@@ -108,7 +108,11 @@ def _built(
     whole = datasets.joined([*keys.values(), *(f"{name} {text}" for name, text in texts.items())])
     if (known := target.all_kept(INDEX, whole)) is not None:
         return SiteContent(**known, bytes=target.size)
-    site = _with_assets(target)
+    shared = assets()
+    style = hashed("site", "css", files(__package__).joinpath("static", "site.css").read_text("utf-8"))
+    for asset in (*shared.values(), style):
+        target.write(f"{ASSETS}/{asset.name}", asset.content)
+    site = Site(target, shared, f"{ASSETS}/{style.name}", f"made by attention-orchestrator {own_version()}")
     listed = []
     for number, one in enumerate(_datasets(site, slugs, keys, where), 1):
         listed.append(one)
@@ -182,14 +186,6 @@ def _require_outside(folder: str, places: Sequence[str]) -> None:
     inside = [place for place in places if Path(place.removesuffix(".parquet")).resolve() in above]
     if inside:
         raise UserError(f"export={folder!r}: it is in the dataset {inside[0]}; type export=DIR with a folder elsewhere")
-
-
-def _with_assets(target: Target) -> Site:
-    shared = assets()
-    style = hashed("site", "css", files(__package__).joinpath("static", "site.css").read_text("utf-8"))
-    for asset in (*shared.values(), style):
-        target.write(f"{ASSETS}/{asset.name}", asset.content)
-    return Site(target, shared, f"{ASSETS}/{style.name}", f"made by attention-orchestrator {own_version()}")
 
 
 def _datasets(site: Site, slugs: Mapping[str, str], keys: Mapping[str, str], where: Where) -> Iterator[Listed]:

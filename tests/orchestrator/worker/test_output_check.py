@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from kernels.adapter import Adapter
-from kernels.check import judgement
 from kernels.problem import Problem
 from kernels.timing.config import Timing
 from orchestrator.machines import cpu
@@ -284,7 +283,7 @@ def test_outputs_of_equal_bits_have_one_verdict(problem: Callable[..., Problem],
     out, lse = check.call.outputs.now()
     other, judged = out.clone(), list[torch.Tensor]()
     other.view(torch.uint8).view(-1)[7] ^= 1
-    monkeypatch.setattr(judgement, "judge_whole", lambda out, *_: judged.append(out) or check.first)
+    monkeypatch.setattr(output_check, "judge_whole", lambda out, *_: judged.append(out) or check.first)
 
     assert check.call.judge_outputs(out.clone(), lse) is check.first
     assert not judged
