@@ -67,10 +67,7 @@ class BatchAttention(common.FlashInferAdapter):
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPod(common.FlashInferAdapter):
-    """Requests of one query token, which see every key, and others behind them. Two outputs are made, and copied into one.
-
-    The kernel of the first has tiles of 16 rows, whatever was planned. `run` scales that one alone, so the plan gets the scale.
-    """
+    """Requests of one query token, which see every key (in tiles of 16 rows), and others behind them; two outputs are copied."""
 
     routine: str = "paged_decode"
     name: str = "batch_pod"

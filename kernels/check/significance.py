@@ -258,10 +258,7 @@ def _part_of(counts: Iterable[int], index: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class WholeBlocks:
-    """Whole blocks in rows of equal length, each of blocks of one size. A short row holds its last block several times.
-
-    So the worst block of each size is found in three small kernels, where one search for each size would take four each.
-    """
+    """Whole blocks in rows of one size each, so that few small kernels find the worst. A short row repeats its last block."""
 
     sizes: tuple[int, ...]  # keys of the blocks in each row
     index: Tensor  # int32 [rows * width]: where the blocks lie among all

@@ -181,10 +181,7 @@ def runner_fields(adapter: Adapter, device: Device, problem: Problem) -> CheckFi
 
 
 def plans_again(adapter: Adapter, device: Device, problem: Problem) -> CheckFinding:
-    """A wrapper that is planned for one batch and then for another answers the second, by the kernel of a new wrapper.
-
-    So a plan must leave nothing of the one before, and `auto` must choose again. Then it is planned for the first batch again.
-    """
+    """A wrapper planned for one batch, then another, then the first again answers each, by the kernel of a new wrapper."""
     first = draw(problem, device.kind)
     runner = adapter.prepared(first, device)
     if runner.plan_again is None:

@@ -101,10 +101,7 @@ class Search:
         return min(left, key=lambda index: (abs(index - (low + high) / 2), index), default=None)
 
     def _end(self, good: str, last: str) -> ReleaseStep:
-        """The bad release. Its first round says which points to follow, and later ones decide, if more rounds say more.
-
-        Points that were chosen because one round was slow in them are slow in that round, whatever they are.
-        """
+        """The bad release. Its first round says which points to follow; later ones decide, as those were chosen for being slow."""
         if self.predicate.is_seen_at_once:
             return self._judged(good, last, follow=True)
         try:

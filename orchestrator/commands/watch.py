@@ -44,10 +44,7 @@ class Upgrade:
 
     @property
     def problems(self) -> dict[str, str]:
-        """What became worse or other: a word for it, with a sentence. Empty if nothing did.
-
-        Slower is what the gate of mode=compare calls so. Another kernel counts whatever its time.
-        """
+        """What became worse or other: a word with a sentence. Slower is what the gate calls so; another kernel always counts."""
         if self.found is None:
             return {"cannot be measured": self.why}
         words, points, of = dict[str, str](), self.found.points, f"of {len(self.pairs)} points"

@@ -61,10 +61,7 @@ def packages_for(environment: Environment) -> Mapping[str, Distribution]:
 
 @cache
 def _installed_here() -> dict[str, Distribution]:
-    """All but the copies on the path of Ray's processes: with them a worker and the command would make two environments.
-
-    Of a package that is there twice it is the one that is imported: the first on the path.
-    """
+    """All but the copies on the path of Ray's processes, which would make two environments; of two the first on the path."""
     ours = [one for one in distributions() if Path(str(one.locate_file(""))).name != COPIES_OF_RAY]
     return {canonicalize_name(one.name): one for one in reversed(ours)}
 

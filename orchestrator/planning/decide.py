@@ -234,10 +234,7 @@ def _to_run(point: Point, backend: _Backend, able: Sequence[tuple[_BackendThere,
 
 
 def _refusal(problem: Problem, backend: _Backend, place: _BackendThere, cost: Cost) -> tuple[DecisionKind, str] | None:
-    """How and why a device does not run a point, None if it does: what a step lacks, else the backend's rule, else a limit.
-
-    With `check.force_unsupported` the limits come before the rule, because a forced point must fit the device too.
-    """
+    """How and why a device does not run a point, or None: a step's needs, the rule, a limit (first if forced: it must fit)."""
     model, unmet = place.model, place.unmet(problem)
     if model.in_step and (sentences := _unmet_of_step(problem, backend, model)):
         return ("unsupported", f"timing.context=step needs: {'; '.join(sentences)}")

@@ -290,10 +290,7 @@ def _too_large(member: tarfile.TarInfo, limit: int) -> BadManifest:
 
 @contextmanager
 def locked(path: str) -> Iterator[None]:
-    """Waits for other writers of an archive, on this machine and on others that share its disk.
-
-    The lock is a hidden file beside the archive, removed at the end. On a disk that locks no files it holds on one machine alone.
-    """
+    """Waits for other writers, by a hidden file beside the archive; where a disk locks no files, on this machine alone."""
     with FileLock(_local_lock_of(path)):
         lock = Path(path).with_name(f".{Path(path).name}.lock")
         while True:

@@ -149,10 +149,7 @@ def _workloads(records: Sequence[Record]) -> list[Fp8Workload]:
 
 
 def _answer(workloads: Sequence[Fp8Workload]) -> tuple[str, str, str]:
-    """`yes`, `no` or `it depends on ...` of a batch; where those workloads are that the verdict is not of; the queries.
-
-    `mostly yes` and `mostly no` if `MOST` agree. If it depends, the place is where it is no.
-    """
+    """`yes`, `no` (`mostly` if `MOST` agree) or `it depends on ...` of a batch; where the verdict does not hold; the queries."""
     faster, others = ([one for one in workloads if one.faster is wanted] for wanted in (True, False))
     if not faster or not others:
         return "no" if others else "yes", "", _queries(workloads)

@@ -51,10 +51,7 @@ LATENT = {"head_dim_qk": 192, "head_dim_vo": 128, "head_dim_ckv": 512, "head_dim
 
 
 def read(path: str, device: Device | None, model: Model, sweep: str) -> list[Row]:
-    """One row for each workload of a table; of two lines of one workload the last counts, as for aiconfigurator.
-
-    Heads that are a share of `model` get its name. Raises UserError for a damaged table, another device, and if no row is left.
-    """
+    """A row for each workload of a table, the last of several; shares of `model` get its name. UserError for a wrong one."""
     records = read_records(path)
     common = _common(path, records, device, sweep)
     rest = Remainder(path, "row")

@@ -49,10 +49,7 @@ TRIES = 3  # of two drivers that start at the same time both may withdraw
 
 
 class ObjectStore:
-    """An open dataset in an object store, which this process alone writes to, with the methods of `FolderStore`.
-
-    Raises UserError if it cannot be written or another process writes to it, DamagedDataset if an object in it is not ours.
-    """
+    """An open dataset in an object store, written by this process alone, as `FolderStore`; DamagedDataset if not ours."""
 
     def __init__(self, path: str) -> None:
         self.path = path
