@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from kernels.lazy import torch
+
 # Parts of the names of kernels beside those that compute attention, whose parts a spec has (`main_kernels`). From profiles of
 # vLLM's FLASH_ATTN, FLASHINFER and TRITON_ATTN; those of FlashAttention-2, FlashMLA and TRITON_MLA were read in their sources.
 BESIDE = {
@@ -38,7 +40,6 @@ class Refused(Exception):
 @contextmanager
 def profiled() -> Iterator[Any]:
     """Kernels of the steps in it alone: the GPU has done those before, and does all of these."""
-    import torch
     from torch.profiler import ProfilerActivity, profile
 
     torch.cuda.synchronize()
@@ -102,8 +103,6 @@ class Watch:
 
     def opens(self, kv_tokens: float | None) -> None:
         """A step begins, with so many KV tokens of a request; None if it is not pure."""
-        import torch
-
         self.steps, self._open = self.steps + 1, kv_tokens is not None
         if kv_tokens is None:
             self._starts.append(None)
@@ -129,8 +128,6 @@ class Watch:
 
     def times(self) -> dict[str, Any]:
         """Medians in microseconds. A step's wall time is until the next one starts, if both are pure."""
-        import torch
-
         torch.cuda.synchronize()
         pairs = zip(self._starts, self._starts[1:], strict=False)
         walls = [(after - before) * 1e6 for before, after in pairs if before is not None and after is not None]
