@@ -29,7 +29,7 @@ class Finished(Exception):
     """All steps of a point were run: leaves the event loop."""
 
 
-def start(spec: Mapping[str, Any]) -> tuple[Running, dict[str, Any]]:
+def start(spec: Mapping[str, Any]) -> tuple[RunningSglang, dict[str, Any]]:
     """The engine of a spec (`EngineStart.spec`), and what it says of itself. Raises Refused for a flag that it does not take."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -57,7 +57,7 @@ def start(spec: Mapping[str, Any]) -> tuple[Running, dict[str, Any]]:
     for name in vars(ports).values():  # files that only reserve the names of its sockets
         if str(name).startswith("ipc://"):
             Path(str(name).removeprefix("ipc://")).unlink(missing_ok=True)
-    return (engine := Running(scheduler, spec)), engine.about()
+    return (engine := RunningSglang(scheduler, spec)), engine.about()
 
 
 def _arguments(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def _arguments(spec: Mapping[str, Any]) -> dict[str, Any]:
     return {**model, **sizes, **graphs, **cache, **other, **(how or {"decode_attention_backend": spec["flag"]})}
 
 
-class Running:
+class RunningSglang:
     """A running scheduler. One point at a time."""
 
     def __init__(self, scheduler: Any, spec: Mapping[str, Any]) -> None:

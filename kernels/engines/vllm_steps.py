@@ -26,7 +26,7 @@ ENVIRONMENT |= {"NCCL_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1", "TRANSFORMERS
 DRAFT_TOKENS = 50  # ids of prompts if there are drafts: the last token has occurred before, so that each step proposes all
 
 
-def start(spec: Mapping[str, Any]) -> tuple[Running, dict[str, Any]]:
+def start(spec: Mapping[str, Any]) -> tuple[RunningVllm, dict[str, Any]]:
     """The engine of a spec (`EngineStart.spec`), and what it says of itself. Raises Refused for a flag that it does not take."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -42,7 +42,7 @@ def start(spec: Mapping[str, Any]) -> tuple[Running, dict[str, Any]]:
             if "is not valid for" in str(error) or "No valid attention backend" in str(error):
                 raise Refused(str(error)) from None
             raise
-    return (engine := Running(llm, spec)), engine.about()
+    return (engine := RunningVllm(llm, spec)), engine.about()
 
 
 def _arguments(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def _attention_config(flag: str | None, off: str | None) -> dict[str, Any]:
     return {**({"backend": flag} if flag else {}), **({off: False} if off else {})}
 
 
-class Running:
+class RunningVllm:
     """A running engine. One point at a time."""
 
     def __init__(self, llm: Any, spec: Mapping[str, Any]) -> None:
