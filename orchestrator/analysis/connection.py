@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.analysis.sources import require_whole, unverified
-from orchestrator.analysis.sql import literal
 from orchestrator.errors import DamagedDataset
 
 if TYPE_CHECKING:
@@ -49,8 +48,9 @@ class Connection:
     def create_table(self, columns: str, rows: Iterable[Sequence[object]] = ()) -> None:
         """A temporary table with these columns, such as `cards(device_uuid VARCHAR, factor DOUBLE)`, and rows."""
         self.execute(f"CREATE TEMP TABLE {columns}")
-        if values := ", ".join(f"({', '.join(map(literal, row))})" for row in rows):
-            self.execute(f"INSERT INTO {columns.partition('(')[0]} VALUES {values}")
+        if of_columns := [list(values) for values in zip(*rows, strict=True)]:  # parsing them as literals takes five times as long
+            taken = ", ".join("unnest(?)" for _ in of_columns)
+            self.execute(f"INSERT INTO {columns.partition('(')[0]} SELECT {taken}", of_columns)
 
     def records(self, query: str) -> list[Record]:
         """The rows that a query returns, each as a dict."""

@@ -30,7 +30,7 @@ from orchestrator.analysis.connection import Connection, Record
 from orchestrator.analysis.keys import OWN_US
 from orchestrator.analysis.sources import find_sources, no_dataset, source_of, typed, union_sql, values_there
 from orchestrator.analysis.sql import Where, condition, quoted
-from orchestrator.analysis.views import create_views
+from orchestrator.analysis.views import FEW_ROWS, create_views
 from orchestrator.config.draft_cost import Draft
 from orchestrator.errors import NoRows, UserError, as_typed
 from orchestrator.storage.row import COLUMNS, schema
@@ -61,9 +61,11 @@ class Dataset(Connection):
         self.draft = Draft()  # what answers assume of drafts
         self.points: Sequence[Point] | None = None  # of the sweep that was typed, if one was; some may have no row
         today = f"SELECT * REPLACE ({OWN_US} AS own_us) FROM ({union_sql(self.con, sources)})"
-        self.execute(f"CREATE VIEW rows AS FROM ({today}) WHERE {condition(where or {})}")
+        rows = f"FROM ({today}) WHERE {condition(where or {})}"
+        self.count = self.scalar(f"SELECT count(*) {rows}")
+        self.execute(f"CREATE TEMP {'TABLE' if self.count <= FEW_ROWS else 'VIEW'} rows AS {rows}")
         one_file = len(sources) == 1 and isinstance(sources[0], str)
-        self.cards = create_views(self, noise or [], cards, one_file=one_file)
+        self.cards = create_views(self, noise or [], cards, self.count, one_file=one_file)
 
     def current(self) -> pd.DataFrame:
         """The newest row of each point and kind of device, in a dataset's columns and order."""
@@ -85,7 +87,7 @@ def open_dataset(
     except OSError as error:
         raise UserError(f"{place}: it cannot be read ({error.strerror}); type another results.path=...") from None
     found = Dataset(sources, noise=noise, threads=threads, where=where, cards=cards, path=str(path)) if sources else None
-    if found is not None and found.scalar("SELECT count(*) FROM rows"):
+    if found is not None and found.count:
         return found
     if found is not None and where:
         raise NoRows(f"where={as_typed(where)}: no row of {place} has these values; {values_there(sources, where)}")

@@ -219,13 +219,12 @@ def _require_ours(con: duckdb.DuckDBPyConnection, relation: str, file: str, colu
         if other := [name for name in columns.keys() & COLUMNS.keys() if columns[name] != sql_type(name)]:
             con.execute(f"SELECT {', '.join(f'count({quoted(name)})' for name in other)} FROM (SELECT {select} FROM {relation})")
         nulls = " OR ".join(f"{quoted(name)} IS NULL" for name in journal.NEVER_NULL)
-        (without,) = con.execute(f"SELECT count(*) FROM {relation} WHERE {nulls}").fetchone() or (0,)
-        counts = dict(con.execute(f"SELECT status, count(*) FROM {relation} WHERE status IS NOT NULL GROUP BY ALL").fetchall())
+        counted = con.execute(f"SELECT status, count(*), count_if({nulls}) FROM {relation} GROUP BY ALL").fetchall()
     except duckdb.Error:
         raise DamagedDataset(f"{file} has columns of other types, or is damaged; it is not ours, move it away") from None
-    if without:
+    if any(without for *_, without in counted):
         raise DamagedDataset(f"{file} has rows without {', '.join(journal.NEVER_NULL)}; it is not ours, move it away")
-    for status in counts:
+    for status, *_ in counted:
         parquet.require_status(status, file)
     value = {name: f"epoch({name})" if name in journal.DATES else name for name in journal.CHECKED}
     asked = ", ".join(f"count({name}), min({name}), max({name})" for name in value.values())
@@ -234,7 +233,7 @@ def _require_ours(con: duckdb.DuckDBPyConnection, relation: str, file: str, colu
     except duckdb.Error:
         raise DamagedDataset(f"results.path: {file} is damaged (its values cannot be read); move it away") from None
     spans = {name: parquet.Span(*found[3 * at : 3 * at + 3]) for at, name in enumerate(journal.CHECKED)}
-    parquet.require_values(spans, counts.get("ok", 0), file)
+    parquet.require_values(spans, sum(count for status, count, _ in counted if status == "ok"), file)
 
 
 def unverified(files: Sequence[str]) -> list[str]:

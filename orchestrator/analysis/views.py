@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MANY_ROWS = 1_000_000  # reading more takes longer than planning one query per column
-FEW_ROWS = 10_000  # copying up to so many takes less than planning each question through the views below `current`
+FEW_ROWS = 10_000  # reading so many once takes less than planning each question over files
 
 
-def create_views(data: Connection, noise: Sequence[str | pa.Table], known_cards: Cards | None, *, one_file: bool) -> Cards:
+def create_views(
+    data: Connection, noise: Sequence[str | pa.Table], known_cards: Cards | None, rows: int, *, one_file: bool
+) -> Cards:
     """Creates all, with A/A pairs of `noise`; returns the GPUs, given or learned. `one_file`: all rows are of one stored file."""
-    rows = data.scalar("SELECT count(*) FROM rows")
     # The store keeps one row for each point, cluster, device and versions: all rows of one file with one version are current.
     _view_current(data, rows, only_rows=one_file and not _has_several_versions(data, rows))
     _view_timed(data)
@@ -54,24 +55,24 @@ def _has_several_versions(data: Connection, rows: int) -> bool:
 
 
 def _view_current(data: Connection, rows: int, *, only_rows: bool) -> None:
-    """A table if there are few rows, since nearly every question reads it."""
-    if only_rows:
-        data.execute("CREATE VIEW newest_rows AS FROM rows")
-    else:
+    """A table if there are few rows and it is not all of them, since nearly every question reads it."""
+    newest = "rows"
+    if not only_rows:
         data.execute(
             "CREATE TEMP TABLE newest AS SELECT arg_max(row, coalesce(finished_at, '1970-01-01'::TIMESTAMPTZ)) AS row "
             "FROM rows GROUP BY point_id, device_name"
         )
-        data.execute("CREATE TEMP VIEW newest_rows AS FROM rows SEMI JOIN newest USING (row)")
-    two_of_a_name = """SELECT count(*) FROM (SELECT 1 FROM newest_rows WHERE tree IS NOT NULL
-                                             GROUP BY mask, s_qo HAVING count(DISTINCT tree) > 1)"""
+        newest = "rows SEMI JOIN newest USING (row)"
+    two_of_a_name = f"""SELECT count(*) FROM (SELECT 1 FROM {newest} WHERE tree IS NOT NULL
+                                              GROUP BY mask, s_qo HAVING count(DISTINCT tree) > 1)"""
     named = "* REPLACE (concat_ws(' ', mask, array_to_string(tree, ' ')) AS mask)" if data.scalar(two_of_a_name) else "*"
-    data.execute(f"CREATE TEMP {'TABLE' if rows <= FEW_ROWS else 'VIEW'} current AS SELECT {named} FROM newest_rows")
+    kind = "VIEW" if rows > FEW_ROWS or (only_rows and named == "*") else "TABLE"
+    data.execute(f"CREATE TEMP {kind} current AS SELECT {named} FROM {newest}")
 
 
 def _view_timed(data: Connection) -> None:
     """If a dataset was timed in one way, as most are, the columns become constants, which cost nothing."""
-    several = ", ".join(f"count(DISTINCT {c}) > 1, any_value({c})" for c in TIMING_KEYS)
+    several = ", ".join(f"min({c}) < max({c}), any_value({c})" for c in TIMING_KEYS)
     found = data.execute(f"SELECT {several} FROM current WHERE status = 'ok'")[0]
     from_group = "coalesce({0}, any_value({0}) OVER (PARTITION BY group_id, device_name))"
     replaced = (
