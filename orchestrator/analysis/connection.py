@@ -76,7 +76,7 @@ class Connection:
             self.con.execute(f"CREATE TEMP VIEW {name} AS {self.later.pop(name)}")
 
     def _later_in(self, query: str) -> set[str]:
-        return self.later.keys() & re.findall(r"\w+", query) if self.later else set()
+        return self.later.keys() & re.findall(r"\w+", re.sub(r"--.*", "", query)) if self.later else set()
 
     @contextmanager
     def _reading(self) -> Iterator[None]:

@@ -28,9 +28,9 @@ from orchestrator import PROGRAM
 from orchestrator.analysis.cards import Cards
 from orchestrator.analysis.connection import Connection, Record
 from orchestrator.analysis.keys import OWN_US
-from orchestrator.analysis.sources import find_sources, no_dataset, source_of, typed, union_sql, values_there
+from orchestrator.analysis.sources import find_sources, no_dataset, rows_in, source_of, typed, union_sql, values_there
 from orchestrator.analysis.sql import Where, condition, quoted
-from orchestrator.analysis.views import FEW_ROWS, create_views
+from orchestrator.analysis.views import create_views
 from orchestrator.config.draft_cost import Draft
 from orchestrator.errors import NoRows, UserError, as_typed
 from orchestrator.storage.row import COLUMNS, schema
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from orchestrator.point import Point
+
+# Reading so many rows of a file once takes less than planning each question over files. More are too much for memory.
+FEW_ROWS, MAX_ROWS_READ_ONCE = 10_000, 100_000
 
 
 class Dataset(Connection):
@@ -57,15 +60,18 @@ class Dataset(Connection):
     ) -> None:
         super().__init__([source for source in (*sources, *(noise or [])) if isinstance(source, str)], threads=threads)
         self.memo: dict[str, Any] = {}  # answers that several tables are made of
-        self.sources, self.path = tuple(sources), path  # `path` is what was opened; nothing for rows in memory
+        self.sources, self.path, self.whole = tuple(sources), path, not where  # `path` was opened; nothing for rows in memory
         self.draft = Draft()  # what answers assume of drafts
         self.points: Sequence[Point] | None = None  # of the sweep that was typed, if one was; some may have no row
         today = f"SELECT * REPLACE ({OWN_US} AS own_us) FROM ({union_sql(self.con, sources)})"
         rows = f"FROM ({today}) WHERE {condition(where or {})}"
-        self.count = self.scalar(f"SELECT count(*) {rows}")
-        self.execute(f"CREATE TEMP {'TABLE' if self.count <= FEW_ROWS else 'VIEW'} rows AS {rows}")
+        few = min(FEW_ROWS * len(sources), MAX_ROWS_READ_ONCE)
+        is_few = rows_in(self.con, sources) <= few or self.scalar(f"SELECT count(*) {rows}") <= few
+        self.kind = "TABLE" if is_few else "VIEW"  # of what questions share
+        self.execute(f"CREATE TEMP {self.kind} rows AS {rows}")
+        self.count = self.scalar("SELECT count(*) FROM rows")
         one_file = len(sources) == 1 and isinstance(sources[0], str)
-        self.cards = create_views(self, noise or [], cards, self.count, one_file=one_file)
+        self.cards = create_views(self, noise or [], cards, self.count, self.kind, one_file=one_file)
 
     def current(self) -> pd.DataFrame:
         """The newest row of each point and kind of device, in a dataset's columns and order."""

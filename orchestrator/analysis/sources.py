@@ -168,6 +168,13 @@ def union_sql(con: duckdb.DuckDBPyConnection, sources: Sequence[str | pa.Table])
     return " UNION ALL ".join(selects)
 
 
+def rows_in(con: duckdb.DuckDBPyConnection, sources: Sequence[str | pa.Table]) -> int:
+    """How many rows the sources have, by the ends of files."""
+    files = ", ".join(file_literal(source) for source in sources if isinstance(source, str))
+    (of_files,) = con.execute(f"SELECT sum(num_rows) FROM parquet_file_metadata([{files}])").fetchone() or (0,) if files else (0,)
+    return int(of_files) + sum(len(source) for source in sources if not isinstance(source, str))
+
+
 def values_there(sources: Sequence[str | pa.Table], where: Iterable[str]) -> str:
     """Which values of some columns the sources hold, for an error: `there are device_name: NVIDIA H200`."""
     import duckdb

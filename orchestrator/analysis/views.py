@@ -19,15 +19,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MANY_ROWS = 1_000_000  # reading more takes longer than planning one query per column
-FEW_ROWS = 10_000  # reading so many once takes less than planning each question over files
 
 
 def create_views(
-    data: Connection, noise: Sequence[str | pa.Table], known_cards: Cards | None, rows: int, *, one_file: bool
+    data: Connection, noise: Sequence[str | pa.Table], known_cards: Cards | None, rows: int, kind: str, *, one_file: bool
 ) -> Cards:
     """Creates all, with A/A pairs of `noise`; returns the GPUs, given or learned. `one_file`: all rows are of one stored file."""
     # The store keeps one row for each point, cluster, device and versions: all rows of one file with one version are current.
-    _view_current(data, rows, only_rows=one_file and not _has_several_versions(data, rows))
+    _view_current(data, kind, only_rows=one_file and not _has_several_versions(data, rows))
     _view_timed(data)
     cards = _table_cards(data, known_cards, rows)
     _table_problems(data, rows)
@@ -54,8 +53,8 @@ def _has_several_versions(data: Connection, rows: int) -> bool:
     return bool(_varies(data, others, "rows", rows) or data.execute(several))
 
 
-def _view_current(data: Connection, rows: int, *, only_rows: bool) -> None:
-    """A table if there are few rows and it is not all of them, since nearly every question reads it."""
+def _view_current(data: Connection, kind: str, *, only_rows: bool) -> None:
+    """A table if `rows` is one and it is not all of them, since nearly every question reads it."""
     newest = "rows"
     if not only_rows:
         data.execute(
@@ -66,7 +65,7 @@ def _view_current(data: Connection, rows: int, *, only_rows: bool) -> None:
     two_of_a_name = f"""SELECT count(*) FROM (SELECT 1 FROM {newest} WHERE tree IS NOT NULL
                                               GROUP BY mask, s_qo HAVING count(DISTINCT tree) > 1)"""
     named = "* REPLACE (concat_ws(' ', mask, array_to_string(tree, ' ')) AS mask)" if data.scalar(two_of_a_name) else "*"
-    kind = "VIEW" if rows > FEW_ROWS or (only_rows and named == "*") else "TABLE"
+    kind = "VIEW" if only_rows and named == "*" else kind
     data.execute(f"CREATE TEMP {kind} current AS SELECT {named} FROM {newest}")
 
 

@@ -30,7 +30,6 @@ from orchestrator.analysis.questions import cache_size, in_engine, traffic_weigh
 from orchestrator.analysis.sql import Where, literal, quoted, weight_sql
 from orchestrator.analysis.step_rest import PRESET, create_measured_rest
 from orchestrator.analysis.traffic import Mix
-from orchestrator.analysis.views import FEW_ROWS
 from orchestrator.config.draft_cost import CURVES, Draft
 from orchestrator.config.engine import MAX_DRAFT, Engine, Known, Workload, calls_of, releases, selected
 from orchestrator.config.model import layers_of
@@ -163,13 +162,8 @@ def _define_ranking(data: Dataset, max_rel_err: float | None) -> Dataset:
     data.execute(f"CREATE TEMP MACRO is_reference(backend) AS regexp_matches(backend, {literal(of_references())})")
     _create_own_builds(data)
     for view in RANKING:
-        data.execute(f"CREATE TEMP {_kind(data)} {view} AS {query_text(view)}")
+        data.execute(f"CREATE TEMP {data.kind} {view} AS {query_text(view)}")
     return data
-
-
-def _kind(data: Dataset) -> str:
-    """Of what every question reads: for few rows it is computed once, which takes less than planning it for each question."""
-    return "TABLE" if data.scalar("SELECT count(*) FROM points") <= FEW_ROWS else "VIEW"
 
 
 def define_views(data: Dataset, draft: Draft, **assumed: Unpack[Assumed]) -> Dataset:
@@ -180,8 +174,6 @@ def define_views(data: Dataset, draft: Draft, **assumed: Unpack[Assumed]) -> Dat
     data.execute(f"SET VARIABLE drafts = {literal(assumed.get('drafts'))}")
     costs = (draft.layers, draft.rest_us, draft.start_us, draft.cost_us, draft.rest is not None)
     data.create_table("draft_costs(layers DOUBLE, rest_us DOUBLE, start_us DOUBLE, cost_us DOUBLE, rest_measured BOOLEAN)", [costs])
-    steps_of = None if draft.rest in (None, PRESET) else open_views(str(draft.rest), Draft(layers=1))
-    create_measured_rest(data, steps_of, draft)
     models = [model for (model,) in data.execute("SELECT DISTINCT model FROM rows WHERE plan_host_us IS NOT NULL")]
     of_models = ((model, draft.layers or layers_of(model) or 1) for model in models)
     data.create_table("model_layers(model VARCHAR, layers BIGINT)", of_models)
@@ -194,8 +186,9 @@ def define_views(data: Dataset, draft: Draft, **assumed: Unpack[Assumed]) -> Dat
     _create_engine_tables(data, selected() if engines is None else engines)
     in_engine.create(data, query_text("engine_points").format(layers=LAYERS))
     data.execute(f"CREATE TEMP MACRO off_the_line(us0, x0, us, x, us1, x1) AS {OFF_THE_LINE}")
-    data.execute(f"CREATE TEMP {_kind(data)} ranked_workloads AS {query_text('ranked_workloads')}")
+    data.execute(f"CREATE TEMP {data.kind} ranked_workloads AS {query_text('ranked_workloads')}")
     data.later = {view: query_text(view) for view in VIEWS if view not in (*RANKING, "ranked_workloads")}
+    create_measured_rest(data, _steps_of(data, draft), draft)
     _note_unused(data, weights)
     return data
 
@@ -211,10 +204,17 @@ def _with_own_steps(data: Dataset, draft: Draft) -> Draft:
     return draft.model_copy(update={"rest": data.path}) if known else draft
 
 
+def _steps_of(data: Dataset, draft: Draft) -> Dataset | None:
+    """What `draft.rest` names: the dataset itself, if all of it is open, or another."""
+    if draft.rest in (None, PRESET):
+        return None
+    return data if data.whole and draft.rest == data.path else open_views(str(draft.rest), Draft(layers=1))
+
+
 def _create_workloads(data: Dataset, weights: WeightRules, traffic: Mix | None) -> None:
     """`workloads`: workload, phase, layers and weight of each problem; `asked` is its weight even if it is too big for the GPU."""
     data.execute(f"""
-        CREATE TEMP {_kind(data)} all_workloads AS
+        CREATE TEMP {data.kind} all_workloads AS
         SELECT problem, hash({WORKLOAD}) AS workload, phase, call_phase, of_layers, hash({WAY}) AS way, weight
         FROM (
             SELECT *, {PHASE} AS phase, {CALL_PHASE} AS call_phase, {LAYERS} AS of_layers,
@@ -224,7 +224,7 @@ def _create_workloads(data: Dataset, weights: WeightRules, traffic: Mix | None) 
     traffic_weights.create(data, traffic, MAX_DRAFT)
     of_traffic = "1" if traffic is None else "coalesce(traffic_weights.weight, 0)"
     data.execute(f"""
-        CREATE TEMP {_kind(data)} workloads AS
+        CREATE TEMP {data.kind} workloads AS
         SELECT problem, all_workloads.* EXCLUDE (problem, weight), all_workloads.weight * {of_traffic} AS asked,
                coalesce(cache_bytes > memory_bytes, false) AS too_big, if(too_big, 0, asked) AS weight
         FROM all_workloads LEFT JOIN traffic_weights USING (workload) LEFT JOIN cache_sizes USING (problem)""")
