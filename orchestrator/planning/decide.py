@@ -167,6 +167,7 @@ class _Reads:
         if callable(value):  # which reads what nobody sees
             raise TypeError(name)
         self._names.add(name)
+        self.__dict__[name] = value  # is found there the next time
         return value
 
 
