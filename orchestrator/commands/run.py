@@ -106,17 +106,11 @@ def _stopped(
     if isinstance(error, KeyboardInterrupt):
         invocation.say(f"interrupted; {_kept(store)}. To go on, type:\n  {same_command}")
         return INTERRUPTED
-    invocation.say(f"stopped: {error}{_after(error, store)} type:\n  {same_command}")
+    after = "; rows that were reported are kept. Make room, then"
+    if isinstance(error, DatasetGone | NoWorkers):
+        after = ". To begin again," if isinstance(error, DatasetGone) else f"; {_kept(store)}. To go on,"
+    invocation.say(f"stopped: {error}{after} type:\n  {same_command}")
     return BAD_POINTS
-
-
-def _after(error: NoWorkers | CannotStore, store: DatasetWriter) -> str:
-    """What became of the rows of a run that had to stop, and what its command would do now."""
-    if isinstance(error, DatasetGone):
-        return ". To begin again,"
-    if isinstance(error, CannotStore):
-        return "; rows that were reported are kept. Make room, then"
-    return f"; {_kept(store)}. To go on,"
 
 
 def _kept(store: DatasetWriter) -> str:

@@ -114,7 +114,10 @@ def from_words(words: Sequence[str]) -> Config:
 
 def with_sweep_of_row(config: Config, typed: list[str]) -> tuple[Config, list[str]]:
     """A configuration and its words, with the sweep of the row if its mode takes one. Raises UserError if it fits no more."""
-    mode, path, point = str(config.get("mode")), (config.get("results") or {}).get("path"), _point_of(typed)
+    mode, path = str(config.get("mode")), (config.get("results") or {}).get("path")
+    # As it was typed: YAML would read an id of digits alone, such as 123456789012, as a number.
+    points = [value.strip("'\"") for key, _, value in (word.partition("=") for word in typed) if key == "point"]
+    point = points[-1] if points and points[-1] not in ("", "null") else None
     if point is not None:
         config = {**config, "point": point}
     takes_row = mode in MODES and MODES[mode].sweep_of_row
@@ -128,12 +131,6 @@ def with_sweep_of_row(config: Config, typed: list[str]) -> tuple[Config, list[st
     found = from_words(words)
     require_no_environment(found["sweep"], typed)
     return {**found, "point": point}, words
-
-
-def _point_of(typed: list[str]) -> str | None:
-    """The id of the point as it was typed: YAML would read one of digits alone, such as 123456789012, as a number."""
-    points = [value.strip("'\"") for key, _, value in (word.partition("=") for word in typed) if key == "point"]
-    return points[-1] if points and points[-1] not in ("", "null") else None
 
 
 def _folder(config_dir: str) -> Path:

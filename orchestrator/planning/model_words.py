@@ -32,7 +32,8 @@ def with_typed(config: Mapping[str, Any], words: Sequence[str]) -> Config:
         return typed
     rules = sweep.get("include")
     listed = [rule for rule in rules if isinstance(rule, dict)] if isinstance(rules, list) else []
-    own = [rule for rule in (sweep, *listed) if _replaces(rule.get(AXIS))]
+    heads = [(rule, values) for rule in (sweep, *listed) if (values := rule.get(AXIS)) is not None]
+    own = [rule for rule, values in heads if MODEL not in (values if isinstance(values, list) else [values])]  # none of the model's
     if not own:
         return typed
     note_once(
@@ -41,11 +42,6 @@ def with_typed(config: Mapping[str, Any], words: Sequence[str]) -> Config:
     )
     changed = [{**rule, AXIS: [MODEL]} if rule in own else rule for rule in rules or ()]
     return {**typed, "sweep": {**sweep, **({AXIS: [MODEL]} if sweep in own else {}), "include": changed}}
-
-
-def _replaces(values: object) -> bool:
-    """Whether an axis sets heads, and none of the model's."""
-    return values is not None and MODEL not in (values if isinstance(values, list) else [values])
 
 
 def say(settings: Settings, points: Sequence[Point], words: Sequence[str]) -> None:
