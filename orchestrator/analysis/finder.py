@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from difflib import get_close_matches
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.analysis.noise import SAME
 from orchestrator.analysis.sources import NEAR, RULE_EDGES
-from orchestrator.analysis.sql import condition, file_literal, literal
+from orchestrator.analysis.sql import condition, file_literal, literal, quoted
 from orchestrator.config.base import own_files
 from orchestrator.config.engine import Engine, EngineCall, calls_of
 from orchestrator.config.model import CUSTOM, HEADS, Model, shipped
@@ -30,6 +31,7 @@ MAX_LISTED = 12
 OF_HEADS = ("paged_decode", "paged_prefill", "ragged_prefill")  # routines over the keys and values of each head
 NAMED = {"device_name": "device"}  # what is typed for a column with another name
 LENGTHS = ("batch_size", "s_kv")  # of a workload
+WORKLOAD = ("device_name", "routine", *HEADS, "tp", "sinks", "window", "mask", "page_size", "s_qo", *LENGTHS)
 MAX_NEAR = 3  # of the deployments nearest to one that is not measured
 KEPT = ("s_qo", "tp", "device_name", "model")  # of a deployment; what comes last is changed last
 # Rows that stand for a server: timed one call at a time, as the default settings do.
@@ -37,11 +39,12 @@ ISOLATED = """status = 'ok' AND coalesce(context, 'isolated') = 'isolated' AND c
     AND coalesce(icache, 'warm') = 'warm' AND coalesce(twin, 0) = 0 AND batch_spec IS NULL AND shared_prefix IS NULL
     AND routine IN ('paged_decode', 'paged_prefill', 'ragged_prefill', 'mla', 'sparse_mla', 'gated_delta')"""
 SIZES = "count(DISTINCT (batch_size, s_qo, s_kv, kv_dtype))"
-# What a dataset has if it answers a question that others do not, as SQL over its rows; for FP8, better with FP8 queries too.
+EVERY_DTYPE = 3  # of `HAS["fp8"]`
+# What a dataset has if it answers a question that others do not, as SQL over its rows; for FP8, better with both dtypes of queries.
 HAS = {
     "crossover": "count(DISTINCT routine) > 1",
     "energy": "bool_or(energy_j > 0)",
-    "fp8": "(count(DISTINCT kv_dtype LIKE 'fp8%') > 1)::INT * (1 + bool_or(q_dtype LIKE 'fp8%')::INT)",
+    "fp8": "(count(DISTINCT kv_dtype LIKE 'fp8%') > 1)::INT * count(DISTINCT (kv_dtype LIKE 'fp8%', q_dtype LIKE 'fp8%'))",
     "padding": "bool_or(graph_batch IS NOT NULL)",
     "regret": "bool_or(backend = 'auto')",
 }
@@ -85,11 +88,14 @@ def find(
         queries = [(" AND ".join([condition(values), *length]), having) for values, having in asked]
         found = con.execute(_best_first(queries, engines, question)).fetchall() if wanted else []
         if not found:
-            raise NoRows(_nothing(con, wanted, drafts, _by_heads(con, str(wanted["model"][0])) if alike and wanted else []))
-    (file, turn, *_, names) = found[0]
-    best = str(places[file])
-    others = sum(not one[1] for one in found) - 1
-    note_once(f"read {best}, which says most about this")
+            raise NoRows(_nothing(con, wanted, drafts, alike[1] if alike else {}))
+        (file, turn, *_, answers, _, names) = found[0]
+        both = _over_both(con, queries[turn][0], {name for name, at, *_ in found if at == turn}) if question == "fp8" else []
+        files = both if both and answers < EVERY_DTYPE else [file]
+    best = ",".join(str(places[one]) for one in files)
+    others = sum(not one[1] for one in found) - len(files)
+    why = "whose kernels are the fastest over 16-bit and over FP8 caches" if len(files) > 1 else "which says most about this"
+    note_once(f"read {best}, {why}")
     if alike and turn:
         note_once(f"these are rows of {names} with the heads of {alike[0]}")
     elif others > 0:
@@ -116,6 +122,30 @@ def _best_first(queries: Iterable[tuple[str, str]], engines: Sequence[Engine], q
     )
     first = "answers DESC, has_default DESC, choices > 1 DESC, turn"
     return f"{' UNION ALL '.join(selects)} ORDER BY {first}, by_own_build DESC, choices DESC, workloads DESC, ended DESC, filename"
+
+
+def _over_both(con: duckdb.DuckDBPyConnection, where: str, files: Set[str]) -> list[str]:
+    """The files with the fastest kernels (within `SAME`) over 16-bit and over FP8 caches; none if no workload has both.
+
+    Those of most workloads come first. One with another version of a library than those before it on its GPU is left out.
+    """
+    sides = con.execute(f"""
+        WITH sides AS (
+            SELECT filename, hash({", ".join(map(quoted, WORKLOAD))}) AS workload, kv_dtype LIKE 'fp8%' AS fp8,
+                   concat(workload, fp8, q_dtype LIKE 'fp8%') AS side, min(median_us) AS us
+            FROM rows WHERE {where} AND min_s_qo IS NULL AND graph_batch IS NULL GROUP BY ALL)
+        SELECT filename, side FROM sides WHERE list_contains({sorted(files)}, filename)
+        QUALIFY us <= min(us) OVER (PARTITION BY side) * {1 + SAME} AND count(DISTINCT fp8) OVER (PARTITION BY workload) > 1""")
+    left, found, known = grouped(sides.fetchall()), list[str](), dict[str, str]()
+    names = f"SELECT DISTINCT filename, device_name, unnest(string_split(libraries, ', ')) FROM rows WHERE {where}"
+    told = grouped((file, (device + name.split(" ")[0], name)) for file, device, name in con.execute(names).fetchall())
+    while left:
+        first = max(sorted(left), key=lambda file: len(left[file]))
+        found.append(first)
+        known |= dict(told.get(first, ()))
+        right = [file for file in left if all(known.get(library, name) == name for library, name in told.get(file, ()))]
+        left = {file: rest for file in right if (rest := [side for side in left[file] if side not in left[first]])}
+    return found
 
 
 def _by_heads(con: duckdb.DuckDBPyConnection, name: str) -> list[tuple[str, int, str]]:
@@ -175,18 +205,23 @@ def _listed(calls: Iterable[EngineCall]) -> str:
     return ", ".join(f"({literal(routine)}, {literal(backend)})" for routine, backend in pairs)
 
 
-def _nothing(con: duckdb.DuckDBPyConnection, wanted: Wanted, drafts: int | None, alike: Sequence[tuple[str, int, str]] = ()) -> str:
-    """What is not measured, what comes nearest (`alike`: by the model's heads), and the command that measures it: a line each."""
+def _nothing(con: duckdb.DuckDBPyConnection, wanted: Wanted, drafts: int | None, heads: Wanted) -> str:
+    """What is not measured, what comes nearest (`heads`: the model's share), and the command that measures it: a line each."""
     asked = {**wanted, **({} if drafts is None else {"s_qo": (drafts + 1,)})}
     if not wanted:
         hint = "type model=NAME device=NAME and, if you like, tp=N drafts=N engine=NAME; or results.path=DIR"
         return f"nothing says which deployment; {hint}; there are: {'; '.join(_there(con, {}, MAX_LISTED))}"
 
+    alike = _by_heads(con, str(wanted["model"][0])) if heads else []
     missing = _missing_alike(asked, alike) if alike else _missing(con, asked)
     rest = {name: values for name, values in asked.items() if name not in missing}
     models = [model for (model,) in con.execute("SELECT DISTINCT model FROM rows ORDER BY model").fetchall() if model]
     near = get_close_matches(str(asked["model"][0]), models, n=1, cutoff=NEAR) if "model" in missing else []
-    nearest = (_there(con, {**rest, "model": near}) or _there(con, {"model": near})) if near else _there(con, rest)
+    nearest = (
+        (_there(con, {**rest, "model": near}) or _there(con, {"model": near}))
+        if near
+        else _there(con, rest, of=heads) or _there(con, rest)
+    )
     if alike:
         devices = grouped((device, str(tp)) for _, tp, device in alike)
         nearest = [f"{asked['model'][0]} on {device} (tp {', '.join(tps)}, by its heads)" for device, tps in devices.items()]
@@ -240,16 +275,24 @@ def _typed(name: str, values: Sequence[Any]) -> str:
     return f"{NAMED.get(name, name)}={short[0] if short else ' or '.join(map(as_typed, values))}"
 
 
-def _there(con: duckdb.DuckDBPyConnection, wanted: Wanted, most: int = MAX_NEAR) -> list[str]:
-    """The models and devices of such rows, each with its tp and drafts: `llama_3_1_70b on NVIDIA H200 (tp 1, 8; drafts 0, 1)`."""
+def _there(con: duckdb.DuckDBPyConnection, wanted: Wanted, most: int = MAX_NEAR, of: Wanted | None = None) -> list[str]:
+    """The models and devices of such rows, each with its tp and drafts: `llama_3_1_70b on NVIDIA H200 (tp 1, 8; drafts 0, 1)`.
+
+    Given the heads and routines `of` a model, those of the same kind alone, the nearest heads first, with what differs.
+    """
+    heads = {name: of.get(name, (None,))[0] for name in HEADS} if of else {}
+    apart = " + ".join(f"abs(log2(coalesce({name}, 1) / {value or 1}))" for name, value in heads.items()) or "0"
+    routines = {"routine": of["routine"]} if of else {}
     listed = con.execute(f"""
         SELECT model, device_name, list(DISTINCT coalesce(tp, 1) ORDER BY coalesce(tp, 1)),
-               list(DISTINCT s_qo - 1 ORDER BY s_qo - 1) FILTER (s_qo <= 64)
-        FROM rows WHERE model IS NOT NULL AND model != '{CUSTOM}' AND {condition(wanted)} GROUP BY ALL ORDER BY ALL""").fetchall()
-    found = [
-        f"{model} on {device} (tp {', '.join(map(str, tps))}; drafts {', '.join(map(str, lengths or []))})"
-        for model, device, tps, lengths in listed
-    ]
+               list(DISTINCT s_qo - 1 ORDER BY s_qo - 1) FILTER (s_qo <= 64), arg_min([{", ".join(heads)}], {apart})
+        FROM rows WHERE model IS NOT NULL AND model != '{CUSTOM}' AND {condition({**wanted, **routines})}
+        GROUP BY ALL ORDER BY min({apart}), model, device_name""").fetchall()
+    found = []
+    for model, device, tps, lengths, there in listed:
+        differs = [f"{name} {one}, not {heads[name]}" for name, one in zip(heads, there, strict=True) if one != heads[name]]
+        sizes, drafts = (", ".join(map(str, some or ())) for some in (tps, lengths))
+        found.append(f"{model} on {device} ({'; '.join((f'tp {sizes}', f'drafts {drafts}', *differs))})")
     return [*found[:most], *([f"{len(found) - most} more"] if len(found) > most else [])]
 
 

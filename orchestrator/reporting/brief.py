@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import string
 import textwrap
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -29,6 +28,14 @@ MAX_BATCHES = 8  # of a map
 CELLS, LABEL = (6, 5), 10  # letters of a cell of the map, narrower if more fit then, and before its first one
 GAP = "  "  # between two maps
 COLOURS = ("blue", "yellow", "red", "green", "magenta", "cyan", "bright_blue", "bright_yellow", "bright_red", "bright_green")
+# The letter of a backend is the same in every map; in this order they take the colours.
+OF_LETTERS = (
+    "f flash_attn_3, v flash_attn_3_vllm, s flash_attn_3_sglang, a fa2, t fa2_tc, i fa3 (FlashInfer), x trtllm-native(xqa), "
+    "h trtllm-native(xqa_hopper_fp8), c cudnn, b flash_attn_4, m flash_mla, l flash_mla_vllm, e flash_mla_vllm(flash_mla_fp8), "
+    "r triton_mla, y vllm_triton(triton_unified_2d), z sglang_triton(triton_decode_grouped), g gdn_decode, d gdn_chunk, "
+    "w gdn_chunk_whole, u auto(fa2_tc), q auto(fa3)"
+)
+LETTERS = {of[2:]: of[0] for of in OF_LETTERS.split(", ")}
 SIGNS, BLANK, NO_CELL = "capital: ahead by more than noise", "·", "· wrong or not measured"
 WINNERS = """SELECT problems.*, won.backend, won.kernel, won.runner_up, won.above_noise
     FROM ranked_workloads AS won JOIN (SELECT row, problem FROM points) USING (row) JOIN problems USING (problem)"""
@@ -39,11 +46,14 @@ def show(console: Console, data: Dataset, path: str, questions: Sequence[str], n
     width = min(console.width, MAX_WIDTH) if console.is_terminal else WIDTH
     end = [*_wrapped(_source(data), width), *_wrapped(_next(path, questions), width)]
     found = [*_head(data, width), *(line for note in notes for line in _wrapped(note, width)), *_decisions(data, width)]
-    for one in _maps(data, width):
-        if len(found) + len(one) + len(end) > LINES:
+    cells, won, legend = list[Text](), list[Record](), list[Text]()
+    for head, lines, of in _maps(data, width):
+        more = _legend([*cells, *lines], [*won, *of], width)
+        if len(found) + len(head) + len(lines) + len(more) + len(end) > LINES:
             break
-        found += one
-    for line in (*found, *end):
+        cells, won, legend = [*cells, *lines], [*won, *of], more
+        found += [*head, *lines]
+    for line in (*found, *legend, *end):
         console.print(line, soft_wrap=True, highlight=False)
 
 
@@ -79,11 +89,10 @@ def _of(part: Part, name: str) -> Any:
     return part.place[PLACE.index(name)]
 
 
-def _maps(data: Dataset, width: int) -> Iterator[list[Text]]:
-    """A map for each deployment: a letter for the fastest backend of each workload, of the kind that has most of them."""
+def _maps(data: Dataset, width: int) -> Iterator[tuple[list[Text], list[Text], list[Record]]]:
+    """A map for each deployment, with its head and records: the fastest of each workload, of the kind that has most of them."""
     won = data.records(WINNERS)
-    names = Counter(named(one["backend"], one["kernel"]) for one in won)
-    letters = _letters([name for name, _ in names.most_common()])
+    letters = _letters(won)
     order = sorted(group_by(won, PLACE).items(), key=lambda of: (not is_usual(of[0]), of[0][PLACE.index("model")] == CUSTOM))
     for place, records in order:
         extra = varying_keys(records, (*PLACE, "routine", "q_dtype", "out_dtype", "batch_size", "s_qo", "s_kv"))
@@ -95,18 +104,16 @@ def _maps(data: Dataset, width: int) -> Iterator[list[Text]]:
         more = f"; {drawn} of {len(records)} workloads, all with question=best" if drawn < len(records) else ""
         compared = any(one["runner_up"] for one in of_one)
         head = "fastest backend" if compared else "the only backend with a right answer (no comparison)"
-        signs = [*[SIGNS] * compared, *[NO_CELL] * any(BLANK in line.plain for line in lines)]
-        yield [*_wrapped(f"{head}, {about}{more}", width, "bold"), *lines, *_legend(of_one, letters, signs, width)]
+        yield _wrapped(f"{head}, {about}{more}", width, "bold"), lines, of_one
 
 
-def _letters(names: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """A letter of its own and a colour for each name, the most frequent ones first."""
-    found: dict[str, tuple[str, str]] = {}
-    for number, name in enumerate(names):
-        taken = {letter for letter, _ in found.values()}
-        free = [one for one in (*name.lower(), *string.ascii_lowercase) if one in string.ascii_lowercase and one not in taken]
-        found[name] = (free[0] if free else "?", COLOURS[number % len(COLOURS)])
-    return found
+def _letters(records: Sequence[Record]) -> dict[str, tuple[str, str]]:
+    """The letter of each backend, the same in every report, and its colour; one that `LETTERS` lacks takes the next free letter."""
+    names = {named(one["backend"], one["kernel"]) for one in records}
+    free = iter(sorted({*string.ascii_lowercase} - {*LETTERS.values()}))
+    order = [*LETTERS, *sorted(names - LETTERS.keys())]
+    letters = {name: LETTERS.get(name) or next(free, "?") for name in order}
+    return {name: (letters[name], COLOURS[number % len(COLOURS)]) for number, name in enumerate(order) if name in names}
 
 
 def _blocks(records: Sequence[Record], letters: dict[str, tuple[str, str]], width: int) -> tuple[int, list[Text]]:
@@ -140,9 +147,10 @@ def _cell(record: Record | None, letters: dict[str, tuple[str, str]], wide: int)
     return Text(f"{letter.upper() if record['above_noise'] else letter:>{wide}}", colour)
 
 
-def _legend(records: Sequence[Record], letters: dict[str, tuple[str, str]], signs: Sequence[str], width: int) -> list[Text]:
-    names = dict.fromkeys(named(one["backend"], one["kernel"]) for one in records)
-    words = [(f"{letters[name][0]} {name}"[:width], letters[name][1]) for name in letters if name in names]
+def _legend(maps: Sequence[Text], records: Sequence[Record], width: int) -> list[Text]:
+    """What the letters and signs of all maps stand for."""
+    words = [(f"{letter} {name}"[:width], colour) for name, (letter, colour) in _letters(records).items()]
+    signs = [*[SIGNS] * any(one["runner_up"] for one in records), *[NO_CELL] * any(BLANK in line.plain for line in maps)]
     found = [Text()]
     for text, colour in (*words, *((sign, "") for sign in signs)):
         if found[-1] and len(found[-1]) + len(GAP) + len(text) > width:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -19,7 +18,7 @@ NEEDS = "the same workloads over 16-bit and over FP8 caches: sweep.dtype=[{q: bf
 EACH = "workloads"
 
 TITLE = (
-    "is an FP8 cache worth it? By time, each draft length with the queries that are faster; an error is the kernel's own rounding: "
+    "is an FP8 cache worth it? By time, each workload with the queries that are faster; an error is the kernel's own rounding: "
     "what storing K and V in FP8 loses is not measured here"
 )
 DEPLOYMENT = ("device_name", "model", "l2")
@@ -107,7 +106,7 @@ MOST = 0.75  # of the workloads of a batch: what so many say is its verdict
 
 @dataclass(frozen=True)
 class Fp8Workload:
-    """One workload with the dtype of the queries that a deployment of its batch and draft length would take over an FP8 cache."""
+    """One workload with the dtype of the queries that is faster over an FP8 cache there, among those with a right answer."""
 
     s_kv: int
     s_qo: int
@@ -134,30 +133,25 @@ def sentences(records: Sequence[Record]) -> list[str]:
 
 
 def _workloads(records: Sequence[Record]) -> list[Fp8Workload]:
-    """The workloads of one batch. Each draft length takes the queries that serve most of its contexts, then the faster ones."""
+    """The workloads of one batch, each with the queries that are faster there."""
     found = []
-    for part in group_by(records, ("s_qo",)).values():
-        gains = {kind: [r[f"{kind}_gain"] for r in part if r[f"{kind}_gain"] is not None] for kind in QUERIES}
-        kind = max(QUERIES, key=lambda kind: (len(gains[kind]), sum(map(math.log, gains[kind]))))
-        of_kind = (f"{kind}_gain", f"{kind}_rel_err", "half_rel_err", f"{kind}_rough")
-        found += [
-            Fp8Workload(r["s_kv"], r["s_qo"], QUERIES[kind], *(r[key] for key in of_kind))
-            for r in part
-            if r[f"{kind}_gain"] is not None
-        ]
+    for r in records:
+        gain, kind = max((r[f"{kind}_gain"], kind) for kind in QUERIES if r[f"{kind}_gain"] is not None)
+        errors = r[f"{kind}_rel_err"], r["half_rel_err"]
+        found.append(Fp8Workload(r["s_kv"], r["s_qo"], QUERIES[kind], gain, *errors, rough=r[f"{kind}_rough"]))
     return found
 
 
-def _answer(workloads: Sequence[Fp8Workload]) -> tuple[str, str, str]:
-    """`yes`, `no` (`mostly` if `MOST` agree) or `it depends on ...` of a batch; where the verdict does not hold; the queries."""
+def _answer(workloads: Sequence[Fp8Workload]) -> tuple[str, str]:
+    """`yes`, `no` (`mostly` if `MOST` agree) or `it depends on ...` of a batch, and where the verdict does not hold."""
     faster, others = ([one for one in workloads if one.faster is wanted] for wanted in (True, False))
     if not faster or not others:
-        return "no" if others else "yes", "", _queries(workloads)
+        return "no" if others else "yes", ""
     if max(len(faster), len(others)) >= MOST * len(workloads):
         verdict, fewer = ("mostly yes", others) if len(faster) > len(others) else ("mostly no", faster)
-        return verdict, _place(fewer, workloads)[1], _queries(workloads)
+        return verdict, _place(fewer, workloads)[1]
     axes, place = _place(others, workloads)
-    return f"it depends on {' and '.join(axes)}", place, _queries(workloads)
+    return f"it depends on {' and '.join(axes)}", place
 
 
 def _place(some: Sequence[Fp8Workload], workloads: Sequence[Fp8Workload]) -> tuple[list[str], str]:
@@ -172,21 +166,18 @@ def _place(some: Sequence[Fp8Workload], workloads: Sequence[Fp8Workload]) -> tup
 
 
 def _queries(workloads: Sequence[Fp8Workload]) -> str:
-    """`FP8 queries`, or which dtype at which draft length."""
-    lengths = sorted({workload.s_qo for workload in workloads})
-    of = {words: sorted({s.s_qo for s in workloads if s.queries == words}) for words in QUERIES.values()}
-    taken = {words: at for words, at in of.items() if at}
-    if len(taken) == 1:
-        return next(iter(taken))
-    return ", ".join(f"{words} at s_qo {_listed(at, lengths)}" for words, at in taken.items())
+    """`FP8 queries`, or which dtype where."""
+    of = {words: [one for one in workloads if one.queries == words] for words in QUERIES.values()}
+    few, *most = sorted((words for words, some in of.items() if some), key=lambda words: len(of[words]))
+    return ", else ".join((f"{few} at {_place(of[few], workloads)[1]}", *most)) if most else few
 
 
-def _sentence(verdict: str, but_at: str, queries: str, batches: Sequence[int], workloads: Sequence[Fp8Workload]) -> str:
+def _sentence(verdict: str, but_at: str, batches: Sequence[int], workloads: Sequence[Fp8Workload]) -> str:
     main, rest = ([one for one in workloads if one.faster is wanted] for wanted in (True, False))
     if not main or verdict == "mostly no":
         main, rest = rest, main
     but = f"but at {but_at} {'' if (by := _by(rest)).startswith('takes') else 'is '}{by}, " if rest else ""
-    words = f"{verdict} at batch {_listed(batches, batches)}: {_by(main)}, {but}with {queries}"
+    words = f"{verdict} at batch {_listed(batches, batches)}: {_by(main)}, {but}with {_queries(workloads)}"
     return f"{words}, {_errors(main)}"
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from orchestrator import ROOT
 from orchestrator.analysis import finder
+from orchestrator.analysis.names import libraries_of
 from orchestrator.analysis.questions import open_views
 from orchestrator.config.engine import selected
 from orchestrator.config.model import Model, shipped
@@ -59,6 +60,20 @@ def test_a_question_is_put_to_a_dataset_that_answers_it(question: str):
     path, wanted = finder.find({"model": (model,), "device_name": H200}, selected(), None, question=question)
 
     assert any(grid.cells for grid in MODULES[question].grids(open_views(path, where=wanted)))
+
+
+def test_an_fp8_cache_is_judged_by_the_fastest_kernels_of_all_datasets_of_a_server_with_the_same_versions():
+    """FLASHMLA's rows over FP8 and over bf16 lie in two files."""
+    wanted = {"model": ("deepseek_v3",), "device_name": H200, "tp": (8,)}
+    path, _ = finder.find(wanted, selected(), None, question="fp8")
+    gains = (
+        "SELECT s_qo, batch_size, s_kv, greatest(fp8_kv_gain, fp8_q_gain) FROM fp8 WHERE min_s_qo IS NULL AND softmax_scale IS NULL"
+    )
+    told, every = ({row[:3]: row[3] for row in open_views(one, where=wanted).execute(gains)} for one in (path, "results/h200_mla"))
+    libraries = libraries_of(of for (of,) in open_views(path, where=wanted).execute("SELECT DISTINCT libraries FROM rows"))
+
+    assert told == pytest.approx(every, rel=0.02) and min(told.values()) < 0.5 < 1.3 < max(told.values())
+    assert len(libraries) == len({name.split(" ")[0] for name in libraries})
 
 
 def shape(model: str) -> Model:
@@ -201,6 +216,17 @@ def test_without_one_the_answer_says_what_is_missing_what_is_near_and_what_measu
             "h200",
             5,
             ["not measured: drafts=5\n", "NVIDIA H200 (tp 1, 4, 8, by its heads)\n", "'sweep.s_qo=[6]'"],
+        ),
+        (  # heads of the same kind, and not a latent
+            "glm_4_5",
+            8,
+            "h200",
+            None,
+            [
+                "\nnearest: llama_3_1_70b on NVIDIA H200 (tp 8; drafts 0",
+                "; num_qo_heads 8, not 12); qwen3_235b_a22b",
+                " not 12)\nto m",
+            ],
         ),
         ("deepseek_v3", 4, "h200", 40, ["not measured: drafts=40\n", "nearest: deepseek_v3 on NVIDIA H200 (tp 4; drafts"]),
     ],

@@ -65,13 +65,25 @@ def test_it_is_yes_or_no_or_depends_on_an_axis(found: Gains, sentence: str):
     assert fp8.sentences(server(8, found)) == [f"{sentence}, with 16-bit queries, {ERRORS}"]
 
 
-def test_each_draft_length_takes_the_queries_that_are_faster_over_its_contexts():
-    rows = server(8, gains(1.5, 1.5, 0.8, 1.1), gains(1.3, 1.6, 1.2, 1.4))
+@pytest.mark.parametrize(
+    ("kv", "q", "sentence"),
+    [
+        (
+            gains(1.5, 1.5, 0.8, 1.1),
+            gains(1.3, 1.4, 1.2, 1.4),
+            "yes at batch 8: 20% to 50% faster, with 16-bit queries at s_qo 1, ",
+        ),
+        (  # FP8 queries were wrong at s_kv 8,192
+            gains(0.5, 0.5, 0.5, 0.5),
+            {(1, 1024): 1.3, (4, 1024): 1.4},
+            "it depends on s_kv at batch 8: 30% to 40% faster, but at s_kv 8,192 takes 100% longer, with 16-bit queries at s_kv 8,192, ",
+        ),
+    ],
+)
+def test_each_workload_takes_the_queries_that_are_faster_there(kv: Gains, q: Gains, sentence: str):
+    (told,) = fp8.sentences(server(8, kv, q))
 
-    assert fp8.sentences(rows) == [
-        "yes at batch 8: 20% to 50% faster, with 16-bit queries at s_qo 1, FP8 queries at s_qo 4,"
-        " at an error of 0.3% to 4% (over 16 bits 0.2%)"
-    ]
+    assert told.startswith(f"{sentence}else FP8 queries, at an error of ") and "may be faster" not in told
 
 
 def told(*servers: Sequence[Record]) -> list[str]:

@@ -42,7 +42,7 @@ def test_a_map_of_2000_problems_is_a_screen_and_says_what_it_leaves_out():
 
     assert (
         len(lines) <= 40
-        and [line.split()[0] for line in lines if line.endswith("   a")] == ["1", *["8", "15", "22", "29", "36", "43", "50"]] * 2
+        and [line.split()[0] for line in lines if line.endswith("   j")] == ["1", *["8", "15", "22", "29", "36", "43", "50"]] * 2
     )
     assert "176 of 2000 workloads, all with question=best" in " ".join(file.getvalue().split())
 
@@ -61,6 +61,23 @@ def test_a_map_is_of_the_kind_that_has_most_workloads():
     brief.show(Console(file=(file := io.StringIO()), width=80), asked(*rows), "DIR", ["best"])
 
     assert "bf16 cache; 3 of 4 workloads" in " ".join(file.getvalue().split())
+
+
+def test_a_letter_stands_for_the_same_backend_in_every_report_and_is_explained_once_for_all_maps():
+    won = [
+        made(name, 10.0, batch_size=batch, kv_dtype=kv)
+        for batch in range(1, 5)
+        for name in ("fa2", "mine")
+        for kv in ("bf16", "fp8_e4m3")
+    ]
+    drawn = []
+    for fewer in ("fa2", "mine"):
+        rows = [row for row in won if row["backend"] != fewer or row["batch_size"] == 1]
+        brief.show(Console(file=(file := io.StringIO()), width=80), asked(*rows), "DIR", ["best"])
+        drawn.append(file.getvalue())
+
+    assert all(text.count(f"a fa2  {letter} mine") == 1 and text.count("batch kv") == 2 for text in drawn for letter in "j")
+    assert len(set(brief.LETTERS.values())) == len(brief.LETTERS)
 
 
 def test_a_lone_backend_is_called_no_fastest_one_and_an_empty_cell_is_explained():
