@@ -43,6 +43,7 @@ EVERY_DTYPE = 3  # of `HAS["fp8"]`
 # What a dataset has if it answers a question that others do not, as SQL over its rows; for FP8, better with both dtypes of queries.
 HAS = {
     "crossover": "count(DISTINCT routine) > 1",
+    "draft": "least(4, count(DISTINCT s_qo) FILTER (s_qo <= 64 AND tree IS NULL))",
     "energy": "bool_or(energy_j > 0)",
     "fp8": "(count(DISTINCT kv_dtype LIKE 'fp8%') > 1)::INT * count(DISTINCT (kv_dtype LIKE 'fp8%', q_dtype LIKE 'fp8%'))",
     "padding": "bool_or(graph_batch IS NOT NULL)",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 RULE_EDGES = "rule_edges"  # in the name of a dataset whose points ask where a support rule changes; nobody serves with them
 SIGNS = "*?["  # of a pattern
-MAX_VALUES = 8  # of a column, in an error
+MAX_VALUES = 8  # of a column, in an answer or an error
 NEAR = 0.8  # how alike two names of datasets are, of which one may have been meant
 ROWS_PER_SOURCE = 1 << 40  # so that numbers of rows differ between files
 
@@ -190,9 +190,14 @@ def listed(values: Mapping[str, Iterable[object]]) -> str:
     words = []
     for key, of in values.items():
         found = sorted({value for value in of if value is not None}, key=lambda v: (isinstance(v, str), v))
-        more = f" and {len(found) - MAX_VALUES} more" if len(found) > MAX_VALUES else ""
-        words.append(f"{key}: {', '.join(map(str, found[:MAX_VALUES])) or 'none'}{more}")
+        words.append(f"{key}: {few(found) or 'none'}")
     return f"there are {'; '.join(words)}"
+
+
+def few(values: Sequence[object]) -> str:
+    """`1, 2 and 3 more`: up to `MAX_VALUES` of them."""
+    more = f" and {len(values) - MAX_VALUES} more" if len(values) > MAX_VALUES else ""
+    return ", ".join(map(str, values[:MAX_VALUES])) + more
 
 
 def source_of(row: int) -> int:

@@ -38,7 +38,8 @@ OF_LETTERS = (
 LETTERS = {of[2:]: of[0] for of in OF_LETTERS.split(", ")}
 SIGNS, BLANK, NO_CELL = "capital: ahead by more than noise", "·", "· wrong or not measured"
 WINNERS = """SELECT problems.*, won.backend, won.kernel, won.runner_up, won.above_noise
-    FROM ranked_workloads AS won JOIN (SELECT row, problem FROM points) USING (row) JOIN problems USING (problem)"""
+    FROM ranked_workloads AS won JOIN (SELECT row, problem FROM points) USING (row) JOIN problems USING (problem)
+    WHERE getvariable('drafts') IS NULL OR s_qo = getvariable('drafts') + 1"""
 
 
 def show(console: Console, data: Dataset, path: str, questions: Sequence[str], notes: Sequence[str] = ()) -> None:
@@ -76,7 +77,8 @@ def _decisions(data: Dataset, width: int) -> list[Text]:
     every = sorted(parts(data), key=lambda part: (not is_usual(part.place), _of(part, "model") == CUSTOM))
     groups = grouped(((part.place, part.what), part) for part in every)
     names = [name for name in ("device_name", "model", "tp") if len({_of(part, name) for part in every}) > 1]
-    found = [Text("what to type: times the fastest backend's time, geometric mean (at worst)")] if groups else []
+    words = "what to type: nothing for a default; mean time over the fastest's (at worst)"
+    found = [Text(words)] if groups else []
     for of in list(groups.values())[:DECISIONS]:
         place = dict(zip(PLACE, of[0].place, strict=True))
         server = [server_name(place)] * bool({"model", "tp"} & {*names}) + [place["device_name"]] * ("device_name" in names)
@@ -122,7 +124,8 @@ def _blocks(records: Sequence[Record], letters: dict[str, tuple[str, str]], widt
     across = [*dict.fromkeys((s_qo, s_kv) for _, s_qo, s_kv in sorted(cells, key=lambda of: of[1:]))]
     wide = next((wide for wide in CELLS if LABEL + len(across) * wide <= width), CELLS[0])
     room = max(1, (width - LABEL) // wide)
-    across, batches = _some(across, 2 * room), _some(sorted({batch for batch, *_ in cells}), MAX_BATCHES)
+    most = (across, 2 * room), (sorted({batch for batch, *_ in cells}), MAX_BATCHES)
+    across, batches = ([of[at] for at in spread(len(of), count)] for of, count in most)
     room = math.ceil(len(across) / math.ceil(len(across) / room))  # blocks of one length
     found = []
     for start in range(0, len(across), room):
@@ -134,10 +137,6 @@ def _blocks(records: Sequence[Record], letters: dict[str, tuple[str, str]], widt
             row = (_cell(cells.get((batch, *column)), letters, wide) for column in columns)
             found.append(Text.assemble(f"{batch:>5,}".ljust(LABEL), *row))
     return sum((batch, *column) in cells for batch in batches for column in across), found
-
-
-def _some(values: Sequence[Any], most: int) -> list[Any]:
-    return [values[at] for at in spread(len(values), most)]
 
 
 def _cell(record: Record | None, letters: dict[str, tuple[str, str]], wide: int) -> Text:

@@ -14,6 +14,7 @@ from orchestrator.analysis import how_timed, questions
 from orchestrator.analysis.dataset import Dataset, from_table
 from orchestrator.analysis.questions import best, define_views, exactness, pad_up, traffic_weights
 from orchestrator.analysis.questions.tables import MAX_SHOWN
+from orchestrator.analysis.sources import few
 from orchestrator.config.modes import owner
 from orchestrator.config.settings import Answers, Question
 from orchestrator.errors import UserError
@@ -30,7 +31,6 @@ MODULES: dict[str, ModuleType] = {  # `columns` is about the columns of every da
 }
 NEEDS = {name: module.NEEDS for name, module in MODULES.items()}
 AXES = ("tp", "batch_size", "s_kv", "s_qo", "page_size")  # fields of a problem that are a column of the same name
-MAX_VALUES = 8  # of an axis
 STALE_UNSEEN = "of these: an answer kept from before would not have shown in some request (check_stale_covered < 1)"
 
 
@@ -108,14 +108,9 @@ def not_measured(data: Dataset, points: Sequence[Point]) -> list[Grid]:
     for axis, values in asked.items():
         there = [value for (value,) in data.execute(f"SELECT DISTINCT {axis} FROM rows ORDER BY 1")]
         if values and values.isdisjoint(there):
-            cells.append((f"sweep.{axis}", _listed(sorted(values, key=str)), _listed(there)))
+            cells.append((f"sweep.{axis}", few(sorted(values, key=str)), few(there)))
     title = "not measured: no row has what the sweep asks for, so the tables are about others; to measure, leave out mode=report"
     return [Grid(title, ("axis", "asked for", "the rows have"), tuple(cells))] if cells else []
-
-
-def _listed(values: Sequence[object]) -> str:
-    rest = f" and {len(values) - MAX_VALUES} more" if len(values) > MAX_VALUES else ""
-    return ", ".join(str(value) for value in values[:MAX_VALUES]) + rest
 
 
 def sweeps(data: Dataset) -> list[Grid]:

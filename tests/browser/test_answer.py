@@ -45,6 +45,7 @@ def test_the_page_opens_with_the_reports_answers_and_never_mixes_phases(at: At):
         typed = shown.page.locator(".tile .type").evaluate_all("tiles => tiles.map((tile) => tile.firstChild.textContent)")
         assert typed == [part.answer.words for part in same]
         assert shown.text("h2 span") == first.title
+        assert shown.page.locator("#too-big").all_inner_texts() == [f"{first.left_out}."] * bool(first.left_out)
         lengths = {int(chart["title"].partition("s_qo ")[2] or 1) for chart in shown.charts()}
         assert lengths == ({1} if first.phase == "decode" else {2, 4, 8})
 
@@ -95,6 +96,7 @@ def test_the_page_of_all_datasets_answers_as_the_report_does_for_each_deployment
 
         assert the_pages_tables(shown) == the_reports_tables(everything, same)
         assert shown.text("h2 span") == first.title
+        assert shown.page.locator("#too-big").all_inner_texts() == [f"{first.left_out}."] * bool(first.left_out)
 
 
 def test_of_all_datasets_rule_edges_are_out_and_what_never_ran_makes_no_panel(at: At, everything: Dataset):

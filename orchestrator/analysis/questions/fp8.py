@@ -10,7 +10,7 @@ from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.noise import SAME
 from orchestrator.analysis.questions.exactness import error, named, share
-from orchestrator.analysis.questions.tables import across_contexts, describe_point, fetch, group_by, split_by_title
+from orchestrator.analysis.questions.tables import across_contexts, fetch, group_by, split_by_title
 from orchestrator.analysis.rough import legend, mark
 from orchestrator.tables import Grid
 
@@ -76,27 +76,10 @@ def _cell(kind: str) -> Callable[[Record], str]:
 
 
 def summary(data: Dataset) -> str | None:
-    """For each kind, the number of workloads where it is faster and slower, and the worst workload."""
-    return "; ".join(_sentences(data)) or None
-
-
-def _sentences(data: Dataset) -> list[str]:
-    sentences = []
-    for kind, words in FP8_KINDS.items():
-        gain = f"{kind}_gain"
-        count, pays, slower, middle = data.single_row(f"""
-            SELECT count({gain}), count_if({gain} > 1 + {SAME}), count_if({gain} < 1 / (1 + {SAME})), median({gain}) FROM fp8""")
-        if not count:
-            continue
-        sentences.append(
-            f"{words} pay at {pays:,} of {count:,} workloads ({middle:.2f} times as fast at the median), are slower at {slower:,}"
-        )
-        if slower:
-            worst = data.records(
-                f"SELECT *, 'bf16' AS q_dtype, 'bf16' AS kv_dtype FROM fp8 ORDER BY {gain}, s_kv, batch_size LIMIT 1"
-            )[0]
-            sentences[-1] += f", at worst {worst[gain]:.2f} ({describe_point(worst).rpartition(',')[0]})"
-    return sentences
+    """Each answer without its figures, with its workloads if there are others."""
+    cells = [cell for grid in _answers(data) for cell in grid.cells]
+    several = len({name for name, _ in cells}) > 1
+    return "; ".join(f"{f'{name}: ' * several}{words.partition(':')[0]}" for name, words in cells) or None
 
 
 QUERIES = {"fp8_kv": "16-bit queries", "fp8_q": "FP8 queries"}
@@ -196,16 +179,12 @@ def _errors(workloads: Sequence[Fp8Workload]) -> str:
     fp8 = [workload.rel_err for workload in workloads if workload.rel_err is not None]
     half = [workload.half_rel_err for workload in workloads if workload.half_rel_err is not None]
     if len(fp8) < len(workloads):
-        return "and answers were not checked" if not fp8 else f"at an error of {_shares(fp8)} where answers were checked"
-    return f"at an error of {_shares(fp8)}{f' (over 16 bits {_shares(half)})' if half else ''}"
+        return "and answers were not checked" if not fp8 else f"at an error of {_span(fp8, share)} where answers were checked"
+    return f"at an error of {_span(fp8, share)}{f' (over 16 bits {_span(half, share)})' if half else ''}"
 
 
-def _shares(errors: Sequence[float]) -> str:
-    return " to ".join(dict.fromkeys((share(min(errors)), share(max(errors)))))
-
-
-def _span(parts: Sequence[float]) -> str:
-    return " to ".join(dict.fromkeys((f"{min(parts):.0%}", f"{max(parts):.0%}")))
+def _span(parts: Sequence[float], told: Callable[[float], str] = "{:.0%}".format) -> str:
+    return " to ".join(dict.fromkeys(map(told, (min(parts), max(parts)))))
 
 
 def _listed(values: Sequence[int], measured: Sequence[int]) -> str:

@@ -174,7 +174,8 @@ def _deployment(place: tuple[Any, ...], of_place: list[Part], close: engine_defa
         tables = [{"title": one.title, "header": one.header[1:], "rows": [cells[1:] for cells in one.cells]} for one in grids]
         told.append({"name": phase, "brief": briefs(of), "engines": [*map(_typed, of)], "tables": tables})
     title = of_place[0].title
-    return {"title": title, "place": whole, "name": server_name(whole), "usual": is_usual(place), "phases": told}
+    about = {"name": server_name(whole), "usual": is_usual(place), "left_out": of_place[0].left_out}
+    return {"title": title, "place": whole, **about, "phases": told}
 
 
 def _typed(part: Part) -> dict[str, Any]:

@@ -505,8 +505,7 @@ def test_the_fp8_gain_is_the_best_16_bit_time_over_the_best_fp8_time():
         (("1", "8", "2.00 xqa unchecked"),),
         (("1", "8", "0.50 fa3 (FlashInfer) unchecked"),),
     ]
-    assert "pay at 1 of 1 workloads (2.00 times" in str(fp8.summary(asked(*rows)))
-    assert "slower at 1, at worst 0.50 (" in str(fp8.summary(asked(*rows)))
+    assert fp8.summary(asked(*rows)) == "yes at batch 8"
 
 
 def test_a_draft_against_its_tokens_taken_apart_and_one_after_another():

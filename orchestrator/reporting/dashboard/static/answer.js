@@ -86,10 +86,11 @@ function without(all, filters, picked) {
   return kept;
 }
 
-function answer({ title }, { engines, tables }) {
+function answer({ title, left_out: tooBig }, { engines, tables }) {
   const of = (grid) => ({ ...grid, caption: `${grid.title} · ${title}` });
   return h("section", { class: "answer", "aria-label": "What to type" },
     h("h2", {}, "What to type for ", h("span", {}, title)), h("div", { class: "tiles" }, engines.map(tile)),
+    tooBig ? h("p", { class: "note", id: "too-big" }, `${tooBig}.`) : "",
     h("details", { id: "tables" }, h("summary", {}, "as tables, with every flag and every backend"),
       ...tables.map(of).map((grid) => h("div", { class: "scroll" }, takeAlong(grid.caption, null, () => grid), table(grid.caption, grid.header, grid.rows)))));
 }
