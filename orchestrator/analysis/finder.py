@@ -69,11 +69,18 @@ def same_heads(model: Model, tp: int | None, others: Wanted) -> Alike | None:
 
 
 def find(
-    wanted: Wanted, engines: Sequence[Engine], drafts: int | None, alike: Alike | None = None, question: str | None = None
+    wanted: Wanted,
+    engines: Sequence[Engine],
+    drafts: int | None,
+    alike: Alike | None = None,
+    *,
+    question: str | None = None,
+    typed: str = "",
 ) -> tuple[str, Wanted]:
     """The path of the dataset under results/ that says most about these values of columns, and the values that its rows have.
 
     `drafts` asks for steps with so many drafted tokens, `alike` also for rows with a model's heads, `question` for its answer.
+    `typed` is what stands for the model in a command, if not its name.
     Raises NoRows, with what there is, for no such rows and no question.
     """
     import duckdb
@@ -89,7 +96,7 @@ def find(
         queries = [(" AND ".join([condition(values), *length]), having) for values, having in asked]
         found = con.execute(_best_first(queries, engines, question)).fetchall() if wanted else []
         if not found:
-            raise NoRows(_nothing(con, wanted, drafts, alike[1] if alike else {}))
+            raise NoRows(_nothing(con, wanted, drafts, alike[1] if alike else {}, typed))
         (file, turn, *_, answers, _, names) = found[0]
         both = _over_both(con, queries[turn][0], {name for name, at, *_ in found if at == turn}) if question == "fp8" else []
         files = both if both and answers < EVERY_DTYPE else [file]
@@ -135,9 +142,10 @@ def _over_both(con: duckdb.DuckDBPyConnection, where: str, files: Set[str]) -> l
             SELECT filename, hash({", ".join(map(quoted, WORKLOAD))}) AS workload, kv_dtype LIKE 'fp8%' AS fp8,
                    concat(workload, fp8, q_dtype LIKE 'fp8%') AS side, min(median_us) AS us
             FROM rows WHERE {where} AND min_s_qo IS NULL AND graph_batch IS NULL GROUP BY ALL)
-        SELECT filename, side FROM sides WHERE list_contains({sorted(files)}, filename)
+        SELECT filename, side FROM sides WHERE {condition({"filename": sorted(files)})}
         QUALIFY us <= min(us) OVER (PARTITION BY side) * {1 + SAME} AND count(DISTINCT fp8) OVER (PARTITION BY workload) > 1""")
-    left, found, known = grouped(sides.fetchall()), list[str](), dict[str, str]()
+    left: dict[str, list[str]] = grouped(sides.fetchall())
+    found, known = list[str](), dict[str, str]()
     names = f"SELECT DISTINCT filename, device_name, unnest(string_split(libraries, ', ')) FROM rows WHERE {where}"
     told = grouped((file, (device + name.split(" ")[0], name)) for file, device, name in con.execute(names).fetchall())
     while left:
@@ -206,7 +214,7 @@ def _listed(calls: Iterable[EngineCall]) -> str:
     return ", ".join(f"({literal(routine)}, {literal(backend)})" for routine, backend in pairs)
 
 
-def _nothing(con: duckdb.DuckDBPyConnection, wanted: Wanted, drafts: int | None, heads: Wanted) -> str:
+def _nothing(con: duckdb.DuckDBPyConnection, wanted: Wanted, drafts: int | None, heads: Wanted, typed: str) -> str:
     """What is not measured, what comes nearest (`heads`: the model's share), and the command that measures it: a line each."""
     asked = {**wanted, **({} if drafts is None else {"s_qo": (drafts + 1,)})}
     if not wanted:
@@ -230,7 +238,7 @@ def _nothing(con: duckdb.DuckDBPyConnection, wanted: Wanted, drafts: int | None,
     nearest += [str(con.execute(sql).fetchall()[0][0]) for name, sql in zip(LENGTHS, ends, strict=True) if name in missing]
     what = ", ".join(_typed(name, asked[name]) for name in missing)
     meant = f"; did you mean {near[0]!r}?" if near else ""
-    return f"not measured: {what}{meant}\nnearest: {'; '.join(nearest) or 'none'}\n{_to_measure(con, asked, missing)}"
+    return f"not measured: {what}{meant}\nnearest: {'; '.join(nearest) or 'none'}\n{_to_measure(con, asked, missing, typed)}"
 
 
 def _missing_alike(asked: Wanted, alike: Sequence[tuple[str, int, str]]) -> Sequence[str]:
@@ -253,7 +261,7 @@ def _missing(con: duckdb.DuckDBPyConnection, asked: Wanted) -> Sequence[str]:
     return next(some, tuple(order))
 
 
-def _to_measure(con: duckdb.DuckDBPyConnection, asked: Wanted, missing: Sequence[str]) -> str:
+def _to_measure(con: duckdb.DuckDBPyConnection, asked: Wanted, missing: Sequence[str], typed: str) -> str:
     """The command that measures a deployment, and on which machine if its device has no rows."""
     on = f", on a machine with {_typed('device_name', asked['device_name'])}" if "device_name" in missing else ""
     model = str(asked.get("model", ["NAME"])[0])
@@ -265,7 +273,7 @@ def _to_measure(con: duckdb.DuckDBPyConnection, asked: Wanted, missing: Sequence
     }
     if kv := [one for one in asked.get("kv_dtype", ()) if isinstance(one, str)]:
         axes["dtype"] = [{"q": one if one == "fp16" else "bf16", "kv": one} for one in kv]
-    return f"to measure{on}: {measuring(model, [sweep for (sweep,) in sweeps], axes)}"
+    return f"to measure{on}: {measuring(typed or model, [sweep for (sweep,) in sweeps], axes)}"
 
 
 def _typed(name: str, values: Sequence[Any]) -> str:

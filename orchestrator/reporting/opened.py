@@ -26,7 +26,8 @@ def mix_of(settings: Settings) -> Mix | None:
 def located(settings: Asking, overrides: Sequence[str]) -> Asking:
     """Settings whose rows are of the typed model, tp and device, in the dataset that has them unless given. Raises NoRows."""
     wanted: dict[str, tuple[Any, ...]] = {}
-    if any(word.startswith("model=") for word in overrides):
+    of_model = [word.partition("=")[2] for word in overrides if word.startswith("model=")]
+    if of_model:
         wanted["model"] = (settings.model.name,)
     if settings.tp is not None:
         wanted["tp"] = (settings.tp,)
@@ -39,7 +40,8 @@ def located(settings: Asking, overrides: Sequence[str]) -> Asking:
         typed = {name: several(value) for name, value in settings.where.items()}
         alike = finder.same_heads(settings.model, settings.tp, {**device, **typed}) if "model" in wanted else None
         asked = {**wanted, **typed}
-        path, found = finder.find(asked, settings.engines, settings.drafts, alike, getattr(settings, "question", None))
+        question, typed_model = getattr(settings, "question", None), of_model[-1] if of_model else ""
+        path, found = finder.find(asked, settings.engines, settings.drafts, alike, question=question, typed=typed_model)
         changed |= {"results": Results(path=path), "where": {**found, **settings.where}}
     return settings.model_copy(update=changed)
 

@@ -76,7 +76,8 @@ def test_it_is_yes_or_no_or_depends_on_an_axis(found: Gains, sentence: str):
         (  # FP8 queries were wrong at s_kv 8,192
             gains(0.5, 0.5, 0.5, 0.5),
             {(1, 1024): 1.3, (4, 1024): 1.4},
-            "it depends on s_kv at batch 8: 30% to 40% faster, but at s_kv 8,192 takes 100% longer, with 16-bit queries at s_kv 8,192, ",
+            "it depends on s_kv at batch 8: 30% to 40% faster, but at s_kv 8,192 takes 100% longer,"
+            " with 16-bit queries at s_kv 8,192, ",
         ),
     ],
 )
