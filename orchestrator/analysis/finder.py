@@ -142,7 +142,7 @@ def _over_both(con: duckdb.DuckDBPyConnection, where: str, files: Set[str]) -> l
             SELECT filename, hash({", ".join(map(quoted, WORKLOAD))}) AS workload, kv_dtype LIKE 'fp8%' AS fp8,
                    concat(workload, fp8, q_dtype LIKE 'fp8%') AS side, min(median_us) AS us
             FROM rows WHERE {where} AND min_s_qo IS NULL AND graph_batch IS NULL GROUP BY ALL)
-        SELECT filename, side FROM sides WHERE {condition({"filename": sorted(files)})}
+        SELECT filename, side FROM sides WHERE filename IN ({", ".join(map(literal, sorted(files)))})
         QUALIFY us <= min(us) OVER (PARTITION BY side) * {1 + SAME} AND count(DISTINCT fp8) OVER (PARTITION BY workload) > 1""")
     left: dict[str, list[str]] = grouped(sides.fetchall())
     found, known = list[str](), dict[str, str]()

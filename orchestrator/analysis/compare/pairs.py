@@ -109,9 +109,10 @@ def is_repeated(pairs: pd.DataFrame, comparable: Flags) -> Flags:
     if source.isna().all():
         return np.zeros(len(pairs), dtype=bool)
     place = [f"{place}_{side}" for place in PLACE_COLUMNS for side in "ab"]
-    keys = [pairs[name].map(str) for name in (*(name for name in POINT_COLUMNS if name != "backend"), *place)]
-    known = {key for key, counts in zip(zip(*keys, pairs["backend"], strict=True), comparable, strict=True) if counts}
-    return np.array([key in known for key in zip(*keys, source, strict=True)], dtype=bool)
+    keys = [name for name in (*POINT_COLUMNS, *place) if name != "backend"]
+    problems = pairs.groupby(keys, dropna=False, sort=False).ngroup()
+    known = set(zip(problems[comparable], pairs.loc[comparable, "backend"], strict=True))
+    return np.array([key in known for key in zip(problems, source, strict=True)], dtype=bool)
 
 
 def is_ok(pairs: pd.DataFrame, side: str) -> Flags:
@@ -125,16 +126,16 @@ def is_timed_alike(pairs: pd.DataFrame) -> Flags:
     return np.asarray((a == b).all(axis=1), dtype=bool)
 
 
-def verdict_without_times(row: pd.Series) -> str:
+def verdict_without_times(status_a: object, status_b: object, device_a: object, device_b: object) -> str:
     """The verdict on a point without a time on one side: failing, lost, missing, fixed or new; "" if neither side has one.
 
     A point is `new` if the baseline has no row of it, skipped it, or did not support it, so that nothing was wrong there.
     It is `lost` if it is unsupported now on the same kind of device, and `missing` if it has no row, was skipped, or is
     unsupported on another kind.
     """
-    ok_a, ok_b = row["status_a"] == "ok", row["status_b"] == "ok"
+    ok_a, ok_b = status_a == "ok", status_b == "ok"
     if not ok_a:
-        return "" if not ok_b else "fixed" if row["status_a"] in BAD else "new"
-    if row["status_b"] in BAD:
+        return "" if not ok_b else "fixed" if status_a in BAD else "new"
+    if status_b in BAD:
         return "failing"
-    return "lost" if row["status_b"] == "unsupported" and row["device_name_a"] == row["device_name_b"] else "missing"
+    return "lost" if status_b == "unsupported" and device_a == device_b else "missing"

@@ -51,7 +51,8 @@ def judge(pairs: pd.DataFrame, floors: NoiseFloors, same: float) -> pd.DataFrame
     comparable = timed & is_timed_alike(pairs) & np.isfinite(se)
     verdict = np.full(len(pairs), "undecided", dtype=object)
     verdict[comparable] = decide(log_ratio.to_numpy()[comparable], se[comparable], same)
-    verdict[~timed] = [verdict_without_times(row) for _, row in pairs[~timed].iterrows()]
+    statuses = ["status_a", "status_b", "device_name_a", "device_name_b"]
+    verdict[~timed] = [verdict_without_times(*row) for row in pairs.loc[~timed, statuses].itertuples(index=False)]
     judged = pairs.assign(
         verdict=verdict,
         comparable=comparable,

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from orchestrator.analysis.connection import Record
 from orchestrator.analysis.names import shown
 from orchestrator.analysis.rough import mark
+from orchestrator.grouped import grouped
 from orchestrator.reporting.site.datasets import POINT_KEYS, VERSIONS, Facts, Listed, Names, Page, joined, link, table
 from orchestrator.untrusted.text import for_markdown, for_markdown_cell
 
@@ -20,6 +22,7 @@ MAX_MEASUREMENTS = 100  # of a point
 # By which a point is named, and the other keys if they vary among the points of a page.
 ALWAYS = ("routine", "model", "q_dtype", "kv_dtype", "batch_size", "s_kv", "s_qo")
 OF_EACH = ("kernel", "measured_as", "device_uuid", *VERSIONS)  # of a measurement; in the table if they vary, else above it
+OF_LINE = ("us", "low_us", "high_us", "rough", "finished_at", "dataset")  # of each measurement, too
 SAME_RUN = ("dataset", "run_id")
 OF_RELEASE = r"[:_]\d.*$"  # what an environment's name ends in: its points are one, with a time for each release
 LEGEND = (
@@ -71,12 +74,12 @@ def _page(part: pd.DataFrame, datasets: Sequence[Listed]) -> tuple[str, Facts]:
     varying = [key for key in POINT_KEYS if key not in (*ALWAYS, "backend") and part[key].nunique(dropna=False) > 1]
     named = [*(key for key in ALWAYS if key in ("batch_size", "s_kv", "s_qo") or part[key].nunique() > 1), *varying]
     several = [column for column in OF_EACH if part[column].nunique(dropna=False) > 1]
-    grouped = part.groupby("point", sort=False)
-    ends = grouped[["us", "rough"]].first().join(grouped[["us", "rough"]].last(), lsuffix="_first", rsuffix="_last")
+    points = part.groupby("point", sort=False)[["us", "rough"]]
+    ends = points.first().join(points.last(), lsuffix="_first", rsuffix="_last")
     ends["change"] = np.log(ends["us_last"] / ends["us_first"])
     ends["is_rough"] = ends["rough_first"] | ends["rough_last"]
     change = ends.assign(size=-ends["change"].abs()).sort_values(["is_rough", "size"], kind="stable")["change"]
-    by_point = dict(list(part.groupby("point", sort=False)))
+    by_point = grouped(zip(part["point"], part[[*named, *several, *OF_LINE]].to_dict("records"), strict=True))
     lines = [line for point in change.index[:MAX_POINTS] for line in _lines(by_point[point], named, several, datasets)]
     alike = (f"{key} {_word(part[key].iloc[0])}" for key in (*ALWAYS, *OF_EACH) if key not in (*named, *several))
     more = f"{MAX_POINTS} of {len(change):,} points, those that changed most. " if len(change) > MAX_POINTS else ""
@@ -85,12 +88,14 @@ def _page(part: pd.DataFrame, datasets: Sequence[Listed]) -> tuple[str, Facts]:
     return text, {"points": len(change), "most": float(np.exp(change.iloc[0]) - 1)}
 
 
-def _lines(rows: pd.DataFrame, named: Sequence[str], several: Sequence[str], datasets: Sequence[Listed]) -> Iterator[Sequence[str]]:
+def _lines(
+    rows: Sequence[Record], named: Sequence[str], several: Sequence[str], datasets: Sequence[Listed]
+) -> Iterator[Sequence[str]]:
     """A line for each of the newest measurements of a point. The first line names it and how far it changed in all."""
-    ends = [rows.iloc[0], rows.iloc[-1]]
+    ends = [rows[0], rows[-1]]
     point = for_markdown_cell(", ".join(f"{key} {_word(ends[0][key])}" for key in named))
     change = f"{mark(*(bool(end['rough']) for end in ends))}{ends[1]['us'] / ends[0]['us'] - 1:+.1%}"
-    for number, record in enumerate(rows.tail(MAX_MEASUREMENTS).to_dict("records")):
+    for number, record in enumerate(rows[-MAX_MEASUREMENTS:]):
         of = datasets[record["dataset"]]
         times = ("–" if pd.isna(record[name]) else f"{record[name]:,.2f}" for name in ("us", "low_us", "high_us"))
         date = "–" if pd.isna(record["finished_at"]) else f"{record['finished_at']:%Y-%m-%d %H:%M UTC}"
