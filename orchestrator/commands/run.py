@@ -57,6 +57,7 @@ def execute(invocation: Running) -> int:
                 if settings.cluster.kind != "inline":  # workers load their libraries meanwhile
                     import_module(".report", before_after.__package__)
                 job = Run(settings, invocation.overrides, store, pool, progress)
+                _say_without_gpu(invocation, job, ", so the reference alone runs (Ctrl-C ends it)")
                 counts, left_out = job.go(points), pool.left_out
         except (KeyboardInterrupt, NoWorkers, CannotStore) as error:
             return _stopped(invocation, error, store, same_command)
@@ -153,20 +154,24 @@ def _summarize(invocation: Running, settings: RunSettings, job: Run, effort: str
     again = [["rerun=failed"]] if any_failed else []
     for overrides in (["mode=report", "format=markdown", *own_dataset], *again):
         invocation.say(f"  {invocation.command_with(*overrides)}")
-    if settings.mode == "run" and all(device.kind == "cpu" for device in job.pool.devices):
-        invocation.say(_without_gpu(invocation, settings))
+    _say_without_gpu(invocation, job)
 
 
-def _without_gpu(invocation: Running, settings: RunSettings) -> str:
-    """What to type on a machine without a GPU: the committed rows of this sweep and model on an H200, or a plan for one."""
+def _say_without_gpu(invocation: Running, job: Run, meanwhile: str = "") -> None:
+    """What to type if no worker of a run has a GPU: the committed rows of its sweep and model on an H200, or a plan for one."""
     from orchestrator.analysis.finder import RESULTS
     from orchestrator.storage import parquet
 
+    settings = invocation.settings
+    if settings.mode != "run" or any(device.kind != "cpu" for device in job.pool.devices):
+        return
+    said = f"would run:\n  {invocation.command_with('mode=plan', 'device=h200')}"
     for path in sorted(Path(RESULTS).glob(f"h200_*/{settings.sweep.name}.parquet")):
         if settings.model.name in parquet.read(path).column("model").to_pylist():
             seen = command_line([], "mode=report", f"results.path={path.with_suffix('')}")
-            return f"this machine has no GPU; see what an H200 said:\n  {seen}"
-    return f"this machine has no GPU; see what an H200 would run:\n  {invocation.command_with('mode=plan', 'device=h200')}"
+            said = f"said:\n  {seen}"
+            break
+    invocation.say(f"this machine has no GPU{meanwhile}; see what an H200 {said}")
 
 
 def narrowed(invocation: Invocation[Any], points: Sequence[Point]) -> tuple[Invocation[SuspectSettings], list[Point]]:

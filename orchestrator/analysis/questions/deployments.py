@@ -272,10 +272,11 @@ class Part:
         words = f"drafts of {lengths}" if self.phase == "drafts" else self.phase
         return words if self.layers == "all" else f"{words}, {self.layers} layers"
 
-    def brief(self, *, at_worst: bool = False) -> str:
-        """The answer in a few words: `vLLM 0.33.0: FLASH_ATTN 1.01×`, or `1.01× (1.20)`."""
+    def brief(self, *, at_worst: bool = False, of_layers: bool = False) -> str:
+        """The answer in a few words: `vLLM 0.33.0: FLASH_ATTN 1.01×`, or `1.01× (1.20)`; `of_layers`: with their kind, if any."""
         choice = self.answer.choice
-        who = "" if self.who == HERE else f"{self.who}: "
+        kind = f", {self.layers} layers" if of_layers and self.layers != "all" else ""
+        who = "" if self.who == HERE else f"{self.who}{kind}: "
         if choice is None:
             return f"{who}no advice"
         return f"{who}{choice.label}{' (default)' if choice.is_default else ''}{choice.price(at_worst=at_worst)}"
@@ -432,11 +433,11 @@ def _references(data: Dataset) -> dict[tuple[Any, ...], dict[str, tuple[float, f
     return found
 
 
-def briefs(found: Sequence[Part], *, at_worst: bool = False) -> list[str]:
+def briefs(found: Sequence[Part], *, at_worst: bool = False, of_layers: bool = False) -> list[str]:
     """The answers of the engines to one question; what all backends here say if no engine has one."""
     told = [part for part in found if part.answer.choice is not None]
     engines = [part for part in told if part.who != HERE] or told
-    return [part.brief(at_worst=at_worst) for part in engines] or ["no advice"]
+    return [part.brief(at_worst=at_worst, of_layers=of_layers) for part in engines] or ["no advice"]
 
 
 def is_usual(place: Sequence[Any]) -> bool:

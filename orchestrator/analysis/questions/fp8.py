@@ -21,7 +21,7 @@ TITLE = (
     "is an FP8 cache worth it? By time, each workload with the queries that are faster; an error is the kernel's own rounding: "
     "what storing K and V in FP8 loses is not measured here"
 )
-DEPLOYMENT = ("device_name", "model", "l2")
+DEPLOYMENT = ("device_name", "model", "tp", "l2")
 FP8_KINDS = {"fp8_kv": "FP8 keys and values", "fp8_q": "FP8 queries, keys and values"}
 
 
@@ -61,7 +61,7 @@ def _memory(data: Dataset) -> list[Grid]:
 
 
 def _by_deployment(data: Dataset, where: str = "true") -> Iterator[tuple[str, list[Record]]]:
-    records = fetch(data, "fp8", ("device_name", "model", "dtype", "l2"), where=where)
+    records = fetch(data, "fp8", ("device_name", "model", "tp", "dtype", "l2"), where=where)
     yield from split_by_title(records, ("s_qo", "batch_size", "s_kv", "dtype"), DEPLOYMENT)
 
 

@@ -172,7 +172,7 @@ def _deployment(place: tuple[Any, ...], of_place: list[Part], close: engine_defa
     for phase, of in grouped((part.phase, part) for part in of_place).items():
         grids = [grid for grid in (*one_backend.grids_of(of), engine_default.grid_of(of, close)) if grid.cells]
         tables = [{"title": one.title, "header": one.header[1:], "rows": [cells[1:] for cells in one.cells]} for one in grids]
-        told.append({"name": phase, "brief": briefs(of), "engines": [*map(_typed, of)], "tables": tables})
+        told.append({"name": phase, "brief": briefs(of, of_layers=True), "engines": [*map(_typed, of)], "tables": tables})
     title = of_place[0].title
     about = {"name": server_name(whole), "usual": is_usual(place), "left_out": of_place[0].left_out}
     return {"title": title, "place": whole, **about, "phases": told}
