@@ -14,6 +14,7 @@ from orchestrator.tables import Grid
 
 NEEDS = "a point that is ok"
 EACH = "problems"
+SEVERAL = "SELECT count(DISTINCT routine) > 1 FROM best"
 
 
 def grids(data: Dataset) -> list[Grid]:
@@ -50,7 +51,8 @@ def _title(data: Dataset, part: Sequence[Record]) -> tuple[str, str]:
     over = _other_states(data, part[0]["device_name"], part[0]["l2"])
     noise = f"noise, measured over {over}" if over else "noise"
     rough = legend(*(r[which] for r in part for which in ("rough", "runner_up_rough")))
-    signs = f"(ahead of the next by; ≈ no more than {noise}{rough}), err: relative error of its worst row"
+    apart = "; each routine apart: question=one_backend ranks them together" if data.scalar(SEVERAL) else ""
+    signs = f"(ahead of the next by; ≈ no more than {noise}{rough}), err: relative error of its worst row{apart}"
     return f"fastest backend, {time}", signs
 
 

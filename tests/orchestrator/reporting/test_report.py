@@ -164,6 +164,14 @@ def test_different_problems_never_compete_and_what_varies_names_its_table():
     assert "page_size 16" in small.title and "page_size 64" in large.title
 
 
+@pytest.mark.parametrize("other", ["paged_decode", "paged_prefill"])
+def test_a_table_of_one_routine_says_where_all_are_ranked_together(other: str):
+    rows = [made("a", 10.0, routine="paged_decode"), made("b", 11.0, routine=other)]
+    first, *_ = best_grids(asked(*rows))
+
+    assert ("question=one_backend ranks them together" in first.title) == (other != "paged_decode")
+
+
 def test_the_main_table_comes_first_then_every_other_question_in_a_line():
     rows = [made("a", 10.0, page_size=size) for size in (1, 16, 32, 64)] + [made("auto", 30.0, page_size=1)]
     for i, row in enumerate(rows):
