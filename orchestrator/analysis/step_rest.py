@@ -96,7 +96,8 @@ def create_measured_rest(data: Dataset, source: Dataset | None, draft: Draft) ->
     if draft.rest is not None and not there & known.keys():
         has, lacks = (", ".join(f"{of.model} on {of.device_name} (tp {of.tp})" for of in places) for places in (known, there))
         layers = " or ".join(str(layers_of(model) or "N") for model in {of.model for of in there})
-        raise UserError(f"draft.rest={draft.rest!r}: it is for {has}; for {lacks} type draft.layers={layers} draft.rest_us=N")
+        typed = f"draft.layers={layers} draft.rest_us=N, µs of your step less its attention"
+        raise UserError(f"draft.rest={draft.rest!r}: it is for {has}; for {lacks} type {typed}")
     found = []
     for model, device, tp, batch, s_qo in asked:
         of_place = known.get(ModelPlace(model, device, tp), Measured({}, {}, ""))

@@ -177,5 +177,5 @@ def test_the_preset_asked_for_at_another_size_names_the_keys_with_the_model_s_ow
 
     assert done.returncode == 2
     place = "llama_3_1_70b on NVIDIA H200"
-    words = f"draft.rest='preset': it is for {place} (tp 1); for {place} (tp 8) type draft.layers=80 draft.rest_us=N\n"
+    words = f"draft.rest='preset': it is for {place} (tp 1); for {place} (tp 8) type draft.layers=80 draft.rest_us=N, µs of "
     assert words in done.stderr
