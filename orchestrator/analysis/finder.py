@@ -88,13 +88,16 @@ def find(
     places = _places()
     if not places:
         raise NoRows(f"{RESULTS}/: there is no dataset here; type results.path=DIR, or run a sweep: +sweep=specdec_long_ctx")
-    with duckdb.connect() as con:
-        every = f"read_parquet([{', '.join(map(file_literal, places))}], union_by_name = true, filename = true)"
-        con.execute(f"CREATE TEMP VIEW rows AS FROM {every} WHERE {ISOLATED}")
+    with duckdb.cursor() as con:
+        files = ", ".join(map(file_literal, places))
+        every = f"FROM read_parquet([{files}], union_by_name = true, filename = true) WHERE {ISOLATED}"
         length = [] if drafts is None else [f"s_qo = {drafts + 1}"]
         asked = [(wanted, "true"), *([alike[1:]] if alike else [])]
         queries = [(" AND ".join([condition(values), *length]), having) for values, having in asked]
-        found = con.execute(_best_first(queries, engines, question)).fetchall() if wanted else []
+        query = f"WITH rows AS MATERIALIZED ({every}) {_best_first(queries, engines, question)}"
+        found = con.execute(query).fetchall() if wanted else []
+        if not found or question == "fp8":
+            con.execute(f"CREATE TEMP VIEW rows AS {every}")
         if not found:
             raise NoRows(_nothing(con, wanted, drafts, alike[1] if alike else {}, typed))
         (file, turn, *_, answers, _, names) = found[0]
@@ -168,7 +171,7 @@ def served_alike(names: Iterable[str] | None = None) -> list[tuple[str, int, str
     import duckdb
 
     found = []
-    with duckdb.connect() as con:
+    with duckdb.cursor() as con:
         every = f"read_parquet([{', '.join(map(file_literal, _places()))}], union_by_name = true, filename = true)"
         con.execute(f"CREATE TEMP TABLE rows AS FROM {every} WHERE {ISOLATED}")
         for model in (Model.model_validate(shipped()[name]) for name in (shipped() if names is None else names)):

@@ -179,7 +179,7 @@ def values_there(sources: Sequence[str | pa.Table], where: Iterable[str]) -> str
     """Which values of some columns the sources hold, for an error: `there are device_name: NVIDIA H200`."""
     import duckdb
 
-    with duckdb.connect() as con:
+    with duckdb.cursor() as con:
         rows = union_sql(con, sources)
         # Of a time with its zone DuckDB would make an object of another package.
         read = {key: f"{quoted(key)}::VARCHAR" if COLUMNS[key].type == "timestamp" else quoted(key) for key in where}

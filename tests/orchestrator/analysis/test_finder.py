@@ -128,11 +128,12 @@ def test_every_server_of_the_readme_has_a_dataset():
 
 
 def test_every_model_that_is_said_to_have_rows_of_its_heads_is_answered_by_them():
-    for model, tp, device in finder.served_alike():
+    served = finder.served_alike()
+    for model, tp, device in served:
         alike = finder.same_heads(shape(model), tp, {"device_name": (device,)})
         assert "model" not in finder.find({"model": (model,), "tp": (tp,), "device_name": (device,)}, (), None, alike)[1]
     (more,) = re.findall(r"same heads answer for (\d+) more models", (ROOT / "README.md").read_text())
-    assert int(more) == len({model for model, *_ in finder.served_alike()} - {model for model, *_ in servers()})
+    assert int(more) == len({model for model, *_ in served} - {model for model, *_ in servers()})
 
 
 def test_a_server_is_answered_on_one_screen_of_its_own_rows(invoke: Invoke):
