@@ -89,8 +89,8 @@ def find(
     if not places:
         raise NoRows(f"{RESULTS}/: there is no dataset here; type results.path=DIR, or run a sweep: +sweep=specdec_long_ctx")
     with duckdb.cursor() as con:
-        files = ", ".join(map(file_literal, places))
-        every = f"FROM read_parquet([{files}], union_by_name = true, filename = true) WHERE {ISOLATED}"
+        listed = ", ".join(map(file_literal, places))
+        every = f"FROM read_parquet([{listed}], union_by_name = true, filename = true) WHERE {ISOLATED}"
         length = [] if drafts is None else [f"s_qo = {drafts + 1}"]
         asked = [(wanted, "true"), *([alike[1:]] if alike else [])]
         queries = [(" AND ".join([condition(values), *length]), having) for values, having in asked]
