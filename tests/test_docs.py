@@ -128,6 +128,16 @@ def test_the_time_a_point_is_the_dataset_s():
     assert f"{seconds:.3f} s of wall" in README
 
 
+def test_the_cost_of_the_check_is_that_of_its_datasets():
+    page = (ROOT / "docs/correctness_numbers.md").read_text().partition("### What it costs")[2]
+    tables = [pd.read_parquet(RESULTS / f"h200_studies/{name}.parquet") for name in ("check_cost_before", "check_cost")]
+    for line in page.partition("|---|")[2].partition("\n\n")[0].splitlines()[1:]:
+        size, *told = line.strip("|").split("|")
+        batch, _, s_kv = size.replace(",", "").partition(" x ")
+        sizes = [t if not s_kv else t[(t["batch_size"] == int(batch)) & (t["s_kv"] == int(s_kv))] for t in tables]
+        assert told == [f"{1e3 * value:.0f}" for t in sizes for value in (t["check_s"].mean(), t["check_s"].median())], size
+
+
 def test_every_mapping_that_a_page_says_to_type_is_one_that_hydra_reads():
     """Such as "+env.mine={requirements: ['flashinfer-python==0.6.13']}": without the inner quotes it was none."""
     texts = [(ROOT / page).read_text() for page in (*PAGES, "conf/config.yaml")]
