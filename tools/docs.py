@@ -40,7 +40,7 @@ def decisions(name: str, found: Rendered) -> list[str]:
     """The lines of the table of decisions that a document has. Its confidence is the first word: high, medium or low."""
     sure = re.split(r"\W", found.confidence)[0]
     cells = ((*line, *([sure] if len(line) == len(DECISION) else []), f"[{name}]({name}.md)") for line in found.decisions)
-    return [f"| {' | '.join(line)} |" for line in cells]
+    return [f"|{'|'.join(line)}|" for line in cells]
 
 
 def headline(name: str, read: Document, found: Rendered) -> str:
@@ -55,7 +55,7 @@ def index(found: dict[str, tuple[Document, Rendered]]) -> str:
     """docs/findings/README.md: what to take, and a line for each finding."""
     header = (*DECISION, "confidence", "finding")
     chosen = sorted(line for name, (_, one) in found.items() for line in decisions(name, one))
-    table = "\n".join((f"| {' | '.join(header)} |", "|" + " --- |" * len(header), *chosen))
+    table = "\n".join((f"|{'|'.join(header)}|", "|" + "-|" * len(header), *chosen))
     lines = "\n".join(headline(name, *one) for name, one in found.items())
     return f"""# What the sweeps found on an H200 and an H100
 
