@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 from kernels.lazy import torch
 
 # Parts of the names of kernels beside those that compute attention, whose parts a spec has (`main_kernels`). From profiles of
-# vLLM's FLASH_ATTN, FLASHINFER and TRITON_ATTN; those of FlashAttention-2, FlashMLA and TRITON_MLA were read in their sources.
+# vLLM's FLASH_ATTN, FLASHINFER and TRITON_ATTN, and SGLang's fa3 and triton; the others were read in their sources.
 BESIDE = {
     "combine": ("FlashAttnFwdCombine", "splitkv_combine", "MergeStates", "reduce_segments", "mla_combine", "_fwd_kernel_stage2"),
-    "metadata": ("prepare_varlen_num_blocks", "get_mla_metadata"),
+    "metadata": ("prepare_varlen_num_blocks", "get_mla_metadata", "create_flashinfer_kv_indices", "_fused_metadata_kernel"),
 }
 MAX_NAME, MAX_OTHER, MAX_KERNELS = 320, 60, 16  # characters of an attention kernel's name, and another's; kernels of a kind
 MAX_BESIDE = 0.01  # of attention's time, in which kernels of another part run, before a row says so
