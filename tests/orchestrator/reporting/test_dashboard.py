@@ -137,6 +137,13 @@ def test_a_row_timed_in_a_step_is_ranked_by_its_cost_there_as_in_the_reports(tmp
     assert best["backend"] == data.load(tmp_path / "steps", in_step)[0].sort_values("ranked_us")["backend"].iloc[0] == "b"
 
 
+def test_a_server_with_layers_of_two_kinds_has_an_answer_for_each_by_name():
+    opened = open_views(ROOT / "results/h200_main/servers", where={"model": "gpt_oss_120b", "tp": 1, "kv_dtype": "bf16"})
+    told = {words.partition(": ")[0] for of in data.deployments(opened) for phase in of["phases"] for words in phase["brief"]}
+
+    assert {f"vLLM 0.33.0, {kind} layers" for kind in ("full", "sliding")} <= told
+
+
 def test_the_page_carries_the_answers_and_the_rankings_of_the_reports():
     opened = open_views(MAIN)
     table, header = data.rows_and_header(opened, MAIN)
