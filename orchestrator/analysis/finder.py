@@ -100,7 +100,7 @@ def find(
             con.execute(f"CREATE TEMP VIEW rows AS {every}")
         if not found:
             raise NoRows(_nothing(con, wanted, drafts, alike[1] if alike else {}, typed))
-        (file, turn, *_, answers, _, names) = found[0]
+        (file, turn, *_, answers, _, names, _) = found[0]
         both = _over_both(con, queries[turn][0], {name for name, at, *_ in found if at == turn}) if question == "fp8" else []
         files = both if both and answers < EVERY_DTYPE else [file]
     best = ",".join(str(places[one]) for one in files)
@@ -111,6 +111,9 @@ def find(
         note_once(f"these are rows of {names} with the heads of {alike[0]}")
     elif others > 0:
         note_once(f"{others} more have such rows: results.path=DIR reads another")
+    here, all_caches = ({kv for name, *_, of in found if name in some for kv in of} for some in (files, places))
+    for kv in sorted(all_caches - here):
+        note_once(f"these are over {' and '.join(sorted(here))}; for the others type 'where={{kv_dtype: {kv}}}'")
     return best, asked[turn][0]
 
 
@@ -127,7 +130,7 @@ def _best_first(queries: Iterable[tuple[str, str]], engines: Sequence[Engine], q
                count(DISTINCT backend) FILTER ((routine, backend) IN ({calls})) AS choices,
                bool_or({_defaults(engines)}) AS has_default,
                {SIZES} AS workloads, {HAS.get(question or "", "true")} AS answers,
-               max(finished_at)::VARCHAR AS ended, string_agg(DISTINCT model, ', ') AS names
+               max(finished_at)::VARCHAR AS ended, string_agg(DISTINCT model, ', ') AS names, list(DISTINCT kv_dtype) AS caches
         FROM rows WHERE {where} GROUP BY filename HAVING {having}"""
         for turn, (where, having) in enumerate(queries)
     )

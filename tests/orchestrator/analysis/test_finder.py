@@ -77,6 +77,13 @@ def test_an_fp8_cache_is_judged_by_the_fastest_kernels_of_all_datasets_of_a_serv
     assert len(libraries) == len({name.split(" ")[0] for name in libraries})
 
 
+def test_a_dataset_over_one_cache_says_what_to_type_for_the_other_where_the_default_was_wrong(invoke: Invoke):
+    asked = ("export=vllm", "model=deepseek_v3", "tp=8", "device=h200")
+    (typed,) = re.findall(r"these are over bf16; for the others type '(.*)'", invoke(*asked).stderr)
+
+    assert "FLASHMLA is the default, and was wrong at some workloads" in invoke(*asked, typed).stdout
+
+
 def shape(model: str) -> Model:
     return Model.model_validate(shipped()[model])
 
