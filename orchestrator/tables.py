@@ -52,8 +52,12 @@ def draw(console: Console, grids: Iterable[Grid]) -> None:
             continue
         whole = sum(max(map(len, column)) for column in zip(grid.header, *cells, strict=True)) + borders <= console.width
         table = Table(header_style="bold")
-        for name, width in zip(grid.header, flags, strict=True):  # rich would cut a flag at a column's end
-            table.add_column(escape(for_terminal(name)), overflow="fold", width=None if whole or not width else width)
+        longest = (max(len(word) for cell in column for word in ("", *cell.split())) for column in zip(*cells, strict=True))
+        words = [max(flag, min(2 * NARROW, word)) for flag, word in zip(flags, longest, strict=True)]
+        least = words if not whole and sum(words) + borders <= console.width else [None] * len(words)
+        for name, flag, word in zip(grid.header, flags, least, strict=True):  # rich would cut a flag, or a word beside a long cell
+            fixed = None if whole or not flag else flag
+            table.add_column(escape(for_terminal(name)), overflow="fold", width=fixed, min_width=word)
         for line in cells:
             table.add_row(*map(escape, line))
         console.print(table)

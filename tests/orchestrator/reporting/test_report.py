@@ -288,3 +288,12 @@ def test_a_flag_is_never_cut_however_narrow_the_terminal(width: int, is_table: b
 
     assert sum(flag in line for line in lines) == 2 and max(map(len, lines)) <= width
     assert ("┏" in lines[1]) == is_table
+
+
+@pytest.mark.parametrize("width", [40, 80, 160])
+def test_a_word_beside_a_long_cell_is_never_cut(width: int):
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    draw(console, [Grid("notes", ("what", "type"), (("a long sentence " * 20, "draft.layers"),))])
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+
+    assert any("draft.layers" in line for line in lines) and max(map(len, lines)) <= width
