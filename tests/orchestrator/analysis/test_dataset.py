@@ -13,10 +13,10 @@ import pytest
 from pandas.testing import assert_frame_equal
 
 from orchestrator import ROOT, notes
-from orchestrator.analysis import views
+from orchestrator.analysis import dataset, views
 from orchestrator.analysis.compare import selection
 from orchestrator.analysis.dataset import open_dataset
-from orchestrator.analysis.questions import best, open_views, views_of
+from orchestrator.analysis.questions import VIEWS, best, open_views, views_of
 from orchestrator.analysis.sources import left_out, local_datasets
 from orchestrator.analysis.sql import COMPUTED
 from orchestrator.config.ranges import Bounds
@@ -285,6 +285,21 @@ def test_a_wrong_query_over_a_sound_file_stays_an_error_of_duckdb(tmp_path: Path
     for ask in (found.execute, found.records, found.scalar, found.single_row, found.to_arrow):
         with pytest.raises(duckdb.Error, match="nothing_of_this_name"):
             ask("SELECT nothing_of_this_name FROM rows")
+
+
+def test_what_is_read_once_answers_as_what_is_read_for_each_question(monkeypatch: pytest.MonkeyPatch):
+    """Few rows are a table, and the steps of an engine among them are theirs; many are a view, and of some the steps are opened."""
+    path = ",".join(
+        str(ROOT / "results" / name) for name in ("h200_drafts/xqa_specdec.parquet", "h200_engines/vllm_drafts.parquet")
+    )
+    once = open_views(path, threads=1)
+    monkeypatch.setattr(dataset, "FEW_ROWS", 0)
+    each = open_views(path, threads=1, where={"twin": 0})
+
+    assert (once.kind, once.whole, each.kind, each.whole) == ("TABLE", True, "VIEW", False)
+    for answer in (*VIEWS, "measured_rest", "engine_attention"):
+        assert once.execute(f"FROM {answer} ORDER BY ALL") == each.execute(f"FROM {answer} ORDER BY ALL"), answer
+    assert all(once.scalar(f"SELECT count(*) FROM {answer}") for answer in ("ranked", "in_engine", "measured_rest"))
 
 
 def test_lines_that_older_rows_call_cold_are_dirty(tmp_path: Path):
