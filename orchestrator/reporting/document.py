@@ -28,6 +28,7 @@ from orchestrator.analysis.connection import Connection
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.names import of_references
 from orchestrator.analysis.questions import open_views
+from orchestrator.analysis.questions.deployments import create_decisions
 from orchestrator.analysis.questions.tables import formatted, in_form
 from orchestrator.analysis.sql import literal
 from orchestrator.config.base import Frozen, Scalar
@@ -216,7 +217,7 @@ class AllViews(Connection):
     def __init__(self, datasets: Mapping[str, Dataset], tables: Mapping[str, str]) -> None:
         super().__init__([], threads=1)
         self.datasets = dict(datasets)
-        self.known = {name: {"measured", *data.later, *(v for (v,) in data.execute(VIEWS))} for name, data in self.datasets.items()}
+        self.known = {name: {"measured", "decisions", *data.later, *(v for (v,) in data.execute(VIEWS))} for name, data in self.datasets.items()}
         self._there: set[tuple[str, str]] = set()
         self._own: set[str] = set(tables)
         self.con.execute("SET enable_external_access = false")
@@ -269,6 +270,8 @@ class AllViews(Connection):
             return
         self._there.add((dataset, name))
         data = self.datasets[dataset]
+        if name == "decisions":
+            create_decisions(data)
         columns = dict(data.execute(f"SELECT column_name, column_type FROM (DESCRIBE {'current' if name == 'measured' else name})"))
         source = f"FROM {name}"
         if name == "measured":
