@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 
+from orchestrator import ROOT
 from orchestrator.analysis.questions import engine_default, one_backend, open_views
 from orchestrator.analysis.questions.deployments import HERE, PLACE, parts
 from orchestrator.config.draft_cost import Draft
@@ -15,6 +17,7 @@ from orchestrator.errors import UserError
 from orchestrator.formats.engine_config import config_text
 from orchestrator.reporting.dashboard.data import deployments
 from tests.helpers.datasets import EVERY, RESULTS
+from tools import pictures
 
 NO_FLAG = ("rules", "gated_delta")  # gated delta nets: their engines have no flag for them
 FOLDERS = sorted({name.partition("/")[0] for name in EVERY if not any(word in name for word in NO_FLAG)})
@@ -68,6 +71,56 @@ def agree(name: str) -> int:
         changes = [part for part in found if part.who == engine and part.answer.choice and not part.answer.keeps]
         assert sum(line.startswith(TYPED) for line in lines) == len(changes)
     return len(found)
+
+
+def test_the_finding_of_servers_says_what_the_report_says():
+    """A cell is the answers of a server, cache, engine and phase, with the kind of layers if there are several."""
+    rows = [
+        line.strip("| ").split(" | ") for line in (ROOT / "docs/findings/server_flags.md").read_text().splitlines() if "TP" in line
+    ]
+    printed = {tuple(row[:2]): row[2:] for row in rows if len(row) == 6}
+    found = [part for part in parts(open_views(RESULTS / "h200_main/servers.parquet", threads=1)) if part.who != HERE]
+    answers: dict[tuple[str, str], list[list[str]]] = {}
+    for part in found:
+        place, (type_, *_) = dict(zip(PLACE, part.place, strict=True)), one_backend.line(part)[3:]
+        cells = answers.setdefault((f"{place['model']}, TP {place['tp']}", place["kv_dtype"]), [[], [], [], []])
+        saved = re.search(r"\((~?[\d.]+%) less time than the default", type_)
+        flag = (
+            "keep"
+            if type_.startswith("nothing to type")
+            else f"{part.brief().partition(': ')[2].rpartition(' ')[0]} ({saved and saved[1]})"
+        )
+        cells[2 * (part.phase != "decode") + part.who.startswith("SGLang")].append(
+            flag if part.layers == "all" else f"{part.layers}: {flag}"
+        )
+    assert {server: ["; ".join(sorted(cell)) for cell in cells] for server, cells in answers.items()} == printed
+    assert len(printed) == 18
+
+
+def test_two_kinds_of_layers_are_told_apart_in_the_page_s_list():
+    """gpt-oss has full and sliding layers, and vLLM a flag for each: two lines of one engine name them."""
+    (one,) = deployments(
+        open_views(RESULTS / "h200_main/servers.parquet", threads=1, where={"model": "gpt_oss_120b", "tp": 1, "kv_dtype": "bf16"})
+    )
+    lines = [line for phase in one["phases"] for line in phase["brief"] if "vLLM" in line]
+
+    assert [line.split(":")[0] for line in lines] == ["vLLM 0.33.0, full layers", "vLLM 0.33.0, sliding layers"] * 2
+
+
+def test_the_picture_in_the_docs_shows_what_is_printed_now():
+    """The picture names its answers in a chunk of its file; its prices are of the engines' own builds."""
+    shown = parts(open_views(pictures.DATASET, threads=1, where=pictures.SERVER))
+
+    assert pictures.answers().encode() in (ROOT / f"docs/{pictures.NAME}.png").read_bytes(), "type python -m tools.pictures"
+    assert [choice.stands_in for part in shown for choice in part.choices if choice.stands_in] == []
+
+
+def test_a_default_that_a_stand_in_prices_is_named_as_one():
+    data = open_views(RESULTS / "h200_main/specdec_long_ctx.parquet", threads=1, where={"kv_dtype": "fp8_e4m3", "s_qo": 1})
+    words = "fa3, the default, is priced with flash_attn_3, which stands in for the engine's own build"
+
+    assert any(words in line for line in _export(data, selected("sglang")[0]))
+    assert [note for _, note in one_backend.grids(data)[1].cells if words in note]
 
 
 def _export(data: object, engine: object) -> list[str]:

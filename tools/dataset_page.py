@@ -31,7 +31,7 @@ Each line is a file, `FOLDER/NAME.parquet`.
 `results.path=results/FOLDER/NAME` reads it, and `results.path=results/FOLDER` reads all of a folder.
 Its rows come from `python -m orchestrator`, with the arguments in the last column.
 `NAME_noise` has points of NAME twice, and `NAME_check_power` has kernels made wrong on purpose.
-What was measured again is in a file of its own, so it replaces no row, and no key needs its run.
+What was measured again is in a file of its own.
 
 Rows name their machine, versions, clocks and the commit of this project.
 Versions are those of `requirements.txt` where [the last table](#other-versions) names no others; rows name those of each backend.

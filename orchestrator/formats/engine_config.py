@@ -23,7 +23,7 @@ from orchestrator.analysis.questions.cache_size import left_out
 from orchestrator.analysis.questions.deployments import PLACE, Choice, Part, parts
 from orchestrator.analysis.questions.draft import FREE_DRAFTS, describe_draft
 from orchestrator.analysis.questions.exactness import share
-from orchestrator.analysis.questions.one_backend import but_at_worst, stands_on
+from orchestrator.analysis.questions.one_backend import but_at_worst, of_default, stands_on
 from orchestrator.analysis.questions.tables import group_by
 from orchestrator.analysis.rough import ROUGH, mark
 from orchestrator.analysis.sql import literal, quoted
@@ -117,7 +117,7 @@ def _part(engine: Engine, part: Part) -> Iterator[str]:
         much = answer.choice.record["much_slower"]
         at_worst = answer.choice.no_comparison or f"at worst {answer.choice.worst_words} times the fastest"
         yield f"#   {but_at_worst(answer.choice) if much else at_worst}"
-        yield f"#   {stands_on(answer.choice)}; {part.holds}"
+        yield f"#   {stands_on(answer.choice)}{of_default(part)}; {part.holds}"
     for choice in part.choices:
         if choice.not_right and choice is not answer.choice:
             yield f"#   {choice.label}: {choice.not_right}"

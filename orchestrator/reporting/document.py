@@ -217,7 +217,10 @@ class AllViews(Connection):
     def __init__(self, datasets: Mapping[str, Dataset], tables: Mapping[str, str]) -> None:
         super().__init__([], threads=1)
         self.datasets = dict(datasets)
-        self.known = {name: {"measured", "decisions", *data.later, *(v for (v,) in data.execute(VIEWS))} for name, data in self.datasets.items()}
+        self.known = {
+            name: {"measured", "decisions", *data.later, *(v for (v,) in data.execute(VIEWS))}
+            for name, data in self.datasets.items()
+        }
         self._there: set[tuple[str, str]] = set()
         self._own: set[str] = set(tables)
         self.con.execute("SET enable_external_access = false")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from orchestrator.analysis.dataset import Dataset
-from orchestrator.analysis.questions.deployments import HERE, MUCH_SLOWER, Choice, Part, parts
+from orchestrator.analysis.questions.deployments import HERE, MUCH_SLOWER, SAME_SHARE, Choice, Part, parts
 from orchestrator.analysis.questions.exactness import named
 from orchestrator.analysis.questions.tables import percent
 from orchestrator.analysis.rough import legend
@@ -75,7 +75,15 @@ def _of_part(part: Part) -> Iterator[str]:
     if choice.record["worst"] > MUCH_SLOWER:
         yield f"{part.who if part.who != HERE else 'all backends'}, {part.what}: {but_at_worst(choice)}"
     if part.who != HERE:
-        yield f"{part.who}, {part.what}: {stands_on(choice)}; {part.holds}"
+        yield f"{part.who}, {part.what}: {stands_on(choice)}{of_default(part)}; {part.holds}"
+
+
+def of_default(part: Part) -> str:
+    """That the default was priced with another build, if the answer is beside it; empty if its own was measured."""
+    default, choice = part.default, part.answer.choice
+    if default is None or default is choice or not default.stands_in:
+        return ""
+    return f"; {default.label}, the default, is priced with {default.stands_in}, which stands in for the engine's own build"
 
 
 def stands_on(choice: Choice) -> str:
@@ -93,11 +101,12 @@ def stands_on(choice: Choice) -> str:
 
 def but_at_worst(choice: Choice) -> str:
     """Where a choice is much slower than the fastest backend."""
-    weight, there = percent(choice.record["much_slower_weight"] / choice.record["weight"]), choice.record["worst_at"]
+    weight, there = choice.record["much_slower_weight"] / choice.record["weight"], choice.record["worst_at"]
+    weigh = abs(weight - choice.record["much_slower"] / choice.served) > SAME_SHARE
     return (
         f"at {choice.worst_at} {choice.label} takes {choice.worst_words} times {named(there['best'], there['kernel'])}; "
-        f"more than {MUCH_SLOWER:g} times the fastest at {choice.record['much_slower']:,} of {choice.served:,} workloads, "
-        f"with {weight} of the weight"
+        f"more than {MUCH_SLOWER:g} times the fastest at {choice.record['much_slower']:,} of {choice.served:,} workloads"
+        f"{f', with {percent(weight)} of the weight' if weigh else ''}"
     )
 
 
