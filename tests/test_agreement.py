@@ -8,7 +8,7 @@ import re
 import pytest
 
 from orchestrator import ROOT
-from orchestrator.analysis.questions import engine_default, one_backend, open_views
+from orchestrator.analysis.questions import best, engine_default, one_backend, open_views
 from orchestrator.analysis.questions.deployments import HERE, PLACE, parts
 from orchestrator.config.draft_cost import Draft
 from orchestrator.config.engine import selected
@@ -121,6 +121,21 @@ def test_a_default_that_a_stand_in_prices_is_named_as_one():
 
     assert any(words in line for line in _export(data, selected("sglang")[0]))
     assert [note for _, note in one_backend.grids(data)[1].cells if words in note]
+
+
+def test_the_tables_of_the_fastest_backend_rank_a_draft_whatever_its_routine():
+    """The fastest of question=best over both dtypes of queries is the page's and the map's, also where paged prefill wins."""
+    data = open_views(RESULTS / "h200_main/servers.parquet", threads=1)
+    of_best = """SELECT workload, min(own_us) AS us, any_value(routine) AS routine
+        FROM (best JOIN (SELECT problem, workload FROM workloads) USING (problem)) GROUP BY workload"""
+    rows = data.execute(f"SELECT us, own_us, routine FROM ({of_best}) JOIN ranked_workloads USING (workload)")
+
+    assert len(rows) == data.scalar("SELECT count(*) FROM ranked_workloads")
+    assert [row for row in rows if row[0] != row[1]] == []
+    assert {"paged_decode", "paged_prefill"} <= {row[2] for row in rows}
+    assert not any("routine" in grid.title for grid in best.grids(data))
+    asked = data.records("FROM best WHERE model = 'llama_3_1_70b' AND tp = 8 AND kv_dtype = 'bf16' AND s_qo = 4 AND s_kv = 8192")
+    assert {r["batch_size"]: (r["backend"], f"{r['margin']:.0%}") for r in asked}[1] == ("fa2", "28%")
 
 
 def _export(data: object, engine: object) -> list[str]:

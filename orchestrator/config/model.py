@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import yaml
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
+from kernels.problem import Problem
 from kernels.problem.routine import routine_of
-from kernels.step.shapes import LayerShape
+from kernels.step.shapes import LayerShape, weight_bytes
 from orchestrator.config.base import Frozen, Scalar, own_files
 
 CUSTOM = "custom"  # a model whose heads are not those of a file
@@ -134,6 +135,20 @@ def layers_of(name: str) -> int | None:
 def layers_that_keep_all(name: str) -> int | None:
     """The layers of a model that keep every token in the cache; None if its file does not say, as for one with windowed layers."""
     return None if _file_of(name).get("sliding_window") else layers_of(name)
+
+
+def bf16_bytes(name: str, tp: int, layers: int | None = None) -> int | None:
+    """The bytes that the layers of a dense model, or so many of them, take on one of `tp` GPUs in bf16, without embeddings.
+
+    None if its file does not say, and for experts, which are stored in fewer bits.
+    """
+    given, layer = _file_of(name), _file_of(name).get("layer") or {}
+    if not layer.get("num_layers") or layer.get("num_experts") or given.get("head_dim_ckv"):
+        return None
+    model = Model.model_validate(given)
+    keys = {"routine": "paged_decode", "batch_size": 1, "s_qo": 1, "s_kv": 1, "tp": tp}
+    one = Problem.model_validate({**keys, **model.share("paged_decode", tp)})
+    return (layers or int(layer["num_layers"])) * weight_bytes(one, LayerShape.model_validate(layer))
 
 
 @cache

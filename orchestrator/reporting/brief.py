@@ -13,7 +13,7 @@ from rich.text import Text
 
 from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
-from orchestrator.analysis.questions.deployments import PLACE, Part, briefs, is_usual, parts, server_name
+from orchestrator.analysis.questions.deployments import PLACE, Part, briefs, is_usual, no_room_at, parts, server_name
 from orchestrator.analysis.questions.exactness import named
 from orchestrator.analysis.questions.tables import group_by, spread, varying_keys
 from orchestrator.config.model import CUSTOM
@@ -69,7 +69,8 @@ def _head(data: Dataset, width: int) -> list[Text]:
     found = _wrapped(" · ".join((*(", ".join(known[kind]) or f"no {kind}" for kind in ("model", "GPU")), told)), width, "bold")
     if bad := [status for status in BAD if status in counts]:
         found += _wrapped(f"{' and '.join(bad)}: question=odd says why", width, "red")
-    return found
+    too_small = dict.fromkeys(filter(None, (no_room_at(data, part.place) for part in parts(data))))
+    return [*found, *(line for words in too_small for line in _wrapped(words, width, "red"))]
 
 
 def _decisions(data: Dataset, width: int) -> list[Text]:

@@ -43,11 +43,15 @@ if TYPE_CHECKING:
 
 RANKING = ("contenders", "ranked")
 PARTS = ("ranking", "costs", "steps", "engine_points")  # SQL that is no view by itself
-# The ranking is one query at two levels: of a problem, and of a workload, whatever the routine and the dtype of its queries.
+# The ranking is one query at three levels: of a problem, of a workload, whatever the routine and the dtype of its queries, and of a
+# call, whatever the routine: a draft may go through paged decode or paged prefill.
 OF_WORKLOADS = "(SELECT contenders.*, workload FROM contenders JOIN all_workloads USING (problem))"
+OF_CALLS = """(SELECT contenders.*, hash(workload, q_dtype) AS call_of
+    FROM contenders JOIN all_workloads USING (problem) JOIN problems USING (problem))"""
 TEXTS = {
     "ranked": ("ranking", {"key": "problem", "contenders": "contenders"}),
     "ranked_workloads": ("ranking", {"key": "workload", "contenders": OF_WORKLOADS}),
+    "ranked_calls": ("ranking", {"key": "call_of", "contenders": OF_CALLS}),
     "draft_steps": ("steps", {"source": "step_attention"}),
 }
 # How far the log of a time is off the line between its neighbours at x0 < x < x1; null if it does not have both.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
@@ -13,12 +13,12 @@ from orchestrator.analysis.rough import legend, mark
 from orchestrator.tables import Grid
 
 NEEDS = "a point that is ok"
-EACH = "problems"
-SEVERAL = "SELECT count(DISTINCT routine) > 1 FROM best"
+EACH = "workloads"
+PAGED = ("paged_decode", "paged_prefill")  # ranked together: each takes a draft
 
 
 def grids(data: Dataset) -> list[Grid]:
-    """The winner of each problem; then the references."""
+    """The winner of each workload; then the references."""
     return [*fastest_grids(data), *references(data)]
 
 
@@ -31,18 +31,24 @@ def references(data: Dataset) -> list[Grid]:
         (device, shown(name), f"{count:,}", f"{least:,.1f} to {most:,.1f}", f"{faster:,}" if faster else "none")
         for device, name, count, least, most, faster in found
     )
-    header = ("GPU", "a reference", "problems", "µs", "faster than every ranked backend at")
+    header = ("GPU", "a reference", "workloads", "µs", "faster than every ranked backend at")
     return [Grid("references, not ranked", header, cells)] if cells else []
 
 
 def fastest_grids(data: Dataset) -> list[Grid]:
-    """The winner of each problem; one table for each combination of the other axes. The signs are explained once."""
+    """The winner of each workload; one table for each combination of the other axes. The signs are explained once."""
     found, told = [], set()
-    for name, part in split_by_title(fetch(data, "best"), ("s_qo", "batch_size", "s_kv")):
+    for name, part in by_title(data):
         what, signs = _title(data, part)
         found.append(across_contexts(" ".join(filter(None, (what, "" if signs in told else signs, f"· {name}"))), part, _cell))
         told.add(signs)
     return found
+
+
+def by_title(data: Dataset) -> Iterator[tuple[str, list[Record]]]:
+    """The winners of each table of this question, by its title, which does not name what comes with a winner."""
+    every = [r | {"out_dtype": None, "routine": "paged" if r["routine"] in PAGED else r["routine"]} for r in fetch(data, "best")]
+    yield from split_by_title(every, ("s_qo", "batch_size", "s_kv"))
 
 
 def _title(data: Dataset, part: Sequence[Record]) -> tuple[str, str]:
@@ -51,8 +57,7 @@ def _title(data: Dataset, part: Sequence[Record]) -> tuple[str, str]:
     over = _other_states(data, part[0]["device_name"], part[0]["l2"])
     noise = f"noise, measured over {over}" if over else "noise"
     rough = legend(*(r[which] for r in part for which in ("rough", "runner_up_rough")))
-    apart = "; each routine apart: question=one_backend ranks them together" if data.scalar(SEVERAL) else ""
-    signs = f"(ahead of the next by; ≈ no more than {noise}{rough}), err: relative error of its worst row{apart}"
+    signs = f"(ahead of the next by; ≈ no more than {noise}{rough}), err: relative error of its worst row"
     return f"fastest backend, {time}", signs
 
 

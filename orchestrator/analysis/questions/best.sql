@@ -1,4 +1,6 @@
--- Which backend is fastest for each problem, how far ahead of the next, and is that more than noise? The ranking, with the problem.
-SELECT problems.*, ranked.* EXCLUDE (problem, reference, ranked)
-FROM ranked
+-- Which backend is fastest for each workload and dtype of its queries, whatever the routine, how far ahead of the next, and is that more
+-- than noise? The ranking, with the winner's problem.
+SELECT problems.*, ranked_calls.* EXCLUDE (call_of, reference, ranked)
+FROM ranked_calls
+JOIN (SELECT row, problem FROM points) USING (row)
 JOIN problems USING (problem)

@@ -14,9 +14,11 @@ from kernels.problem.dtypes import SIZE_BITS
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions.tables import percent
 from orchestrator.analysis.sql import literal
-from orchestrator.config.model import layers_that_keep_all
+from orchestrator.config.model import bf16_bytes, layers_that_keep_all
 from orchestrator.machines import known_devices
 
+ROOM = 0.9  # of a GPU's memory: weights that take more leave next to none for a cache
+SIZES = (2, 4, 8, 16)  # numbers of GPUs that share a model
 BITS = " ".join(f"WHEN {literal(dtype)} THEN {bits}" for dtype, bits in SIZE_BITS.items())
 # Of a problem with one length for all requests; null for any other, whose cache may be smaller.
 LAYER_BYTES = f"""CASE
@@ -39,6 +41,22 @@ def create(data: Dataset, layers: int | None) -> None:
         SELECT problem, layers, memory_bytes, layers * ({LAYER_BYTES}) AS cache_bytes
         FROM problems JOIN gpu_memory USING (device_name) JOIN cache_layers USING (model)
         WHERE cache_bytes IS NOT NULL""")
+
+
+def no_room(model: str | None, tp: int | None, device_name: str, layers: int | None = None) -> str:
+    """That a model's weights leave no room for a cache on one of `tp` GPUs, and from how many on they do; empty if they do, or if
+    nobody knows."""
+    room = next((ROOM * one.memory_bytes for one in known_devices().values() if device_name in (one.name, *one.match)), None)
+    sizes = {size: bf16_bytes(model or "", size, layers) for size in (tp or 1, *(size for size in SIZES if size > (tp or 1)))}
+    here = sizes[tp or 1]
+    if room is None or here is None or here <= room:
+        return ""
+    fits = next((size for size, needed in sizes.items() if needed and needed <= room), None)
+    from_there = f"; they fit from tp {fits} on" if fits else ""
+    return (
+        f"{model} at tp {tp or 1} does not fit one {device_name}: its 16-bit weights take {here / 1e9:,.0f} GB without embeddings, "
+        f"and the GPU has {room / ROOM / 1e9:,.0f} GB{from_there}"
+    )
 
 
 def left_out(data: Dataset, place: Sequence[str]) -> dict[tuple[Any, ...], str]:

@@ -19,7 +19,7 @@ SELECT * EXCLUDE (problem, family, routine, backend, kernel, median_us, own_us, 
        CASE WHEN ahead_by <= getvariable('same') + getvariable('rough') * roughs THEN 'either'
             WHEN prefill_us < decode_us THEN 'prefill'
             ELSE 'decode' END AS faster
-FROM best
+FROM (SELECT problems.*, ranked.* EXCLUDE (problem, reference, ranked) FROM ranked JOIN problems USING (problem))
 WHERE routine IN ('paged_decode', 'paged_prefill')
 GROUP BY ALL
 HAVING decode_us IS NOT NULL AND prefill_us IS NOT NULL

@@ -16,7 +16,7 @@ from typing import Any
 from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.names import shown
-from orchestrator.analysis.questions.cache_size import left_out
+from orchestrator.analysis.questions.cache_size import left_out, no_room
 from orchestrator.analysis.questions.exactness import named, share
 from orchestrator.analysis.questions.tables import group_by, l2_words
 from orchestrator.analysis.rough import ROUGH, mark
@@ -354,6 +354,12 @@ def at(record: Mapping[str, Any]) -> str:
     return f"batch {record['batch_size']}, s_kv {record['s_kv']:,}, s_qo {record['s_qo']}"
 
 
+def no_room_at(data: Dataset, place: Sequence[Any]) -> str:
+    """That the model's weights leave no room on a GPU of this deployment (`no_room`)."""
+    model, tp, device = (place[PLACE.index(key)] for key in ("model", "tp", "device_name"))
+    return no_room(model, tp, device, data.draft.layers)
+
+
 def in_order(phases: Iterable[str]) -> list[str]:
     """Phases as tables show them."""
     return sorted(phases, key=lambda phase: (PHASES.index(phase) if phase in PHASES else len(PHASES), phase))
@@ -426,7 +432,7 @@ def _parts(data: Dataset) -> list[Part]:
             lengths=tuple(sorted({length for record in records for length in record["lengths"]})),
             choices=_choices(records, for_layers=kinds[key[:-1]] > 1),
             references=references.get((*place, key[-3]), {}),
-            left_out=too_big.get(place, ""),
+            left_out="; ".join(filter(None, (no_room_at(data, place), too_big.get(place)))),
         )
         for key, records in groups.items()
     ]

@@ -18,8 +18,9 @@ from typing import Any
 from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.names import shown
+from orchestrator.analysis.questions.best import by_title
 from orchestrator.analysis.questions.deployments import PLACE, deployment_titles
-from orchestrator.analysis.questions.tables import fetch, group_by, percent, split_by_title, varying_keys
+from orchestrator.analysis.questions.tables import group_by, percent, varying_keys
 from orchestrator.analysis.traffic import NEAR, Mix, WorkloadWeights, axes_to_measure, weights
 from orchestrator.grouped import grouped
 from orchestrator.notes import note_once
@@ -156,7 +157,7 @@ def _share(r: Record) -> str:
 def shares(data: Dataset, mix: Mix) -> list[Grid]:
     """A line for each table of question=best and s_qo (prompts have s_qo = s_kv): the backends' shares, and what is far."""
     cells, far = [], []
-    for name, part in split_by_title(fetch(data, "best"), ("s_qo", "batch_size", "s_kv")):
+    for name, part in by_title(data):
         drafts = group_by([r for r in part if r["s_qo"] < r["s_kv"]], ("s_qo",))
         lengths = [(str(s_qo), of_length) for (s_qo,), of_length in drafts.items()]
         if mix.prompts and (whole := [r for r in part if r["s_qo"] == r["s_kv"]]):

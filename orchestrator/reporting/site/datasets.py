@@ -149,7 +149,7 @@ def _answer(data: Dataset) -> str:
     if not winners:
         return "no point has a time"
     problems = data.scalar("SELECT count(*) FROM best")
-    return ", ".join(f"{shown(backend)} at {count:,} of {problems:,} problems" for backend, count in winners)
+    return ", ".join(f"{shown(backend)} at {count:,} of {problems:,} workloads" for backend, count in winners)
 
 
 def servers(deployments: Iterable[dict[str, Any]], page: str) -> list[Server]:

@@ -8,8 +8,10 @@ import pytest
 
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions import draft, engine_default, views_of
+from orchestrator.analysis.questions.cache_size import no_room
 from orchestrator.config.draft_cost import Draft
 from orchestrator.storage.row import to_table
+from tests.helpers.command_line import Invoke
 from tests.helpers.timed_rows import made
 
 # 80 layers of 8 KV heads of 128 in bf16 are 328 kB a token: 32 x 8,192 tokens are 86 GB, 64 x 8,192 are 172, and an H200 has 141.
@@ -66,3 +68,33 @@ def test_an_engine_s_default_is_judged_by_shapes_that_fit(layers: int | None, wo
 
     assert (of_vllm["decode"][8], of_vllm["decode"][5]) == (worst, f"{points} of {points}")
     assert [TOO_BIG in words for words in said(left_out.cells)] == ([True] if layers is None else [])
+
+
+@pytest.mark.parametrize(
+    ("model", "tp", "gpu", "fits_from"),
+    [
+        ("llama_3_1_70b", 1, "NVIDIA H100 80GB HBM3", 2),
+        ("llama_3_1_70b", 1, "NVIDIA H200", 2),  # 137 of 141 GB: none is left for a cache
+        ("llama_3_1_405b", 4, "NVIDIA H200", 8),
+        ("llama_3_1_70b", 2, "NVIDIA H200", None),
+        ("llama_3_1_8b", 1, "NVIDIA H100 80GB HBM3", None),
+        ("gpt_oss_120b", 1, "NVIDIA H100 80GB HBM3", None),  # its experts have 4 bits: nobody knows from here
+        ("mine", 1, "NVIDIA H200", None),
+        ("llama_3_1_70b", 1, "a GPU", None),
+    ],
+)
+def test_a_model_whose_weights_do_not_fit_is_named_with_the_size_that_does(model: str, tp: int, gpu: str, fits_from: int | None):
+    said = no_room(model, tp, gpu)
+
+    assert said.startswith(f"{model} at tp {tp} does not fit one {gpu}") if fits_from else said == ""
+    assert fits_from is None or said.endswith(f"they fit from tp {fits_from} on")
+    assert no_room(model, tp, gpu, layers=10) == ""
+
+
+def test_a_report_and_an_export_say_first_that_the_weights_do_not_fit(invoke: Invoke):
+    asked = ("model=llama_3_1_70b", "tp=1", "device=h100", "engine=vllm")
+    screen, flags = invoke("mode=report", *asked).stdout, invoke("export=vllm", *asked[:3]).stdout
+    words = no_room("llama_3_1_70b", 1, "NVIDIA H100 80GB HBM3")
+
+    assert words in " ".join(" ".join(screen.splitlines()[:3]).split())
+    assert "# " + words in flags

@@ -164,12 +164,14 @@ def test_different_problems_never_compete_and_what_varies_names_its_table():
     assert "page_size 16" in small.title and "page_size 64" in large.title
 
 
-@pytest.mark.parametrize("other", ["paged_decode", "paged_prefill"])
-def test_a_table_of_one_routine_says_where_all_are_ranked_together(other: str):
-    rows = [made("a", 10.0, routine="paged_decode"), made("b", 11.0, routine=other)]
-    first, *_ = best_grids(asked(*rows))
+@pytest.mark.parametrize(
+    ("other", "cells"), [("paged_prefill", ["a 10.0 (+10%) unchecked"]), ("cascade", ["a 10.0 unchecked", "b 11.0 unchecked"])]
+)
+def test_both_routines_that_take_a_draft_are_ranked_together(other: str, cells: list[str]):
+    found = best_grids(asked(made("a", 10.0, routine="paged_decode"), made("b", 11.0, routine=other)))
 
-    assert ("question=one_backend ranks them together" in first.title) == (other != "paged_decode")
+    assert sorted(grid.cells[0][-1] for grid in found) == cells
+    assert sum("routine" in grid.title for grid in found) == (2 if other == "cascade" else 0)
 
 
 def test_the_main_table_comes_first_then_every_other_question_in_a_line():
