@@ -115,3 +115,13 @@ def test_the_first_lines_of_the_main_dataset_answer_as_its_rows_do():
 
     assert mostly.startswith("mostly yes at batch 1: ")
     assert yes.startswith("yes at batch 8 to 64: ") and f" to {highest:.0%} faster, " in yes
+
+
+def test_a_server_has_one_answer_whichever_routine_takes_its_drafts():
+    """Over each cache a draft takes the faster of paged decode and paged prefill: their answers were two, and opposite."""
+    data = open_views(RESULTS / "h200_main/servers.parquet", threads=1, where={"model": "llama_3_1_70b", "tp": 8})
+    answers, *tables = fp8.grids(data)
+    workloads = "SELECT count(DISTINCT workload) FROM workloads JOIN problems USING (problem) WHERE kv_dtype = 'bf16'"
+
+    assert len({title for title, _ in answers.cells}) == 1 and not any("routine" in grid.title for grid in (answers, *tables))
+    assert data.scalar("SELECT count(*) FROM fp8") == data.scalar(workloads) == 14
