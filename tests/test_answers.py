@@ -81,7 +81,8 @@ def winners_of_calls(name: str) -> pd.DataFrame:
     rows = rows.assign(
         kind=rows["routine"].replace(["paged_decode", "paged_prefill"], "paged"), late=rows["backend"] == "torch_sdpa"
     )
-    return ahead(rows.sort_values(["late", "own_us", "median_us", "backend"]), ["kind", *(key for key in KEYS if key not in ("routine", "out_dtype"))])
+    keys = ["kind", *(key for key in KEYS if key not in ("routine", "out_dtype"))]
+    return ahead(rows.sort_values(["late", "own_us", "median_us", "backend"]), keys)
 
 
 def ahead(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:

@@ -83,7 +83,7 @@ def test_the_index_has_a_line_for_each_dataset_with_its_answer(made: tuple[Path,
 
     assert (built.datasets, built.comparisons, built.histories) == (4, 2, 1)
     assert sorted(lines) == ["morning", "morning.2", "night", "pairs"]
-    assert "fa2_tc at 2 of 2 problems" in lines["night"]
+    assert "fa2_tc at 2 of 2 workloads" in lines["night"]
     servers = re.findall(r"<a href=\"(datasets/[\w.-]+\.html)#f\.[^\"]*\">([^<]*)</a></td>\n<td>([^<]*)", index)
     assert sorted(gpu for _, _, gpu in servers) == ["NVIDIA H100", "NVIDIA H200", "NVIDIA H200"]
     assert all(
