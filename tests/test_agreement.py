@@ -97,16 +97,6 @@ def test_the_finding_of_servers_says_what_the_report_says():
     assert len(printed) == 18
 
 
-def test_two_kinds_of_layers_are_told_apart_in_the_page_s_list():
-    """gpt-oss has full and sliding layers, and vLLM a flag for each: two lines of one engine name them."""
-    (one,) = deployments(
-        open_views(RESULTS / "h200_main/servers.parquet", threads=1, where={"model": "gpt_oss_120b", "tp": 1, "kv_dtype": "bf16"})
-    )
-    lines = [line for phase in one["phases"] for line in phase["brief"] if "vLLM" in line]
-
-    assert [line.split(":")[0] for line in lines] == ["vLLM 0.33.0, full layers", "vLLM 0.33.0, sliding layers"] * 2
-
-
 def test_the_picture_in_the_docs_shows_what_is_printed_now():
     """The picture names its answers in a chunk of its file; its prices are of the engines' own builds."""
     shown = parts(open_views(pictures.DATASET, threads=1, where=pictures.SERVER))
