@@ -104,17 +104,22 @@ def find(
         both = _over_both(con, queries[turn][0], {name for name, at, *_ in found if at == turn}) if question == "fp8" else []
         files = both if both and answers < EVERY_DTYPE else [file]
     best = ",".join(str(places[one]) for one in files)
-    others = sum(not one[1] for one in found) - len(files)
-    why = "whose kernels are the fastest over 16-bit and over FP8 caches" if len(files) > 1 else "which says most about this"
-    note_once(f"read {best}, {why}")
-    if alike and turn:
-        note_once(f"these are rows of {names} with the heads of {alike[0]}")
-    elif others > 0:
-        note_once(f"{others} more have such rows: results.path=DIR reads another")
+    _note(best, files, found, names if alike and turn else "", alike)
     here, all_caches = ({kv for name, *_, of in found if name in some for kv in of} for some in (files, places))
     for kv in sorted(all_caches - here):
         note_once(f"these are over {' and '.join(sorted(here))}; for the others type 'where={{kv_dtype: {kv}}}'")
     return best, asked[turn][0]
+
+
+def _note(best: str, files: Sequence[Any], found: Sequence[Sequence[Any]], names: str, alike: Alike | None) -> None:
+    """Which dataset is read, and why: `names` are the models of rows that have the heads of another one."""
+    others = sum(not one[1] for one in found) - len(files)
+    why = "whose kernels are the fastest over 16-bit and over FP8 caches" if len(files) > 1 else "which says most about this"
+    note_once(f"read {best}, {why}")
+    if alike and names:
+        note_once(f"these are rows of {names} with the heads of {alike[0]}")
+    elif others > 0:
+        note_once(f"{others} more have such rows: results.path=DIR reads another")
 
 
 def _best_first(queries: Iterable[tuple[str, str]], engines: Sequence[Engine], question: str | None) -> str:

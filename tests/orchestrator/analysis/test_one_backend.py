@@ -14,6 +14,7 @@ import pytest
 from orchestrator import notes
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions import engine_default, one_backend, open_views, traffic_weights, views_of
+from orchestrator.analysis.questions.cache_size import no_room
 from orchestrator.analysis.questions.deployments import HERE, Choice, Part, parts
 from orchestrator.analysis.traffic import Mix, TrafficPoint
 from orchestrator.config.draft_cost import Draft
@@ -445,6 +446,7 @@ def test_a_workload_whose_cache_alone_is_larger_than_the_gpu_does_not_count():
 
     assert (line["type"], line["workloads"], line["mean"]) == ("fa2_tc", "1", "1.00")  # at batch 64 cudnn is 9 times as fast
     assert notes_of(found) == [
+        no_room("llama_3_1_70b", 1, "NVIDIA H200") + "; "
         "1 of 2 measured workloads, with 75% of the weight, do not count: their KV cache of 80 layers is larger than the GPU's "
         "141 GB (the smallest: 172 GB, at batch 64, s_kv 8,192); if GPUs share the layers, type draft.layers=N of one GPU. "
         "Weights of the model are not counted"
