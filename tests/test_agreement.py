@@ -19,7 +19,7 @@ from orchestrator.reporting.dashboard.data import deployments
 from tests.helpers.datasets import EVERY, RESULTS
 from tools import pictures
 
-NO_FLAG = ("rules", "gated_delta")  # gated delta nets: their engines have no flag for them
+NO_FLAG = ("rules", "gated_delta", "cache")  # engines have no flag for gated delta nets, and none for writes of a cache
 FOLDERS = sorted({name.partition("/")[0] for name in EVERY if not any(word in name for word in NO_FLAG)})
 TYPED = ("--attention", "--prefill", "--decode", "--dsa", "-ac.")  # how a line with a flag of a backend begins
 

@@ -57,7 +57,8 @@ def execute(invocation: Running) -> int:
                 if settings.cluster.kind != "inline":  # workers load their libraries meanwhile
                     import_module(".report", before_after.__package__)
                 job = Run(settings, invocation.overrides, store, pool, progress)
-                _say_without_gpu(invocation, job, ", so the reference alone runs (Ctrl-C ends it)")
+                if all(point.env is None for point in points):  # an environment may be refused, and then nothing runs
+                    _say_without_gpu(invocation, job, ", so the reference alone runs (Ctrl-C ends it)")
                 counts, left_out = job.go(points), pool.left_out
         except (KeyboardInterrupt, NoWorkers, CannotStore) as error:
             return _stopped(invocation, error, store, same_command)

@@ -12,7 +12,7 @@ const BACKENDS = ["flash_attn_3", "fa2_tc", "cudnn", "trtllm-native", "fa2", "fa
   "tokenspeed_mla", "two_calls_fa3 (FlashInfer)", "gdn_chunk", "fa2_chunks", "two_calls_fa3_fa2 (FlashInfer)", "fa2_chunks_8k", "fa3_chunks (FlashInfer)", "torch_two_calls",
   "gdn_chunk_whole", "fla_recurrent", "batch_attention", "flash_attn_3_vllm_32_splits", "triton_mla"];
 // Names that would share a sign with another of their dataset at the end of the list: places behind it that are free.
-const PLACES = { batch_pod: 41, flash_mla: 93, flash_attn_2_vllm: 112, flash_mla_vllm: 131, flash_attn_3_vllm: 268, flash_attn_3_sglang: 58, sglang_triton: 79, fla_chunk: 50, flash_attn_3_unplanned: 117, sglang_triton_extend: 70 };
+const PLACES = { batch_pod: 41, flash_mla: 93, flash_attn_2_vllm: 112, flash_mla_vllm: 131, flash_attn_3_vllm: 268, flash_attn_3_sglang: 58, sglang_triton: 79, fla_chunk: 50, flash_attn_3_unplanned: 117, sglang_triton_extend: 70, vllm_write: 200, vllm_triton_write: 201, flashinfer_append: 202, flashinfer_rope_append: 203, flashinfer_rope_then_append: 204 };
 const path = (of) => `path://${of}`;
 const MARKERS = ["circle", "rect", "triangle", "diamond",
   path("M0,0H10L5,10Z"), // a triangle that points down
