@@ -81,6 +81,7 @@ def test_an_engine_s_default_is_judged_by_shapes_that_fit(layers: int | None, wo
         ("gpt_oss_120b", 1, "NVIDIA H100 80GB HBM3", None),  # its experts have 4 bits: nobody knows from here
         ("mine", 1, "NVIDIA H200", None),
         ("llama_3_1_70b", 1, "a GPU", None),
+        ("llama_3_1_70b", 1, "cpu", None),  # the reference's
     ],
 )
 def test_a_model_whose_weights_do_not_fit_is_named_with_the_size_that_does(model: str, tp: int, gpu: str, fits_from: int | None):
