@@ -57,7 +57,7 @@ def command(*args: str) -> list[str]:
     return [sys.executable, "-m", "orchestrator", *args]
 
 
-def run(*args: str, timeout: float = 200, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+def run(*args: str, timeout: float = 400, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """Runs the command line in a process of its own that has its libraries already, until it ends."""
     return _ended(Forked(args, cwd, environment()), timeout)
 
@@ -67,7 +67,7 @@ def start_code(code: str, *args: str) -> Forked:
     return Forked(args, ROOT, environment(), code)
 
 
-def run_code(code: str, *args: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+def run_code(code: str, *args: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
     """Runs such a program until it ends."""
     return _ended(start_code(code, *args), timeout)
 
@@ -81,7 +81,7 @@ def _ended(forked: Forked, timeout: float) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(forked.args, forked.returncode, *said)
 
 
-def run_from_scratch(*args: str, timeout: float = 200, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+def run_from_scratch(*args: str, timeout: float = 400, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """Runs the command line as its user starts it: Python begins anew and imports what it needs. One test of each kind does."""
     return subprocess.run(command(*args), cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False, env=environment())
 

@@ -50,7 +50,7 @@ def _head(port: int) -> Iterator[Path]:
             yield Path(log.name)
         finally:
             head.terminate()
-            head.wait(timeout=60)
+            head.wait(timeout=180)
 
 
 def _free_ports(count: int) -> list[int]:

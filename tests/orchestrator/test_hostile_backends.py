@@ -75,7 +75,7 @@ def test_jobs_of_which_none_can_run_are_wrong_input(invoke: Invoke, tmp_path: Pa
 def test_jobs_leave_nothing_in_the_folder_that_users_of_a_machine_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     words = [sys.executable, "-m", "orchestrator", "+sweep=smoke", "mode=plan", "device=h200,h100", "-m"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False, cwd=ROOT)
 
     assert (done.returncode, list(tmp_path.iterdir())) == (0, []), done.stderr
 

@@ -154,7 +154,7 @@ def test_a_run_whose_machines_die_while_they_compile_can_be_resumed(machines: Ma
     first = start(*args)
     wait_until(lambda: compiled_on(tmp_path, "long"), "it is being compiled")
     machines.kill(only)
-    out, err = first.communicate(timeout=120)
+    out, err = first.communicate(timeout=240)
 
     assert first.returncode == 1, out + err
     assert "no machine is there that could after cluster.wait_seconds=3" in out
@@ -163,7 +163,7 @@ def test_a_run_whose_machines_die_while_they_compile_can_be_resumed(machines: Ma
     assert len(rows_of(tmp_path / "rows")) == 0  # the machine is to blame and no point
 
     join("b")
-    out, err = start(*args).communicate(timeout=120)
+    out, err = start(*args).communicate(timeout=240)
     assert set(rows_of(tmp_path / "rows")["status"]) == {"ok"}, out + err
 
 
@@ -174,7 +174,7 @@ def test_compiling_ahead_without_ray_ends_with_the_command_that_resumes(tmp_path
     driver = start(*SMALL, "adapters=[tests.backends.compiling]", "sweep.backend=[filed]", "mode=compile")
     wait_until(lambda: compiled_on(tmp_path, "long"), "it is being compiled")
     signal_all(list(processes("raylet/raylet", under=driver.pid)), signal.SIGKILL)
-    out, err = driver.communicate(timeout=120)
+    out, err = driver.communicate(timeout=240)
 
     assert driver.returncode == 1, out + err
     assert "stopped: 1 kernel modules are left to compile" in out and "To go on, type" in out and "mode=compile" in out

@@ -27,7 +27,7 @@ def test_points_of_a_machine_that_dies_run_elsewhere_and_pay_no_attempt(machines
     machines.stop_raylet(hangs)
     joins = machines.join()
     machines.kill(dies)
-    out, err = driver.communicate(timeout=150)
+    out, err = driver.communicate(timeout=300)
     table = rows_of(dataset)
 
     assert driver.returncode == 0, out + err
@@ -43,7 +43,7 @@ def test_without_a_machine_the_run_waits_then_stops_and_can_be_resumed(machines:
     first = start(*args)
     reported = set(wait_for_rows(tmp_path, 2))
     machines.kill(only)
-    out, err = first.communicate(timeout=120)
+    out, err = first.communicate(timeout=240)
 
     assert first.returncode == 1, out + err
     assert "no worker can be started there after cluster.wait_seconds=3" in out
@@ -56,7 +56,7 @@ def test_without_a_machine_the_run_waits_then_stops_and_can_be_resumed(machines:
     wait_until(lambda: journal(tmp_path), "a row of the second run")
     machines.kill(second_machine)
     last = machines.join()
-    out, err = second.communicate(timeout=120)
+    out, err = second.communicate(timeout=240)
     table = rows_of(tmp_path)
 
     assert second.returncode == 0, out + err
@@ -67,7 +67,7 @@ def test_without_a_machine_the_run_waits_then_stops_and_can_be_resumed(machines:
 
 def test_a_cluster_that_gives_no_device_away_is_named_before_anything_runs(machines: Machines, tmp_path: Path):
     done = start(*on(machines, tmp_path))
-    _, err = done.communicate(timeout=60)
+    _, err = done.communicate(timeout=180)
 
     assert done.returncode == 2
     assert f"cluster.address='{machines.address}': no machine there" in err

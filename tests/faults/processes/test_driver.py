@@ -41,7 +41,7 @@ def test_a_driver_that_is_stopped_again_and_again_loses_no_row(tmp_path: Path):
         workers = list(processes("ray::WorkerActor", under=driver.pid))
         reported |= set(journal(tmp_path))
         driver.send_signal(sent)
-        out, err = driver.communicate(timeout=60)
+        out, err = driver.communicate(timeout=180)
         assert driver.returncode == code, err
         if sent != signal.SIGKILL:
             assert f"results.path={tmp_path}" in out and "To go on, type" in out
@@ -63,7 +63,7 @@ def test_an_interrupt_ends_the_whole_of_a_run_over_several_clusters(tmp_path: Pa
     driver = start(*args)
     wait_for_rows(tmp_path, 1)
     driver.send_signal(signal.SIGINT)
-    out, err = driver.communicate(timeout=60)
+    out, err = driver.communicate(timeout=180)
 
     assert driver.returncode == 130, err
     assert out.count("To go on, type") == 1
@@ -76,7 +76,7 @@ def test_a_run_under_which_ray_itself_dies_stops_with_its_rows_kept(tmp_path: Pa
     driver = start(*SLOW, f"results.path={tmp_path}")
     reported = set(wait_for_rows(tmp_path, 2))
     signal_all(list(processes("raylet/raylet", under=driver.pid)), signal.SIGKILL)
-    out, err = driver.communicate(timeout=120)
+    out, err = driver.communicate(timeout=240)
 
     assert driver.returncode == 1, err
     assert "every finished row is stored. To go on, type" in out
@@ -98,7 +98,7 @@ def test_a_second_driver_is_refused_with_the_owner_named(tmp_path: Path):
     first.send_signal(signal.SIGSTOP)  # so that it cannot have finished before the second comes
     second = run(*args)
     first.send_signal(signal.SIGCONT)
-    first.communicate(timeout=120)
+    first.communicate(timeout=240)
     table = rows_of(tmp_path)
 
     assert second.returncode == 2

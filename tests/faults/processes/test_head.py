@@ -66,7 +66,7 @@ def test_a_run_whose_head_dies_keeps_its_rows_and_can_be_resumed(head: Head, tmp
     driver = start(*args)
     wait_for_rows(tmp_path, 2)
     head.kill()
-    out, err = driver.communicate(timeout=120)
+    out, err = driver.communicate(timeout=240)
     reported = set(journal(tmp_path)) | set(rows_of(tmp_path)["point_id"])
     died_at = pd.Timestamp.now(tz="UTC")
 
@@ -77,7 +77,7 @@ def test_a_run_whose_head_dies_keeps_its_rows_and_can_be_resumed(head: Head, tmp
 
     head.start()
     again = start(*args)
-    out, err = again.communicate(timeout=150)
+    out, err = again.communicate(timeout=300)
     table = rows_of(tmp_path)
     assert again.returncode == 0, out + err
     assert len(table) == table["point_id"].nunique() == 9

@@ -147,7 +147,7 @@ def test_a_worker_killed_from_outside_is_replaced_while_the_run_goes_on(tmp_path
     wait_for_rows(tmp_path, 2)
     killed = [pid for pid in processes("ray::WorkerActor", under=driver.pid) if os.kill(pid, signal.SIGKILL) is None]
     killed_at = pd.Timestamp.now(tz="UTC")
-    driver.communicate(timeout=120)
+    driver.communicate(timeout=240)
     table = rows_of(tmp_path)
     next_started = table.loc[table["started_at"] > killed_at, "started_at"].min()
 
@@ -165,7 +165,7 @@ def test_a_worker_killed_for_its_memory_is_oom_after_a_second_try_alone(tmp_path
     args = [*TINY, "sweep.backend=[nothing,eats_memory,torch_sdpa]", "sweep.batch_size=[1]", "sweep.s_qo=[1]"]
     with limited_to(2560 * 2**20) as join:
         driver = start_from_scratch(*args, f"results.path={tmp_path}", preexec_fn=join)
-        out, err = driver.communicate(timeout=120)
+        out, err = driver.communicate(timeout=240)
     table = rows_of(tmp_path).set_index("backend")
 
     assert driver.returncode == 1, out + err

@@ -40,7 +40,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
 
 def test_with_spread_each_device_every_kind_decides_every_point(lab: Network, tmp_path: Path):
     done = lab.driver(*KEYS, "sweep.batch_size=[1,2]", "cluster.spread=each_device", f"results.path={tmp_path}")
-    out, err = done.communicate(timeout=150)
+    out, err = done.communicate(timeout=300)
     assert done.returncode == 0, out + err
     table = pd.read_parquet(tmp_path)
     found = {key: set(status) for key, status in table.groupby(["backend", "device_name"])["status"]}

@@ -43,7 +43,7 @@ def test_no_module_is_lost_and_nothing_else_is_left(tmp_path: Path):
         assert process.stdin
         process.stdin.write("go\n")
         process.stdin.flush()
-    said = [process.communicate(timeout=60)[1] for process in hosts]
+    said = [process.communicate(timeout=180)[1] for process in hosts]
     with tarfile.open(path) as tar:
         names = {Path(name).stem for name in tar.getnames()}
 

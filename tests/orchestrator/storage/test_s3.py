@@ -209,7 +209,7 @@ def test_of_many_that_come_at_once_never_two_own_a_dataset(path: str):
         """
     )
     many = [start_code(code) for _ in range(4)]
-    said = [one.communicate(timeout=60)[0].split() for one in many]
+    said = [one.communicate(timeout=180)[0].split() for one in many]
     owned = sorted((float(words[0]), float(words[1])) for words in said if len(words) == 2)
 
     assert all(len(words) == 2 or words == ["refused"] for words in said)
@@ -329,7 +329,7 @@ def test_a_sweep_killed_in_mid_run_resumes_where_it_was(path: str, tmp_path: Pat
     while len(journal(path)) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
     driver.kill()
-    driver.communicate(timeout=60)
+    driver.communicate(timeout=180)
     before = set(access.read(path)["point_id"].to_pylist())
     stopped_at = pd.Timestamp.now(tz="UTC")
     again = run(*args)
