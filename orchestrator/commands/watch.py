@@ -7,9 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
+
 from orchestrator import libraries
 from orchestrator.analysis.compare import tables
 from orchestrator.analysis.compare.comparison import Comparison, compare_rows
+from orchestrator.analysis.compare.pairs import POINT_COLUMNS
 from orchestrator.analysis.compare.selection import Selection
 from orchestrator.analysis.noise import SAME
 from orchestrator.bisection.evidence import Round, pairs_of
@@ -119,7 +122,7 @@ def _ranges(settings: WatchSettings, points: Sequence[Point]) -> list[Range]:
 
 
 def _watched(invocation: Invocation[WatchSettings], of: Range, points: Sequence[Point]) -> Iterator[Upgrade]:
-    """Measures the releases that have no report yet, each beside the last one before it that ran.
+    """Measures the releases that have no report yet, each beside the last one before it that ran, and no point wrong or failing.
 
     Each has a dataset of its own with its report, so the rows of an earlier comparison stay. One without rows, such as one that
     cannot be installed, is tried again by the next watch.
@@ -134,8 +137,20 @@ def _watched(invocation: Invocation[WatchSettings], of: Range, points: Sequence[
         if not (place / REPORT).exists() or runs.rows().empty:
             yield (upgrade := _measured(runs, old, new))
             show(invocation, upgrade.report(runs.context([old, new])), str(place), REPORT)
-        rows = runs.rows()
-        old = new if ((rows["env"] == runs.name_of(new)) & (rows["status"] == "ok")).any() else old
+        old = new if may_follow(runs.rows(), runs.name_of(old), runs.name_of(new)) else old
+
+
+def may_follow(rows: pd.DataFrame, old: str, new: str) -> bool:
+    """Whether the next release is measured beside the new one: it ran, and no point that was right is wrong or failing.
+
+    Beside a wrong one, a release that is right and slower would only be `fixed`.
+    """
+
+    def points(env: str, *statuses: str) -> set[str]:
+        found = rows.loc[(rows["env"] == env) & rows["status"].isin(statuses), list(POINT_COLUMNS)]
+        return set(map(str, found.to_dict("records")))
+
+    return bool(points(new, "ok")) and not points(old, "ok") & points(new, *OF_STATUS)
 
 
 def _measured(runs: ReleaseRuns, old: str, new: str) -> Upgrade:

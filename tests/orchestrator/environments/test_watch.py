@@ -19,6 +19,7 @@ import pytest
 
 from orchestrator import ROOT
 from orchestrator.cli import main
+from orchestrator.commands.watch import may_follow
 from tests.helpers import wheels as library
 from tests.helpers.forked_environment import ForkedPopen
 from tests.helpers.runs import SMALL
@@ -127,6 +128,27 @@ def test_each_release_is_measured_beside_the_last_one_that_ran(release: str, bes
     assert f"sweep.env=[{library.LIBRARY}:{beside},{library.LIBRARY}:{release}]" in said
     assert watched.said.count(said) == 1
     assert f"\n{library.LIBRARY} {release} beside {beside}: {what}\n" in watched.said.partition("index.html")[2]
+
+
+@pytest.mark.parametrize(
+    ("statuses", "may"),
+    [
+        (["ok", "ok", "ok"], True),
+        (["mismatch", "ok", "ok"], False),  # beside it a release that is right and slower would only be fixed
+        (["timeout", "ok", "ok"], False),
+        (["unsupported", "ok", "ok"], True),
+        (["ok", "ok", "failed"], True),  # as before
+        (["unsupported", "unsupported", "failed"], False),  # nothing ran
+    ],
+)
+def test_the_next_release_is_measured_beside_one_that_broke_no_point(statuses: list[str], may: bool):
+    rows = pd.read_parquet(ROOT / "results/h200_releases/watch.parquet")
+    old, new = (rows[(rows["env"] == f"flashinfer_python_{of}") & (rows["status"] == "ok")] for of in ("0_6_13", "0_7_0"))
+    key = ["backend", "batch_size", "s_kv"]
+    sides = [side[side["s_qo"] == 1].sort_values([*key, "finished_at"]).drop_duplicates(key).head(3) for side in (old, new)]
+    both = pd.concat([sides[0].assign(status=["ok", "ok", "failed"]), sides[1].assign(status=statuses)])
+
+    assert may_follow(both, "flashinfer_python_0_6_13", "flashinfer_python_0_7_0") is may
 
 
 def test_rows_of_all_releases_stay_and_a_site_has_the_history_of_each_point(watched: Watched):
