@@ -9,6 +9,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from rich.console import Console
 from rich.markup import escape
@@ -19,6 +20,7 @@ from orchestrator.untrusted.text import for_csv, for_json, for_line, for_markdow
 SVG_COLUMNS = 150
 FLAG = re.compile(r"(?<!\S)--?[a-z]\S*")  # that a person types: it stays in one line
 NARROW = 8  # letters of a column
+GAP = 2  # letters between two columns of a table without borders
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,15 @@ class Grid:
         more = f"; the first {lines} of {len(self.cells)}" if len(self.cells) > lines else ""
         return Grid(self.title + more, self.header, self.cells[:lines])
 
+    def only(self, kept: Sequence[int]) -> Grid:
+        """The columns at these places."""
+        header, *cells = (tuple(line[place] for place in kept) for line in (self.header, *self.cells))
+        return Grid(self.title, header, tuple(cells))
+
+    def named(self, names: Sequence[str]) -> Grid:
+        """The columns of these names, if it has all of them; else as it is."""
+        return self.only([*map(self.header.index, names)]) if names and set(names) <= set(self.header) else self
+
 
 def draw(console: Console, grids: Iterable[Grid]) -> None:
     """Prints tables to a console. Tables without rows are left out."""
@@ -42,25 +53,55 @@ def draw(console: Console, grids: Iterable[Grid]) -> None:
             continue
         wraps = console.is_terminal  # a terminal would cut inside a word; a file keeps a title in one line
         console.print(f"[bold]{escape(for_line(grid.title))}[/]", highlight=False, soft_wrap=not wraps)
-        cells = [tuple(map(for_terminal, line)) for line in grid.cells]
-        flags = [
-            max((len(word) for cell in column for word in FLAG.findall(cell)), default=0) for column in zip(*cells, strict=True)
-        ]
-        borders = 3 * len(flags) + 1
-        if any(flags) and sum(max(width, NARROW) for width in flags) + borders > console.width:
-            _draw_lines(console, grid.header, cells)
-            continue
-        whole = sum(max(map(len, column)) for column in zip(grid.header, *cells, strict=True)) + borders <= console.width
-        table = Table(header_style="bold")
-        longest = (max(len(word) for cell in column for word in ("", *cell.split())) for column in zip(*cells, strict=True))
-        words = [max(flag, min(2 * NARROW, word)) for flag, word in zip(flags, longest, strict=True)]
-        least = words if not whole and sum(words) + borders <= console.width else [None] * len(words)
-        for name, flag, word in zip(grid.header, flags, least, strict=True):  # rich would cut a flag, or a word beside a long cell
-            fixed = None if whole or not flag else flag
-            table.add_column(escape(for_terminal(name)), overflow="fold", width=fixed, min_width=word)
-        for line in cells:
-            table.add_row(*map(escape, line))
-        console.print(table)
+        _draw_body(console, grid)
+
+
+def lines_of(grid: Grid, width: int) -> list[str]:
+    """The header and the rows of a table without borders, at most `width` columns wide."""
+    file = io.StringIO()
+    _draw_body(Console(file=file, width=width, color_system=None), grid, bare=True)
+    return [line.rstrip() for line in file.getvalue().splitlines()]
+
+
+def fitted(grid: Grid, width: int) -> Grid:
+    """The first columns of a table, as many as fit without a cut in a word; at least one."""
+    sums = accumulate(word + GAP for word in _least_widths(grid.header, grid.cells)[1])
+    return grid.only(range(max(1, sum(least <= width for least in sums))))
+
+
+def _least_widths(header: Sequence[str], cells: Iterable[Sequence[str]]) -> tuple[list[int], list[int]]:
+    """Of each column the longest flag, and what must fit: it, and words of up to `2 * NARROW` letters."""
+    columns = [[word for cell in column for word in ("", *cell.split())] for column in zip(header, *cells, strict=True)]
+    flags = [max(len(word) * bool(FLAG.fullmatch(word)) for word in column) for column in columns]
+    return flags, [max(flag, min(2 * NARROW, max(map(len, column)))) for flag, column in zip(flags, columns, strict=True)]
+
+
+def _draw_body(console: Console, grid: Grid, *, bare: bool = False) -> None:
+    cells = [tuple(map(for_terminal, line)) for line in grid.cells]
+    flags, words = _least_widths(grid.header, cells)
+    borders = GAP * len(flags) if bare else 3 * len(flags) + 1
+    if any(flags) and sum(words if bare else (max(width, NARROW) for width in flags)) + borders > console.width:
+        _draw_lines(console, grid.header, cells)
+        return
+    longest = [max(map(len, column)) for column in zip(grid.header, *cells, strict=True)]
+    widths: Sequence[int | None] = [flag or None for flag in flags]  # rich would cut a flag, or a word beside a long cell
+    if sum(words) + borders <= console.width:
+        widths = _shared(words, longest, console.width - borders)
+    table = Table(header_style="bold", box=None, pad_edge=False, padding=(0, 1)) if bare else Table(header_style="bold")
+    for name, width in zip(grid.header, widths, strict=True):
+        table.add_column(escape(for_terminal(name)), overflow="fold", width=width)
+    for line in cells:
+        table.add_row(*map(escape, line))
+    console.print(table)
+
+
+def _shared(least: Sequence[int], most: Sequence[int], width: int) -> list[int]:
+    """The widths of columns, at least and at most so many letters; what is left of all goes first to those that need little."""
+    found, left = list(least), width - sum(least)
+    for number, place in enumerate(sorted(range(len(least)), key=lambda place: most[place] - least[place])):
+        given = min(most[place] - least[place], left // (len(least) - number))
+        found[place], left = found[place] + given, left - given
+    return found
 
 
 def _draw_lines(console: Console, header: Sequence[str], cells: Iterable[Sequence[str]]) -> None:

@@ -81,6 +81,15 @@ def us_at(rest: Rest, tokens: int) -> float | None:
     return rest[below] + share * (rest[above] - rest[below])
 
 
+def rest_of_step(data: Dataset, place: ModelPlace, tokens: int, layers: int) -> float | None:
+    """µs of a step without attention: typed, of draft.rest or the preset; None for query tokens that were not measured."""
+    if data.draft.rest_us:
+        return data.draft.rest_us
+    query = "SELECT tokens, us FROM measured_steps WHERE (model, device_name, coalesce(tp, 1)) = (?, ?, ?)"
+    us = us_at(dict(data.execute(query, list(place))) or PRESETS.get(place, {}), tokens)
+    return None if us is None else layers * us
+
+
 def create_measured_rest(data: Dataset, source: Dataset | None, draft: Draft) -> None:
     """The table `measured_rest` of a dataset: the rest of a step at each batch and draft, if draft.rest measured it.
 

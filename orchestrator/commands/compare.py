@@ -23,6 +23,7 @@ NOT_OF_ROWS = ("mode=", "point=", "rerun=", "cluster.workers=", "modules=")
 def execute(invocation: Invocation[CompareSettings]) -> int:
     """Prints the comparison of `baseline` and `candidate`; 1 on a regression. Published times are not judged."""
     from orchestrator.analysis.compare import best_of, published, tables
+    from orchestrator.reporting import brief
     from orchestrator.reporting.opened import mix_of
 
     if published_tables := published.published_grids(invocation.settings):
@@ -37,12 +38,14 @@ def execute(invocation: Invocation[CompareSettings]) -> int:
     headline = best_of.headline(best) if best.of_devices and len(best.problems) else tables.headline(found)
     if settings.format == "markdown":
         print(f"**{for_markdown(headline)}**\n")
-    grids = [one.first(FEW) for one in best_of.grids(best)] if is_brief else [*best_of.grids(best), *tables.grids(found)]
-    invocation.show(grids, title=headline)
+    if is_brief:
+        brief.comparison(invocation.console, [one.first(FEW) for one in best_of.grids(best)], [*notes, headline, MORE])
+        return BAD_POINTS if found.regressed else OK
+    invocation.show([*best_of.grids(best), *tables.grids(found)], title=headline)
     if settings.format == "markdown":
         print("\n" + "\n".join(f"- {for_markdown(note)}" for note in notes))
     elif settings.format == "terminal":
-        invocation.say("\n".join([*notes, headline, *([MORE] if is_brief else [])]))
+        invocation.say("\n".join([*notes, headline]))
     return BAD_POINTS if found.regressed else OK
 
 

@@ -28,7 +28,7 @@ def execute(invocation: Invocation[AskSettings]) -> int:
     if settings.columns:
         invocation.show([records.short_table(settings)], title=f"question={settings.question}")
         return OK
-    if settings.question is None and settings.format == "terminal" and not settings.full and screen(invocation.console, settings):
+    if settings.format == "terminal" and not settings.full and screen(invocation.console, settings, settings.question):
         return OK
     grids = dataset_grids(settings, settings.question)
     if not any(grid.cells for grid in grids):
@@ -42,17 +42,19 @@ def execute(invocation: Invocation[AskSettings]) -> int:
 
 def _columns(invocation: Invocation[AskSettings]) -> int:
     """Prints what the columns of a row mean, all or those that were chosen; all of them as Markdown are the page of the docs."""
-    from orchestrator.reporting import columns_page
+    from orchestrator.reporting import brief, columns_page
 
     settings = invocation.settings
     typed = any(override.startswith("results.path=") for override in invocation.overrides)
     path = settings.results.path if typed else None
     if settings.format == "markdown" and not settings.columns and not settings.where and path is None:
         print(columns_page.page(), end="")
+        return OK
+    grids = columns_page.grids(settings.columns, settings.where, path)
+    if settings.format == "terminal" and not (settings.full or settings.columns or settings.where):
+        brief.columns(invocation.console, grids)
     else:
-        invocation.show(
-            columns_page.grids(settings.columns, settings.where, path), title="python -m orchestrator mode=report question=columns"
-        )
+        invocation.show(grids, title="python -m orchestrator mode=report question=columns")
     return OK
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Annotated, Any
 
@@ -123,11 +123,11 @@ def shipped() -> Mapping[str, Mapping[str, Any]]:
     return {name: _file_of(name) for name in own_files("model")}
 
 
-def layers_of(name: str) -> int | None:
+def layers_of(name: str, kinds_of: Sequence[str] = (FULL, WINDOWED)) -> int | None:
     """The layers of a model that comes with the project, those that attend if others do not; None if its file does not say."""
     model = _file_of(name)
     if kinds := model.get("kinds"):
-        return sum(int(count) for kind, count in kinds.items() if kind in (FULL, WINDOWED))
+        return sum(int(count) for kind, count in kinds.items() if kind in kinds_of)
     layers: int | None = (model.get("layer") or {}).get("num_layers")
     return layers
 

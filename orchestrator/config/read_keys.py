@@ -9,6 +9,8 @@ from orchestrator.config.settings import FOR_DEPLOYMENT, OF_MODE, RunSettings, S
 READ_BY_QUESTIONS = {  # of mode=report with a question, the questions that read a key; a whole key goes before its first part
     "draft": ("draft", "step"),
     "draft.layers": ("draft", "step", "one_backend"),
+    "draft.rest": ("draft", "step", "one_backend"),
+    "draft.rest_us": ("draft", "step", "one_backend"),
     "draft.acceptance": ("draft", "step", "energy"),
     "weights": ("one_backend",),
     "engine": FOR_DEPLOYMENT,

@@ -1,10 +1,11 @@
-"""mode=report without a question: one screen with what to type, a map of the fastest backends, their origin, the next commands."""
+"""mode=report on one screen: the decision, a map of the fastest backends or tables of a question, their origin, what is next."""
 
 from __future__ import annotations
 
 import math
 import string
 import textwrap
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,13 +21,19 @@ from orchestrator.config.model import CUSTOM
 from orchestrator.grouped import grouped
 from orchestrator.reporting.dashboard.data import facts
 from orchestrator.storage.row import BAD, STATUSES
+from orchestrator.tables import Grid, fitted, lines_of
 from orchestrator.untrusted.text import for_line
 
 LINES, WIDTH, MAX_WIDTH = 40, 80, 120  # of a screen
+OF_TWO = 60  # lines of a comparison of two kinds of GPU
 DECISIONS = 5  # lines of what to type
 MAX_BATCHES = 8  # of a map
 CELLS, LABEL = (6, 5), 10  # letters of a cell of the map, narrower if more fit then, and before its first one
 GAP = "  "  # between two maps
+SAID = 5  # lines of what a question says in a sentence; the first table says it too if it needs more
+BEFORE_WARNING = 0.6  # of the room, for a table before a warning
+DOT = " · "  # between the words of a title
+NOTHING = ("", "–", "0")  # in cells
 COLOURS = ("blue", "yellow", "red", "green", "magenta", "cyan", "bright_blue", "bright_yellow", "bright_red", "bright_green")
 # The letter of a backend is the same in every map; in this order they take the colours.
 OF_LETTERS = (
@@ -43,8 +50,8 @@ WINNERS = """SELECT problems.*, won.backend, won.kernel, won.runner_up, won.abov
 
 
 def show(console: Console, data: Dataset, path: str, questions: Sequence[str], notes: Sequence[str] = ()) -> None:
-    """Prints it, at most `LINES` lines of 80 columns. `questions` are those that the dataset answers, `notes` are sentences."""
-    width = min(console.width, MAX_WIDTH) if console.is_terminal else WIDTH
+    """Prints a map, at most `LINES` lines of 80 columns. `questions` are those that the dataset answers, `notes` are sentences."""
+    width = _width(console)
     end = [*_wrapped(_source(data), width), *_wrapped(_next(path, questions), width)]
     found = [*_head(data, width), *(line for note in notes for line in _wrapped(note, width)), *_decisions(data, width)]
     cells, won, legend = list[Text](), list[Record](), list[Text]()
@@ -54,7 +61,87 @@ def show(console: Console, data: Dataset, path: str, questions: Sequence[str], n
             break
         cells, won, legend = [*cells, *lines], [*won, *of], more
         found += [*head, *lines]
-    for line in (*found, *legend, *end):
+    _print(console, [*found, *legend, *end])
+
+
+def answer(console: Console, data: Dataset, path: str, said: str, grids: Sequence[Grid]) -> None:
+    """Prints what a question says of a dataset, and as much of its tables as `LINES` lines of 80 columns have room for."""
+    width = _width(console)
+    told, origin = _wrapped(said, width, "bold"), _wrapped(_source(data), width)
+    found = [*_head(data, width), *(told if len(told) <= SAID else [])]
+    most = _wrapped(_rest(path, [len(grid.cells) for grid in grids]), width)
+    shown, left = _tables(grids, LINES - len(found) - len(origin) - len(most), width)
+    _print(console, [*found, *shown, *origin, *_wrapped(_rest(path, left), width)])
+
+
+def comparison(console: Console, grids: Sequence[Grid], notes: Sequence[str]) -> None:
+    """Prints as much of a comparison's tables as `OF_TWO` lines of 80 columns have room for, and then sentences."""
+    width = _width(console)
+    told = [line for note in notes for line in _wrapped(note, width)]
+    _print(console, [*_tables(grids, OF_TWO - len(told), width)[0], *told])
+
+
+def _tables(grids: Sequence[Grid], room: int, width: int) -> tuple[list[Text], list[int]]:
+    """As much of tables as fits into so many lines, and how many rows of each are left."""
+    tables = [fitted(_common_once(grid), width) for grid in grids if grid.cells]
+    found, left = list[Text](), [len(grid.cells) for grid in tables]
+    for number, grid in enumerate(tables):
+        warned = any(one.title.startswith("warning") for one in tables[number + 1 :])
+        lines, count = _fitting(grid, int(BEFORE_WARNING * room) if warned else room, width)
+        found, room = [*found, *lines], room - len(lines)
+        left[number] -= count
+    return found, left
+
+
+def columns(console: Console, grids: Sequence[Grid]) -> None:
+    """Prints the names of columns, by section, from the tables of question=columns; a star stands behind those without a value."""
+    marked = [[f"{name}{'*' * any(there)}" for name, _type, _unit, _has, *there, _meaning in grid.cells] for grid in grids]
+    told = [" ".join([f"{grid.title.partition(':')[0]}:", *names]) for grid, names in zip(grids, marked, strict=True)]
+    star = "*: not in this dataset, or null; " * any(name.endswith("*") for names in marked for name in names)
+    width = _width(console)
+    ends = f"{star}their meaning: columns=[median_us, check_*], or full=true"
+    _print(console, [line for words in (*told, ends) for line in _wrapped(words, width)])
+
+
+def _fitting(grid: Grid, room: int, width: int) -> tuple[list[Text], int]:
+    """A table's title, header and as many of its first rows as `room` lines have room for, and how many these are."""
+
+    def drawn(rows: int) -> list[Text]:
+        part = grid.first(rows)
+        return [*_wrapped(part.title, width, "bold"), *map(Text, lines_of(part, width))]
+
+    most = range(1, min(len(grid.cells), room - 1) + 1)  # a header has a line, and each row
+    count = bisect_right(most, room, key=lambda rows: len(drawn(rows)))
+    return (drawn(count), count) if count else ([], 0)
+
+
+def _common_once(grid: Grid) -> Grid:
+    """A table without what all of its rows have in common: words of a deployment's name, and whole columns, are in its title."""
+    names = [line[0].split(DOT) for line in grid.cells]
+    common = [word for word in names[0] if len(names[0]) > 1 and all(word in name for name in names)]
+    first = (DOT.join(word for word in name if word not in common) for name in names)
+    cells = [(name, *line[1:]) for name, line in zip(first, grid.cells, strict=True)]
+    values = [sorted(set(column)) for column in zip(*cells, strict=True)]
+    kept = [place for place, of in enumerate(values) if len(of) > 1]
+    if len(cells) == 1 or not kept:
+        kept = [place for place, of in enumerate(values) if of != [""]]
+    told = [f"{grid.header[place]} {of[0]}" for place, of in enumerate(values) if place not in kept and of[0] not in NOTHING]
+    return Grid(DOT.join((grid.title, *common, *told)), grid.header, tuple(cells)).only(kept)
+
+
+def _rest(path: str, left: Sequence[int]) -> str:
+    """What is not shown of tables with so many more rows, and how to see it."""
+    tables = sum(rows > 0 for rows in left)
+    hidden = f"not shown: {sum(left):,} lines of {tables} table{'s' * (tables > 1)}: full=true, or fewer with where={{...}}; "
+    return f"{hidden * (tables > 0)}to see it: mode=dashboard results.path={path}"
+
+
+def _width(console: Console) -> int:
+    return min(console.width, MAX_WIDTH) if console.is_terminal else WIDTH
+
+
+def _print(console: Console, lines: Sequence[Text]) -> None:
+    for line in lines:
         console.print(line, soft_wrap=True, highlight=False)
 
 

@@ -15,6 +15,7 @@ from orchestrator.analysis.dataset import Dataset, from_table
 from orchestrator.analysis.questions import best, define_views, exactness, pad_up, traffic_weights
 from orchestrator.analysis.questions.tables import MAX_SHOWN
 from orchestrator.analysis.sources import few
+from orchestrator.analysis.traffic import Mix
 from orchestrator.config.modes import owner
 from orchestrator.config.settings import Answers, Question
 from orchestrator.errors import UserError
@@ -37,10 +38,13 @@ STALE_UNSEEN = "of these: an answer kept from before would not have shown in som
 def dataset_grids(settings: Answers, question: str | None = None) -> list[Grid]:
     """The tables of a dataset's measurements, or of quality. Raises UserError for no rows, and for a question to quality."""
     mix = mix_of(settings)
-    data = opened(settings, mix)
+    return _grids_of(settings, opened(settings, mix), mix, question)
+
+
+def _grids_of(settings: Answers, data: Dataset, mix: Mix | None, question: str | None) -> list[Grid]:
     if not quality.is_about_quality(data):
         # Points that never ran are listed too, but not if `where` hides rows: a hidden point did run.
-        points = expand(settings) if settings.mode == "report" and settings.sweep.axes else []
+        points = _points(settings)
         data.points = points if question == "odd" and points and not settings.where else None
         by_traffic = traffic_weights.grids if question == "one_backend" else traffic_weights.shares
         found = [*([] if mix is None else by_traffic(data, mix)), *grids(data, question)]
@@ -54,16 +58,25 @@ def dataset_grids(settings: Answers, question: str | None = None) -> list[Grid]:
     return [*statement.grids(current), *quality.grids(current), status_grid(others)]
 
 
-def screen(console: Console, settings: Answers) -> bool:
-    """Prints what a dataset says on one screen, unless it is about the quality of measurements or has no time at all."""
-    data = opened(settings, None)
-    if quality.is_about_quality(data) or not data.scalar("SELECT count(*) FROM best"):
-        return False
-    points = expand(settings) if settings.mode == "report" and settings.sweep.axes else []
-    draw(console, not_measured(data, points))
-    notes = [f"{grid.title}: {', '.join(' '.join(cells) for cells in grid.cells)}" for grid in sweeps(data)]
-    brief.show(console, data, settings.results.path, [name for name, module in MODULES.items() if module.summary(data)], notes)
-    return True
+def _points(settings: Answers) -> list[Point]:
+    return expand(settings) if settings.mode == "report" and settings.sweep.axes else []
+
+
+def screen(console: Console, settings: Answers, question: str | None = None) -> bool:
+    """Prints what a dataset says on one screen: a map, or the answer to a question. Returns whether it says anything."""
+    mix, path = mix_of(settings), settings.results.path
+    data = opened(settings, mix)
+    if question is None and not quality.is_about_quality(data) and data.scalar("SELECT count(*) FROM best"):
+        draw(console, not_measured(data, _points(settings)))
+        notes = [f"{grid.title}: {', '.join(' '.join(cells) for cells in grid.cells)}" for grid in sweeps(data)]
+        brief.show(console, data, path, [name for name, module in MODULES.items() if module.summary(data)], notes)
+        return True
+    module = MODULES.get(question or "")
+    found = [grid.named(getattr(module, "ON_SCREEN", ())) for grid in _grids_of(settings, data, mix, question)]
+    if any(grid.cells for grid in found):
+        brief.answer(console, data, path, "" if module is None else module.summary(data) or "", found)
+        return True
+    return False
 
 
 def no_question_to_quality(question: str, path: str) -> str:

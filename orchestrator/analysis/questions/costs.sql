@@ -2,6 +2,7 @@
 -- A deployment is all that its workloads have in common (`deployments.PLACE`). `mean` is the geometric mean of the regret, with `weight`s.
 -- `covers`: it was right wherever the engine's default was. Beside the default at these workloads: `saving` is 1 - the mean of its time
 -- over the default's, `ahead` where it is faster by more than noise, `floor` the mean noise, `pairs` how many workloads.
+-- `most_beside`: the workload at which its time without the launch differs most from the default's, and by how much (`us`).
 -- `rivals`: how many backends ran, right or wrong, at the workload where most did.
 -- `wrong`: workloads at which its answer was wrong; `wrong_err` the largest error there, `wrong_tolerance` what was allowed there.
 WITH base AS (
@@ -11,7 +12,7 @@ WITH base AS (
 ), beside AS (
     SELECT one_backend.*, count(DISTINCT workload) OVER (PARTITION BY {place}, phase, who, layers) AS whole,
            count(DISTINCT choice) FILTER (who = 'backend' AND (regret IS NOT NULL OR wrong)) OVER (PARTITION BY workload) AS ran_there,
-           base_us IS NOT NULL AS has_default, own_us / base_own_us AS ratio, rough OR base_rough AS is_rough,
+           base_us IS NOT NULL AS has_default, base_own_us, own_us / base_own_us AS ratio, rough OR base_rough AS is_rough,
            base_floor + {rough} * (base_rough::INT + rough::INT) AS floor_there,
            base_us / us - 1 > floor_there AS is_ahead, us / base_us - 1 > floor_there AS is_behind
     FROM one_backend
@@ -41,6 +42,8 @@ SELECT {place}, phase, who, layers, choice, any_value(flag) AS flag, bool_and(is
        coalesce(bool_or(is_rough) FILTER (ratio IS NOT NULL), false) AS rough_ratio, max(ratio) AS worst_ratio,
        count_if(is_ahead) AS ahead, count_if(is_behind) AS behind,
        sum(weight * floor_there) / sum(weight) FILTER (ratio IS NOT NULL) AS floor,
+       arg_max({{'batch_size': batch_size, 's_kv': s_kv, 's_qo': s_qo, 'window': "window", 'us': own_us - base_own_us, 'base_us': base_own_us}},
+               (abs(own_us - base_own_us), -row)) FILTER (ratio IS NOT NULL) AS most_beside,
        sum(weight * is_ahead::INT) / sum(weight) FILTER (ratio IS NOT NULL) AS share_ahead
 FROM beside
 GROUP BY {place}, phase, who, layers, choice

@@ -321,8 +321,7 @@ class Part:
         return Advice(best, "")
 
     def _of_engine(self) -> Advice:
-        default = self.default
-        others = [choice for choice in self.choices if choice.margin is not None]
+        default, best = self.default, self.next_best
         if all(set(choice.record["statuses"]) == {NOT_THERE} for choice in self.choices):
             return Advice(None, "no flag of the engine serves such workloads")
         if default is None or not default.served:
@@ -330,8 +329,9 @@ class Part:
             why = f" ({default.not_right})" if default is not None else ""
             fastest = next((f"; of what was measured, {one.label} is fastest" for one in self.measured), "")
             return Advice(None, name + why + fastest)
-        best = min(others, key=lambda choice: (-choice.margin.saving if choice.margin else 1.0, choice.name), default=None)
-        if default.record["wrong"] and (right := next((one for one in self.measured if one.is_complete and one in others), None)):
+        if default.record["wrong"] and (
+            right := next((one for one in self.measured if one.is_complete and one.margin is not None), None)
+        ):
             return Advice(right, f"the default {default.label} was {default.wrong}")
         if best is None or best.margin is None:
             return Advice(default, self._no_other)
@@ -339,6 +339,12 @@ class Part:
         if best.margin.saving > best.margin.floor and best.margin.share_ahead > 0.5:
             return Advice(best, f"{best.margin.words} less time than the default {default.label}")
         return Advice(default, best.margin.why_not(best.label))
+
+    @property
+    def next_best(self) -> Choice | None:
+        """The flag that takes least time beside the default, of those that were right wherever the default was."""
+        others = [choice for choice in self.choices if choice.margin is not None]
+        return min(others, key=lambda choice: (-choice.margin.saving if choice.margin else 1.0, choice.name), default=None)
 
     @property
     def _no_other(self) -> str:

@@ -20,6 +20,7 @@ from orchestrator.config.draft_cost import CURVES, Draft
 from orchestrator.grouped import grouped
 from orchestrator.tables import Grid
 
+ON_SCREEN = ("workloads", "batch", "drafted tokens", "of each draft, mean of contexts")  # of these columns
 NEEDS = "causal drafts of two lengths, such as sweep.s_qo=[1,4]; with draft.rest, in batches that it was measured for"
 EACH = "workloads"
 
@@ -30,9 +31,9 @@ SEARCH_STEPS = 40  # halvings of the interval that holds a break-even acceptance
 
 
 def grids(data: Dataset) -> list[Grid]:
-    """The best draft of each batch, then of each context, and what this does not count."""
-    found = by_context(data)
-    return [*in_short(data), *found, *(_sources(data) + warnings(data, data.draft) if found else [])]
+    """The best draft of each batch, what this does not count, then the best of each context."""
+    found = in_short(data)
+    return [*found, *warnings(data, data.draft), *_sources(data), *by_context(data)] if found else []
 
 
 def _sources(data: Dataset) -> list[Grid]:

@@ -22,6 +22,8 @@ NEEDS = "what an engine takes by default beside other backends: sweep.backend=[f
 MAX_REGRETS = 10  # workloads in the list
 HEADER = ("deployment", "for", "engine", "its name", "runs", "right at", f"within {SAME:.0%} of the fastest", "mean", "worst", "so")
 
+ON_SCREEN = tuple(name for name in HEADER if name not in ("runs", "right at", "so"))
+
 
 def grids(data: Dataset) -> list[Grid]:
     """For each deployment, phase and engine how far its default is from the fastest backend; and its worst workloads."""

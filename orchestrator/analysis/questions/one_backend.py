@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from orchestrator.analysis.dataset import Dataset
-from orchestrator.analysis.questions.deployments import HERE, MUCH_SLOWER, SAME_SHARE, Choice, Part, parts
+from orchestrator.analysis.questions.deployments import HERE, MUCH_SLOWER, PLACE, SAME_SHARE, Choice, Part, at, briefs, parts
 from orchestrator.analysis.questions.exactness import named
 from orchestrator.analysis.questions.tables import percent
 from orchestrator.analysis.rough import legend
+from orchestrator.analysis.step_rest import ModelPlace, rest_of_step
+from orchestrator.config.model import FULL, WINDOWED, layers_of
+from orchestrator.grouped import grouped
 from orchestrator.tables import Grid
 
 NEEDS = (
@@ -18,24 +21,28 @@ NEEDS = (
 
 TITLE = "one backend for a deployment: its time over the fastest backend's at each workload, geometric mean"
 HEADER = ("deployment", "for", "engine", "type", "runs", "mean", "at worst", "worst at", "largest err", "workloads")
+ON_SCREEN = ("deployment", "for", "engine", "type", "mean", "at worst")  # of these columns
 AS_LONG = 0.005  # a mean that is within half a percent of the fastest's is shown as equal
 
 
 def grids(data: Dataset) -> list[Grid]:
     """The flag to type for each deployment, phase and engine; then every flag, and every backend."""
-    return grids_of(parts(data))
+    found = grids_of(parts(data))
+    return [*found[:1], *([_of_steps(data, parts(data))] if found else []), *found[1:]]
 
 
 def grids_of(found: Sequence[Part]) -> list[Grid]:
     """The same of some parts."""
     if not found:
         return []
+    engines, here = ([part for part in found if (part.who == HERE) == of_here] for of_here in (False, True))
     rough = legend(*(choice.record["rough"] > 0 for part in found for choice in part.measured))
     return [
-        Grid(TITLE + rough, HEADER, tuple(map(line, found))),
+        Grid(TITLE + rough, HEADER, tuple(map(line, engines or here))),
         _notes(found),
-        _flags([part for part in found if part.who != HERE]),
-        _backends([part for part in found if part.who == HERE]),
+        _flags(engines),
+        Grid("the best backend here", HEADER, tuple(map(line, here if engines else ()))),
+        _backends(here),
         references(found),
     ]
 
@@ -110,6 +117,25 @@ def but_at_worst(choice: Choice) -> str:
     )
 
 
+def _of_steps(data: Dataset, found: Sequence[Part]) -> Grid:
+    """What the best other flag saves of a step, or costs, where it differs most from the default."""
+    header = ("deployment", "for", "engine", "beside the default", "µs a layer", "layers", "ms a step", "of the step", "at")
+    cells = (_of_step(data, part, beside) for part in found if part.who != HERE and (beside := part.next_best) is not None)
+    return Grid("a whole step where it differs most from the default; the rest: draft.rest or preset", header, tuple(cells))
+
+
+def _of_step(data: Dataset, part: Part, beside: Choice) -> tuple[str, ...]:
+    place, most = dict(zip(PLACE, part.place, strict=True)), beside.record["most_beside"]
+    model = ModelPlace(place["model"], place["device_name"], place["tp"] or 1)
+    kind = FULL if most["window"] is None else WINDOWED
+    layers = int(data.draft.layers or layers_of(model.model, [kind]) or 0)
+    rest = rest_of_step(data, model, most["batch_size"] * most["s_qo"], layers)
+    of_step = None if rest is None else most["us"] * layers / (rest + most["base_us"] * layers)
+    share = "–" if of_step is None or layers != (data.draft.layers or layers_of(model.model)) else f"{of_step:+.1%}"
+    step = (f"{layers}", f"{most['us'] * layers / 1e3:+.2f}", share) if layers else ("–",) * 3
+    return (part.title, part.what, part.who, beside.label, f"{most['us']:+.1f}", *step, at(most))
+
+
 def _flags(found: Sequence[Part]) -> Grid:
     header = ("deployment", "for", "engine", "type", "name", "mean (at worst)", "largest err", "runs", "not right")
     cells = tuple(
@@ -156,20 +182,8 @@ def references(found: Sequence[Part]) -> Grid:
 def summary(data: Dataset) -> str | None:
     """The answers for the first deployment of the dataset, and how many more there are."""
     found = parts(data)
-    if not found:
-        return None
-    title = found[0].title
-    told = [
-        f"{part.who}, {part.what}: {part.answer.words}{_price(part.answer.choice)}"
-        for part in found
-        if part.title == title and part.who != HERE and part.phase != "tree drafts"
-    ] or [f"of all backends, {part.what}: {part.answer.words}{_price(part.answer.choice)}" for part in found if part.title == title]
+    first = grouped((part.what, part) for part in found if part.place == found[0].place)
+    told = "; ".join(f"{what}: {', '.join(briefs(of, at_worst=True))}" for what, of in first.items())
     others = len({part.title for part in found}) - 1
     more = f"; {others} more deployment{'s' * (others > 1)}: type question=one_backend" if others else ""
-    return f"{title}: {'; '.join(told)}{more}"
-
-
-def _price(choice: Choice | None) -> str:
-    if choice is None:
-        return ""
-    return f", {choice.no_comparison or f'{choice.mean_words} times the fastest, at worst {choice.worst_words}'}"
+    return f"{found[0].title}: {told}{more}" if found else None

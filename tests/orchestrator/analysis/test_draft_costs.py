@@ -62,7 +62,7 @@ def test_a_step_is_the_model_s_layers_of_attention_and_of_the_measured_rest(step
 
 
 def test_the_cell_counts_drafted_tokens_and_marks_the_edge_of_the_sweep(steps: Dataset):
-    _, grid, _, warning = draft.grids(steps)
+    _, warning, _, grid = draft.grids(steps)
 
     assert grid.cells[0][1].startswith("3 drafted (the longest known), 66/s")
     assert "fa2_tc err 0.3%" in grid.cells[0][1]

@@ -16,6 +16,7 @@ from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions import engine_default, one_backend, open_views, traffic_weights, views_of
 from orchestrator.analysis.questions.cache_size import no_room
 from orchestrator.analysis.questions.deployments import HERE, Choice, Part, parts
+from orchestrator.analysis.step_rest import PRESETS, ModelPlace
 from orchestrator.analysis.traffic import Mix, TrafficPoint
 from orchestrator.config.draft_cost import Draft
 from orchestrator.config.engine import selected
@@ -77,8 +78,8 @@ def answered(data: Dataset) -> dict[Key, Part]:
 
 
 def line_of(data: Dataset, model: str, phase: str, who: str) -> dict[str, str]:
-    grid = one_backend.grids(data)[0]
-    lines = [dict(zip(grid.header, cells, strict=True)) for cells in grid.cells]
+    grids = [grid for grid in one_backend.grids(data) if grid.header == one_backend.HEADER]
+    lines = [dict(zip(one_backend.HEADER, cells, strict=True)) for grid in grids for cells in grid.cells]
     return next(
         line for line in lines if line["deployment"].startswith(model) and line["for"].startswith(phase) and line["engine"] == who
     )
@@ -341,7 +342,7 @@ def test_a_default_that_is_kept_and_much_slower_somewhere_says_where_as_in_panda
     wide = rows.pivot_table(index=["batch_size", "s_qo", "graph_batch", "graph_fill"], columns="backend", values="own")
     regret = wide["flash_attn_3"] / wide.min(axis=1)
     slower, (batch, *_) = int((regret > 1.2).sum()), regret.idxmax()
-    notes = [note for _, note in one_backend.grids(data)[1].cells if note.startswith(VLLM) and "more than" in note]
+    notes = [note for _, note in one_backend.grids(data)[2].cells if note.startswith(VLLM) and "more than" in note]
 
     assert notes == [
         f"{VLLM}, decode: at batch {batch}, s_kv 8,192, s_qo 1 FLASH_ATTN takes {regret.max():.2f} times fa2_tc; more than "
@@ -485,3 +486,44 @@ def test_a_dataset_of_workloads_that_are_all_too_big_has_no_answer_and_is_told_w
 
     assert one_backend.grids(found) == []
     assert "whose KV cache fits the GPU" in NEEDS["one_backend"]
+
+
+@pytest.mark.parametrize(
+    ("draft", "layers", "rest"),
+    [(Draft(), 80, 80 * PRESETS[ModelPlace("llama_3_1_70b", "NVIDIA H200", 1)][64]), (Draft(layers=10, rest_us=900), 10, 900)],
+)
+def test_what_a_flag_saves_of_a_step_is_its_largest_difference_times_the_layers(draft: Draft, layers: int, rest: float):
+    """XQA over an FP8 cache with bf16 queries, beside FlashAttention-3 with FP8 ones; all layers are alike."""
+    where = {"kv_dtype": "fp8_e4m3", "s_qo": 1, "batch_size": 64, "s_kv": 8192, "routine": "paged_decode"}
+    data = open_views(MAIN, draft, where=where)
+    rows = data.current().query("status == 'ok'")
+    own = {
+        (row["backend"], row["q_dtype"]): row["median_us"] - launch
+        for (_, row), launch in zip(rows.iterrows(), launch_of(rows), strict=True)
+    }
+    flash, xqa = own["flash_attn_3", "fp8_e4m3"], own["trtllm-native", "bf16"]
+    (line,) = [cells for cells in one_backend.grids(data)[1].cells if cells[2].startswith("vLLM")]
+
+    assert line[3:] == (
+        "FLASHINFER",
+        f"{xqa - flash:+.1f}",
+        f"{layers}",
+        f"{(xqa - flash) * layers / 1e3:+.2f}",
+        f"{(xqa - flash) * layers / (rest + flash * layers):+.1%}",
+        "batch 64, s_kv 8,192, s_qo 1",
+    )
+
+
+def test_a_step_whose_rest_nobody_measured_or_that_has_layers_of_two_kinds_has_no_share():
+    data = open_views(RESULTS / "h200_main/servers", where={"model": ["gpt_oss_120b", "llama_3_1_8b"], "s_qo": 1, "tp": 1})
+    lines = {
+        (cells[0].partition(" ")[0], cells[1]): cells[5:8]
+        for cells in one_backend.grids(data)[1].cells
+        if cells[2].startswith("vLLM")
+    }
+
+    assert {key: (layers, share) for key, (layers, _, share) in lines.items()} == {
+        ("gpt_oss_120b", "decode, full layers"): ("18", "–"),
+        ("gpt_oss_120b", "decode, sliding layers"): ("18", "–"),
+        ("llama_3_1_8b", "decode"): ("32", "–"),
+    }

@@ -11,6 +11,7 @@ import pytest
 from orchestrator import ROOT
 from orchestrator.errors import UserError
 from orchestrator.reporting import columns_page
+from orchestrator.reporting.brief import LINES
 from orchestrator.reporting.columns_page import columns_there
 from orchestrator.storage.columns import COLUMNS
 from tests.helpers.command_line import Invoke
@@ -106,3 +107,14 @@ def test_a_sweep_without_a_dataset_gets_the_columns_as_they_are(invoke: Invoke, 
 
     assert plain.returncode == 0 and all(len(table["columns"]) == 5 for table in json.loads(plain.stdout))
     assert typed.returncode == 2 and "no rows there" in typed.stderr
+
+
+def test_a_terminal_gets_the_names_on_one_screen_and_stars_where_a_dataset_has_no_value(invoke: Invoke):
+    alone, beside = (
+        invoke("mode=report", "question=columns", *typed) for typed in ([], [f"results.path={RESULTS / 'h200_prefill/cascade'}"])
+    )
+    whole = invoke("mode=report", "question=columns", "full=true")
+
+    assert all(len(one.stdout.splitlines()) <= LINES and "full=true" in one.stdout for one in (alone, beside))
+    assert "*" not in alone.stdout.replace("check_*", "") and " energy_j* " in beside.stdout and " median_us " in beside.stdout
+    assert COLUMNS["median_us"].meaning[:20] in whole.stdout

@@ -12,6 +12,7 @@ from typing import Any, get_args
 import pytest
 from rich.console import Console
 
+from orchestrator import tables as tables_of_text
 from orchestrator.analysis import questions
 from orchestrator.analysis.questions import open_views, tables
 from orchestrator.analysis.questions.best import grids as best_grids
@@ -140,6 +141,58 @@ def test_a_report_is_a_screen_with_the_answers_of_one_backend_in_colour(name: st
     assert re.search("\x1b\\[3[1-6]m", coloured) and "\x1b" not in plain
     assert "capital: ahead by more than noise" in told and "full=true" in told
     assert not found or any(part.brief(at_worst=True) in told for part in found)
+
+
+# Of each kind of dataset the one with the longest answers.
+OF_EACH_KIND = (
+    *("h200_main/servers", "h200_drafts/target_verify_gpt_oss", "h200_mla/mla_mtp_fp8", "h200_engines/host_time"),
+    *("h200_engines/padded_graphs", "h200_engines/vllm_drafts", "h200_studies/energy", "h200_releases/auto_routing"),
+    *("h200_rules/drawn_check_power", "h200_main/specdec_long_ctx_noise", "h200_gated_delta/gated_delta"),
+)
+
+
+def test_every_question_is_answered_on_one_screen(settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch):
+    """Of 80 columns and 40 lines, with what to type for the rest. Each question has an answer in one of the datasets."""
+    answered = set()
+    for name in OF_EACH_KIND:
+        asked_for = settings("mode=report", f"results.path=results/{name}")
+        data = report.opened(asked_for, None)
+        monkeypatch.setattr(report, "opened", lambda *_, data=data: data)
+        for question in (None, *([] if report.quality.is_about_quality(data) else report.MODULES)):
+            if not report.screen(Console(file=(file := io.StringIO()), width=80), asked_for, question):
+                continue
+            answered.add(question)
+            lines = file.getvalue().splitlines()
+            assert len(lines) <= brief.LINES and max(map(len, lines)) <= brief.WIDTH, (name, question)
+            assert "mode=dashboard" in file.getvalue() and "measured 20" in file.getvalue(), (name, question)
+        monkeypatch.undo()
+
+    assert answered == {None, *report.MODULES}
+
+
+def test_a_screen_has_what_rows_have_in_common_once_and_says_what_it_leaves_out():
+    cells = [(f"llama · kv {kv}", "decode", f"{batch}", "a word") for kv in ("bf16", "fp8") for batch in range(50)]
+    told = Grid("answers", ("deployment", "for", "batch", "so"), tuple(cells))
+    brief.answer(Console(file=(file := io.StringIO()), width=80), asked(made("a", 10.0)), "DIR", "yes", [told, Grid("no", (), ())])
+    lines = file.getvalue().splitlines()
+
+    assert lines[1:5] == [
+        "yes",
+        "answers · llama · for decode · so a word; the first 33 of 100",
+        "deployment  batch",
+        "kv bf16     0",
+    ]
+    assert len(lines) == 40 and "not shown: 67 lines of 1 table: full=true" in " ".join(lines)
+
+
+@pytest.mark.parametrize("width", [30, 60, 90])
+def test_a_table_of_a_screen_leaves_out_columns_and_cuts_none(width: int):
+    whole = Grid("t", ("one", "two", "three"), (("trtllm-native", "--attention-backend FLASHINFER", "8,192"), ("b", "c", "d")))
+    shown = tables_of_text.fitted(whole, width)
+    lines = tables_of_text.lines_of(shown, width)
+
+    assert shown.header == whole.header[: {30: 1, 60: 3, 90: 3}[width]] and max(map(len, lines)) <= width
+    assert {word for line in (shown.header, *shown.cells) for cell in line for word in cell.split()} == set(" ".join(lines).split())
 
 
 def test_auto_does_not_compete_with_the_kernel_it_chose():

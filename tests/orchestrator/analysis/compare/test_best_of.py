@@ -12,6 +12,7 @@ from orchestrator.analysis.compare.best_of import BestOfSides, best_of, by_batch
 from orchestrator.analysis.compare.comparison import compare
 from orchestrator.analysis.compare.selection import Selection, select
 from orchestrator.errors import UserError
+from orchestrator.reporting.brief import OF_TWO, WIDTH
 from orchestrator.storage.row import Row
 from tests.helpers.command_line import Invoke
 from tests.helpers.compared import dataset, table, timed
@@ -137,8 +138,16 @@ def test_two_gpus_are_a_screen_without_an_exit_code_for_points_that_have_a_reaso
     done = invoke("mode=compare", f"baseline={baseline}", f"candidate={candidate}")
 
     assert done.returncode == 0 and len(done.stdout.splitlines()) <= 60
-    assert "two kinds of GPU, no gate: " in done.stdout and "full=true" in done.stdout
-    assert ("4 missing" in done.stdout) is (order == (1, 0))  # an H100 skipped them: too big
+    told = " ".join(done.stdout.split())
+    assert "two kinds of GPU, no gate: " in told and "full=true" in told
+    assert ("4 missing" in told) is (order == (1, 0))  # an H100 skipped them: too big
+
+
+def test_two_gpus_are_a_screen_even_if_a_problem_needs_many_words(invoke: Invoke):
+    done = invoke("mode=compare", "baseline=results/h100_rules/rule_edges", "candidate=results/h200_rules/rule_edges")
+    lines = done.stdout.splitlines()
+
+    assert len(lines) <= OF_TWO and max(map(len, lines)) <= WIDTH and "another kernel is best at" in done.stdout
 
 
 def test_weights_and_traffic_weigh_the_best_of_both(tmp_path: Path, invoke: Invoke):
@@ -146,8 +155,9 @@ def test_weights_and_traffic_weigh_the_best_of_both(tmp_path: Path, invoke: Invo
     (tmp_path / "steps.jsonl").write_text('{"s_kv": 8192, "batch_size": 8}\n')
     given = ([], ["weights=[{batch_size: 8, weight: 2}]"], [f"traffic={tmp_path / 'steps.jsonl'}"])
     plain, ruled, mixed = (
-        invoke("mode=compare", f"baseline={h100}", f"candidate={h200}", "where={kv_dtype: bf16}", *keys).stdout for keys in given
+        " ".join(invoke("mode=compare", f"baseline={h100}", f"candidate={h200}", "where={kv_dtype: bf16}", *keys).stdout.split())
+        for keys in given
     )
 
     assert "by your weights" not in plain and "1.10 at batch 1, 1.43" in plain
-    assert all("best against best by your weights: q bf16, kv bf16 1.43\n" in told for told in (ruled, mixed))
+    assert all("best against best by your weights: q bf16, kv bf16 1.43 every point" in told for told in (ruled, mixed))
