@@ -70,7 +70,8 @@ def answer(console: Console, data: Dataset, path: str, said: str, grids: Sequenc
     told, origin = _wrapped(said, width, "bold"), _wrapped(_source(data), width)
     found = [*_head(data, width), *(told if len(told) <= SAID else [])]
     most = _wrapped(_rest(path, [len(grid.cells) for grid in grids]), width)
-    shown, left = _tables(grids, LINES - len(found) - len(origin) - len(most), width)
+    named_first = sorted(grids, key=lambda grid: f"{DOT}{CUSTOM}{DOT}" in grid.title)
+    shown, left = _tables(named_first, LINES - len(found) - len(origin) - len(most), width)
     _print(console, [*found, *shown, *origin, *_wrapped(_rest(path, left), width)])
 
 

@@ -185,6 +185,13 @@ def test_a_screen_has_what_rows_have_in_common_once_and_says_what_it_leaves_out(
     assert len(lines) == 40 and "not shown: 67 lines of 1 table: full=true" in " ".join(lines)
 
 
+def test_a_screen_shows_models_that_have_a_name_first():
+    grids = [Grid(f"fastest · {model} · tp 1", ("batch", "µs"), (("1", "2"),)) for model in ("custom", "llama")]
+    brief.answer(Console(file=(file := io.StringIO()), width=80), asked(made("a", 10.0)), "DIR", "", grids)
+
+    assert re.findall(r"fastest · (\w+)", file.getvalue()) == ["llama", "custom"]
+
+
 @pytest.mark.parametrize("width", [30, 60, 90])
 def test_a_table_of_a_screen_leaves_out_columns_and_cuts_none(width: int):
     whole = Grid("t", ("one", "two", "three"), (("trtllm-native", "--attention-backend FLASHINFER", "8,192"), ("b", "c", "d")))
