@@ -128,6 +128,7 @@ def test_what_flashinfer_runs_for_drafts_on_hopper_changed_between_releases_of_v
 def test_a_profile_has_kernels_of_a_call_that_the_flag_makes(name: str):
     """What rows call a kernel is nearly its backend: `flash_attn_3` of `flash_attn_3_vllm`, `xqa` of `trtllm-native`."""
     others = {"xqa": "trtllm-native", "triton_unified_3d": "vllm_triton", "triton_mla_grouped": "triton_mla"}
+    others |= {"triton_decode_grouped": "sglang_triton"}
     for one in RELEASES[name].seen:
         (major,), (layers,) = one.cc, one.layers
         for phase, kv_dtype in product(one.phases, one.kv):
