@@ -38,14 +38,14 @@ def _heavy() -> frozenset[str]:
 def _complaints(
     plugins: tuple[str, ...], devices: Sequence[Device], backends: Collection[tuple[str, str]]
 ) -> Iterator[tuple[str, str, str]]:
-    own = registry.adapters()
+    registry.adapters()
     after_own = _heavy()
-    for (routine, name), adapter in registry.adapters(plugins).items():
-        if (routine, name) not in backends:
-            continue
-        at_import = after_own if (routine, name) in own else _heavy()
+    registry.adapters(plugins)
+    after_all = _heavy()
+    for routine, name in backends:
+        at_import = after_all if registry.module_of(routine, name, plugins) in plugins else after_own
         words = f"importing its module imports {', '.join(sorted(at_import))}; import it in prepare" if at_import else ""
-        yield routine, name, words or _complaint(adapter, devices)
+        yield routine, name, words or _complaint(registry.get(routine, name, plugins), devices)
 
 
 def _complaint(adapter: Adapter, devices: Sequence[Device]) -> str:
@@ -66,5 +66,5 @@ def _complaint(adapter: Adapter, devices: Sequence[Device]) -> str:
 if __name__ == "__main__":
     asked = json.load(sys.stdin)
     of_devices = [Device.model_validate(entry) for entry in asked["devices"]]
-    of_backends = {(routine, name) for routine, name in asked["backends"]}
+    of_backends = sorted({(routine, name) for routine, name in asked["backends"]})
     sys.stdout.write(f"\n{json.dumps(list(_complaints(tuple(sys.argv[1:]), of_devices, of_backends)))}\n")

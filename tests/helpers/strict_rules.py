@@ -5,7 +5,6 @@ from __future__ import annotations
 # A pattern of the reason in a row, and why the rule stays (docs/support.md).
 KNOWN_STRICT = {
     r"^.*\(fa2 on .* needs: fp16 or bf16 output\)": "fa2 writes FP8 outputs without a scale: over long contexts they underflow",
-    r"^.*\(flash_attn_3 on .* needs: a causal or full mask\)": "without pages no engine verifies a tree",
     r"^.*\(flex_attention on .* needs: fp16 or bf16 queries, or fp32 ones on a CPU\)": "no engine keeps its cache in fp32",
     r"^.*\(fa2 on .* needs: 16-bit queries over keys of their dtype or FP8": "no engine keeps a cache of another 16-bit dtype",
     r"^.*\((vllm|sglang)_triton on .* needs: keys and values of the query's dtype or": "no engine mixes dtypes of 16 bits",

@@ -139,6 +139,12 @@ def test_a_plugin_that_imports_torch_for_planning_fails(tmp_path: Path, monkeypa
         assert impure_backends((f"plugin_{name}",), [CPU], [("paged_decode", name)]) == {("paged_decode", name): words}
 
 
+def test_a_backend_whose_name_says_its_splits_is_judged_where_nobody_lists_it():
+    asked = [("ragged_prefill", "flash_attn_3_vllm_32_splits"), ("paged_decode", "torch_sdpa")]
+
+    assert impure_backends((), [CPU], asked) == dict.fromkeys(asked, "")
+
+
 def test_what_planning_imports_is_a_verdict():
     result = results_of(faulty("nothing"), "importing its module imports torch")["planning imports no torch"]
 
