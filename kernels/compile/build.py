@@ -18,7 +18,7 @@ from pathlib import Path
 from kernels.adapter import Module
 from kernels.compile import module_cache, records
 from kernels.compile.module_cache import Library, cache_folder, kept
-from kernels.contract.toolchain import TOOLKIT, Toolchain, find_nvcc
+from kernels.contract.toolchain import NOT_IMPORTED, TOOLKIT, Toolchain, find_nvcc
 
 ERROR_LINES = 3
 COMPILER_ERROR = re.compile(r"\berror\b ?(C\d+)?:|\bfatal\b", re.IGNORECASE)  # not the -Werror of a command line
@@ -85,7 +85,9 @@ def build(module: Module, arch: str) -> Built:
             library = Library(str(spec.name), file.read_bytes()) if file else None
     except Exception as error:  # nvcc, ninja and the generators each raise their own exceptions
         words = _first_error(str(error)) or type(error).__name__
-        if arch != "cpu" and find_nvcc() is None:
+        if isinstance(error, ImportError):
+            words = NOT_IMPORTED + words
+        elif arch != "cpu" and find_nvcc() is None:
             words = f"{words}; {NO_COMPILER}"
         return Built(module, arch, time.perf_counter() - started, words)
     return Built(module, arch, time.perf_counter() - started, library=library, compiled_on=compiled_on, sources=sources)

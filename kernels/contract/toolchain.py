@@ -69,6 +69,7 @@ class Toolchain:
 
 
 PLAIN = Toolchain()
+NOT_IMPORTED = "cannot be imported: "  # begins the error of a build whose library raises as it is imported
 TOOLKIT = Path("/usr/local/cuda")
 
 
@@ -92,6 +93,12 @@ class Module:
         where, _, function = self.generator.partition(":")
         args = [torch_dtype(a) if isinstance(a, str) and a in (*DTYPES, "int32") else a for a in self.args]
         return self.toolchain.spec(importlib.import_module(where), function, args)
+
+    def why_missing(self, error: str) -> str:
+        """Why points do not have the module, by the error of its build."""
+        if error.startswith(NOT_IMPORTED):
+            return f"{self.toolchain.library or f'the library of {self}'} {error}"
+        return f"kernel module {self} did not compile: {error}"
 
 
 def find_nvcc() -> Path | None:

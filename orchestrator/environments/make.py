@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import Distribution, distributions
+from itertools import filterfalse
 from pathlib import Path
 
 from filelock import FileLock
@@ -41,6 +42,7 @@ SAID = 1200  # characters of uv's words in a message
 UNREACHABLE = re.compile(
     r"error sending request|dns error|failed to lookup|could not connect|connect(ion)? (error|refused|timed)", re.I
 )
+NOISE = re.compile(r"warning: |Using (C?Python|PyPy) ")  # begins lines of uv that explain no failure; the second names a folder
 DISABLED = "Network connectivity is disabled"
 
 Say = Callable[[str], None]
@@ -153,7 +155,7 @@ def _make(environment: Environment, place: Path, say: Say) -> None:
             try:
                 _install(environment, fresh, {}, say)
             except UserError as error:
-                raise UserError(f"{error}. It needs a torch of its own: {words}") from None
+                raise UserError(f"env.{environment.name}: {words}; a torch of its own: {str(error).partition(': ')[2]}") from None
         found = _described(environment, str(fresh / "bin" / "python"))
         masked = list(map(without_credentials, environment.requirements))
         with (fresh / MADE).open("w") as file:
@@ -192,17 +194,12 @@ def _uv(environment: Environment, words: Sequence[str], say: Say) -> None:
         raise UserError("sweep.env: uv, which makes environments, is not installed; type: pip install uv")
     said: list[str] = []
     process = subprocess.Popen(
-        [uv, *words],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
+        [uv, *words], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace",
         preexec_fn=end_with_parent,  # noqa: PLW1509 - it calls what was loaded before, and nothing that takes a lock
-    )
+    )  # fmt: skip
     try:
         assert process.stderr is not None  # a pipe was asked for
-        for line in process.stderr:
+        for line in filterfalse(NOISE.match, process.stderr):
             said.append(line)
             say(f"environment {environment.name}: {without_credentials(line.strip())}")
         if process.wait():
@@ -221,7 +218,7 @@ def _explain(environment: Environment, said: str) -> str:
     if UNREACHABLE.search(said):
         return f"{where}: the package index cannot be reached ({words}); give wheels: a folder with all wheels that it needs"
     if DISABLED in said or environment.wheels is not None:
-        return f"{where}.wheels={environment.wheels!r}: it does not hold what {needed} need ({words})"
+        return f"{where}: its folder of wheels does not hold what {needed} need ({words})"
     return f"{where}: its requirements {needed} cannot be met ({words}); give others"
 
 

@@ -74,7 +74,7 @@ def compile_there(
         found.errors |= {index: f"its modules did not compile: {death}" for index in range(len(points))}
     except Exception as error:  # what an adapter says of modules, under versions that it does not know
         words = " ".join(str(error).split())[:400]
-        found.errors |= {i: f"its modules cannot be compiled in environment {made.name}: {words}" for i in range(len(points))}
+        found.errors |= {i: f"environment {made.name} does not say what modules it needs: {words}" for i in range(len(points))}
     finally:
         process.close()
     return found
@@ -86,7 +86,7 @@ def _note(into: Compiled, environment: str, arch: str, bring: bool, event: Heade
     for index in event["points"]:
         into.seconds[index] = into.seconds.get(index, 0.0) + event["seconds"]
         if event["error"]:
-            into.errors[index] = f"kernel module {module} did not compile in environment {environment}: {event['error']}"
+            into.errors[index] = f"environment {environment}: {module.why_missing(event['error'])}"
     file = Path(event["file"]) if event["file"] and bring else None
     library = None if file is None else Library(file.stem, file.read_bytes())
     into.built.append(Built(module, arch, event["seconds"], event["error"], library))

@@ -97,7 +97,7 @@ class Plan:
         left, uncompiled = [], {}
         for decision in self.decisions_of("run"):
             failed = [key for key in decision.modules if key in broken]
-            errors = {arch: f"kernel module {module} did not compile: {broken[arch, module]}" for arch, module in failed}
+            errors = {arch: module.why_missing(broken[arch, module]) for arch, module in failed}
             devices = tuple(name for name in decision.devices if archs.get(name) not in errors)
             if devices:
                 left.append(decision._replace(devices=devices))

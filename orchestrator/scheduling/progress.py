@@ -109,7 +109,7 @@ class Progress:
         """Counts a compiled module; shows how long it took, or why it did not compile."""
         self._bar.update(self._modules, advance=1, note=f"{built.module} {built.seconds:.1f} s")
         if built.error:
-            self._fault("did not compile", f"{built.module}: {built.error}")
+            self._fault("not compiled", built.module.why_missing(built.error))
         if self._bar.tasks[self._modules].finished:
             self._bar.update(self._modules, visible=False)
 

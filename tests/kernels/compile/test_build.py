@@ -52,6 +52,17 @@ def test_a_module_that_fails_carries_the_first_error():
     assert build(named(log), "9.0a").error == "mha.cu(7): error: no such thing 1 error detected ninja: build stopped"
 
 
+def test_a_library_that_cannot_be_imported_did_not_fail_to_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "broken_library.py").write_text("raise ImportError('libbroken.so: undefined symbol: _plan')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    modules = [Module("broken_library:spec", (128,), toolchain) for toolchain in (Toolchain("broken-library"), Toolchain())]
+
+    assert [one.why_missing(str(build(one, "9.0a").error)) for one in modules] == [
+        "broken-library cannot be imported: libbroken.so: undefined symbol: _plan",
+        "the library of spec(128) cannot be imported: libbroken.so: undefined symbol: _plan",
+    ]
+
+
 def test_modules_compiled_without_a_driver_still_load_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(builder, "_has_driver", lambda: False)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

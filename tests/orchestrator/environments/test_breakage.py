@@ -153,7 +153,7 @@ def test_a_run_that_is_killed_while_it_makes_an_environment_leaves_it_to_the_one
 
 def test_a_dependency_without_a_wheel_is_named(cache: Path, tmp_path: Path):
     write_wheel(tmp_path, "1.0", requires="not-among-the-wheels>=2")
-    with pytest.raises(UserError, match=r"it does not hold what .*not-among-the-wheels") as error:
+    with pytest.raises(UserError, match=r"its folder of wheels does not hold what .*not-among-the-wheels") as error:
         make(Environment(name="lonely", requirements=(f"{LIBRARY}==1.0",), wheels=str(tmp_path)))
 
     assert "\n" not in str(error.value)

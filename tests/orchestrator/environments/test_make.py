@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -70,8 +71,8 @@ def test_another_wheel_of_the_same_name_is_another_environment(environment: Call
 @pytest.mark.parametrize(
     ("requirement", "words"),
     [
-        (f"{LIBRARY}==9.9", "it does not hold what ['ao-fakekernel==9.9'] need"),
-        ("nobody-has-this==1", "it does not hold what ['nobody-has-this==1'] need"),
+        (f"{LIBRARY}==9.9", "its folder of wheels does not hold what ['ao-fakekernel==9.9'] need"),
+        ("nobody-has-this==1", "its folder of wheels does not hold what ['nobody-has-this==1'] need"),
     ],
 )
 def test_a_folder_that_lacks_a_wheel_is_named(environment: Callable[..., Environment], cache: Path, requirement: str, words: str):
@@ -168,11 +169,16 @@ def test_of_a_package_that_is_there_twice_the_one_that_is_imported_is_shared(tmp
     assert shared._installed_here.__wrapped__()["twice"].version == "2.0"
 
 
-def test_a_library_that_wants_another_torch_shares_none(environment: Callable[..., Environment], cache: Path):
+def test_a_library_that_wants_another_torch_shares_none(
+    environment: Callable[..., Environment], cache: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("UV_NATIVE_TLS", "1")  # uv warns of it
     said: list[str] = []
-    with pytest.raises(UserError, match="does not hold what"):  # no torch is among the wheels
+    with pytest.raises(UserError, match="does not hold what") as error:  # no torch is among the wheels
         make(environment("own_torch", f"{LIBRARY}==3.0"), said.append)
 
+    assert str(error.value).startswith("env.own_torch: ao-fakekernel needs torch<1, and here is torch ")
+    assert not re.search(rf"warning:|Using Python|{cache}", f"{error.value} {said}")
     assert any("gets a torch of its own: ao-fakekernel needs torch<1" in words for words in said)
 
 
