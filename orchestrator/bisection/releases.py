@@ -57,15 +57,9 @@ def parsed(key: str, typed: str | None) -> tuple[str, str]:
 
 
 def between(
-    good: str | None,
-    bad: str | None,
-    known: Iterable[Release],
-    *,
-    pre: bool = False,
-    yanked: bool = False,
-    where: str = "the index",
-    key: str = "good",
-) -> Range:
+    good: str | None, bad: str | None, known: Iterable[Release], *,
+    pre: bool = False, yanked: bool = False, where: str = "the index", key: str = "good",
+) -> Range:  # fmt: skip
     """The releases from `good` to `bad`, both included, in this direction: the bad one may be the older.
 
     Pre-releases and those taken back are left out unless they are asked for, or are one of the two. Raises UserError if the two

@@ -40,14 +40,9 @@ NOT_OF_A_STEP = (
     "mode=", "good=", "bad=", "predicate=", "bisect.", "watch.", "format=", "noise=", "rerun=", "results.path=", "sweep.env=",
 )  # fmt: skip
 PLACE = {  # columns of rows, as the report calls them
-    "device_name": "device",
-    "driver": "driver",
-    "cuda": "CUDA of torch",
-    "torch_version": "torch",
-    "timer": "timer",
-    "l2": "L2 cache before each sample",
-    "orchestrator_version": "attention-orchestrator",
-}
+    "device_name": "device", "driver": "driver", "cuda": "CUDA of torch", "torch_version": "torch", "timer": "timer",
+    "l2": "L2 cache before each sample", "orchestrator_version": "attention-orchestrator",
+}  # fmt: skip
 PLAIN = re.compile(r"[A-Za-z][\w.:-]*")  # what Hydra reads as a word without quotes
 
 
@@ -152,8 +147,8 @@ class ReleaseRuns:
     def rows_of(self, good: str, other: str) -> tuple[pd.DataFrame, pd.DataFrame]:
         """The rows of both releases of one interleaved run.
 
-        Raises CannotMeasure with the last words of a run that ended without rows of the other release, and UserError for one
-        without rows of the good one.
+        Raises CannotMeasure with the last words of a run that ended without rows of the other release, and UserError if no point
+        of the good one ran.
         """
         before = set(self.rows()["run_id"])
         started = time.monotonic()
@@ -167,9 +162,10 @@ class ReleaseRuns:
         rows = self.rows(before)
         by_env = {release: rows[rows["env"] == self.name_of(release)] for release in (good, other)} if len(rows) else {}
         said = (line.strip() for line in reversed((done.stderr or done.stdout).splitlines()))
-        words = next(filter(None, said), "the run ended without a word")
-        if f"env.{self.name_of(good)}:" in words or (by_env and by_env[good].empty):
-            raise UserError(f"{self.key}={self.distribution}:{good}: its points have no rows; {words}")
+        words = next(filter(None, said), "the run ended without a word").removeprefix("error: ")
+        if words.startswith(f"env.{self.name_of(good)}:") or (by_env and by_env[good]["status"].ne("ok").all()):
+            why = next(iter(by_env[good]["reason"].mode()), words) if by_env else words
+            raise UserError(f"{self.key}={self.distribution}:{good}: none of its points ran; {why}")
         if not by_env or by_env[other].empty:
             raise CannotMeasure(words)
         known = {name: rows[name].dropna().unique() for name in PLACE if name in rows}

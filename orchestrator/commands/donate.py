@@ -80,7 +80,9 @@ def without_names(table: pa.Table) -> tuple[pa.Table, list[str]]:
         if name == "host":
             known |= {host: f"host-{number}" for number, host in enumerate(hosts, 1)}
         if changed := [text for text in before if known[text] != text]:
-            example = f"{changed[0][:100]!r} to {known[changed[0]][:100]!r}"
+            pair = (changed[0], known[changed[0]])
+            differ = next((i for i, signs in enumerate(zip(*pair, strict=False)) if len({*signs}) == 2), 0)
+            example = " to ".join(repr(text[max(0, differ - 20) :][:100]) for text in pair)
             changes.append(f"{name}: {len(changed):,} rows change, such as {example}")
             table = table.set_column(at, table.schema.field(at), pa.array(map(known.get, before), type=pa.string()))
     return table, changes
@@ -98,9 +100,10 @@ def _names_left(table: pa.Table, cleaned: pa.Table) -> list[str]:
 
 def _incomplete(settings: DonateSettings, table: pa.Table) -> list[str]:
     asked, there = {point.point_id for point in points_of(settings)}, {*table.column("point_id").to_pylist()}
-    counts = {"points of this command have no row": asked - there, "points with a row are not of this command": there - asked}
+    of_all = f"of the {len(asked):,} points of this command have no row"
+    counts = {of_all: asked - there, "points that have a row are not of this command": there - asked}
     todo = "type mode=donate behind the whole command of the run, or run it to its end"
-    return [f"{len(of):,} {words}, which has {len(asked):,}; {todo}" for words, of in counts.items() if of]
+    return [f"{len(of):,} {words}; {todo}" for words, of in counts.items() if of]
 
 
 def _unknown(table: pa.Table) -> list[str]:

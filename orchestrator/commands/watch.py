@@ -23,7 +23,7 @@ from orchestrator.commands.bisect import ReleaseRuns, require_able, show
 from orchestrator.commands.export import write_site
 from orchestrator.commands.invocation import BAD_POINTS, INTERRUPTED, OK, Invocation
 from orchestrator.config.settings import WatchSettings
-from orchestrator.errors import CannotMeasure, UserError
+from orchestrator.errors import CannotMeasure, NoRows, UserError
 from orchestrator.planning.expand import chosen, expand
 from orchestrator.point import Point
 from orchestrator.tables import markdown
@@ -66,9 +66,8 @@ class Upgrade:
 
     @property
     def headline(self) -> str:
-        return (
-            f"{self.library} {self.new} beside {self.old}: {', '.join(self.problems) or 'nothing slower, wrong or another kernel'}"
-        )
+        found = ", ".join(self.problems) or "nothing slower, wrong or another kernel"
+        return f"{self.library} {self.new} beside {self.old}: {found}"
 
     def report(self, context: Context) -> str:
         """The whole report: what changed, where it was measured, the tables of mode=compare, and commands."""
@@ -76,10 +75,8 @@ class Upgrade:
         parts = [f"### {self.headline}", "\n".join(said)]
         if self.found is not None:
             gate = " ".join(f"{for_markdown(words)}." for words in tables.of_gate(self.found))
-            parts += [
-                lines_of(context, self.pairs),
-                f"Both were measured in turns, on the same device and inputs. The gate: {gate}",
-            ]
+            parts.append(lines_of(context, self.pairs))
+            parts.append(f"Both were measured in turns, on the same device and inputs. The gate: {gate}")
             parts.append(markdown(tables.of_points(self.found)))
         return "\n\n".join(filter(None, [*parts, typed_below({"the watch": context.command, **context.commands})])) + "\n"
 
@@ -97,10 +94,16 @@ def execute(invocation: Invocation[WatchSettings]) -> int:
     except KeyboardInterrupt:
         invocation.say("interrupted; releases that have a report are kept. The same command goes on with the others")
         return INTERRUPTED
-    if any(Path(path).glob("*/rows.parquet")):
-        write_site(invocation, settings.watch.site or f"{path}_site")
-    for one in upgrades:
-        invocation.say(one.headline)
+    try:
+        if any(Path(path).glob("*/rows.parquet")):
+            write_site(invocation, settings.watch.site or f"{path}_site")
+    except NoRows:  # no release could be measured
+        pass
+    except UserError as error:
+        raise UserError(str(error).replace("export=", "watch.site=")) from None
+    finally:
+        for one in upgrades:
+            invocation.say(one.headline)
     return BAD_POINTS if any(one.problems for one in upgrades) else OK
 
 

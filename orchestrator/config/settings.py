@@ -217,8 +217,8 @@ class BisectSettings(Chosen):
     """mode=bisect."""
 
     needed = ("good", "bad"), "good: mode=bisect needs two releases; type good=flashinfer:0.5.3 bad=flashinfer:0.6.3 with your own"
-    good: str | None = None
-    bad: str | None = None
+    good: str | None = Field(None, coerce_numbers_to_str=True)  # a version alone is refused with an example
+    bad: str | None = Field(None, coerce_numbers_to_str=True)
     predicate: Literal["slower", "resolved_backend", "status"] = "slower"
     bisect: parts.Bisect = parts.Bisect()
 

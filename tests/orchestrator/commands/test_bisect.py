@@ -45,6 +45,8 @@ def steps(*more: str) -> bisect.ReleaseRuns:
 def test_two_releases_are_needed_and_a_run_takes_none(settings: Callable[..., Settings]):
     with pytest.raises(UserError, match=r"mode=bisect needs two releases; type good=flashinfer:0\.5\.3"):
         settings("+sweep=smoke", "mode=bisect", "good=flashinfer-python:0.5.3")
+    with pytest.raises(UserError, match=r"bad=0\.6: allowed: a library with its version"):  # YAML reads a number
+        bisect.releases(settings("+sweep=smoke", "mode=bisect", "good=flashinfer-python:0.5.3", "bad=0.6"))
 
 
 @pytest.mark.parametrize(
@@ -145,7 +147,7 @@ def run_that(rows: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch, cod
 
 
 def test_a_release_without_rows_cannot_be_measured_and_the_run_says_why(monkeypatch: pytest.MonkeyPatch):
-    only_good = [{"env": "flashinfer-python:0.5.3", "run_id": "now"}]
+    only_good = [{"env": "flashinfer-python:0.5.3", "run_id": "now", "status": "ok"}]
     for rows in ([], only_good):
         commands = run_that(rows, monkeypatch, 2, "sweep.env='flashinfer-python:0.6.3': no wheel\n\n")
         with pytest.raises(CannotMeasure, match="no wheel"):
@@ -153,9 +155,11 @@ def test_a_release_without_rows_cannot_be_measured_and_the_run_says_why(monkeypa
         assert commands[0][-2:] == ["rerun=all", "results.path=results/smoke_bisect"]
 
 
-def test_without_rows_of_the_good_release_the_input_is_wrong(monkeypatch: pytest.MonkeyPatch):
-    run_that([{"env": "flashinfer-python:0.6.3", "run_id": "now"}], monkeypatch)
-    with pytest.raises(UserError, match=r"good=flashinfer-python:0\.5\.3: its points have no rows"):
+@pytest.mark.parametrize("words", ["the run ended without a word", "ImportError: libkernel.so"])
+def test_if_no_point_of_the_good_release_ran_the_input_is_wrong(words: str, monkeypatch: pytest.MonkeyPatch):
+    rows = [{"env": f"flashinfer-python:{of}", "run_id": "now", "status": "failed", "reason": words} for of in ("0.5.3", "0.6.3")]
+    run_that(rows if "libkernel" in words else rows[1:], monkeypatch)
+    with pytest.raises(UserError, match=rf"good=flashinfer-python:0\.5\.3: none of its points ran; {words}"):
         steps().measure("0.5.3", "0.6.3")
 
 

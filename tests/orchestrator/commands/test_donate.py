@@ -51,6 +51,7 @@ def test_a_copy_names_no_person_and_no_machine_and_is_a_dataset_like_the_committ
 
     assert (asked.returncode, done.returncode) == (0, 0), asked.stdout + done.stdout
     assert "host: 2 rows change, such as 'gpu17.lab' to 'host-1'" in asked.stdout and "nothing is in the way" in asked.stdout
+    assert "reason: 1 rows change, such as 'File /home/jonathan/src/kernel.py, see" in asked.stdout
     assert set(found["host"]) == {"host-1"}
     assert found["reason"][0] == "File .../kernel.py, see s3://ADDRESS on ADDRESS or USER@HOST"
     assert [name for name in ("gpu17.lab", "jonathan", "10.1.2.3", str(tmp_path)) if name in text] == []
@@ -62,8 +63,8 @@ def test_a_copy_names_no_person_and_no_machine_and_is_a_dataset_like_the_committ
 @pytest.mark.parametrize(
     ("columns", "keys", "said"),
     [
-        ({}, ["sweep.s_kv=[64,256]"], "2 points of this command have no row, which has 4; type mode=donate behind the whole"),
-        ({}, ["sweep.s_qo=[1]"], "1 points with a row are not of this command, which has 1"),
+        ({}, ["sweep.s_kv=[64,256]"], "2 of the 4 points of this command have no row; type mode=donate behind the whole"),
+        ({}, ["sweep.s_qo=[1]"], "1 points that have a row are not of this command; type"),
         ({"check": "not_checked: check.enabled=false"}, [], "1 rows are ok and were not checked; run them again with"),
         ({"torch_version": None}, [], "torch_version: 1 rows that ran do not have it; run them again"),
         ({"compute_capability": "9.0"}, [], "driver: 1 rows that ran do not have it"),

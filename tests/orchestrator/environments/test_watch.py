@@ -18,8 +18,13 @@ import pandas as pd
 import pytest
 
 from orchestrator import ROOT
+from orchestrator.analysis.compare.comparison import compare_rows, find_noise_floors
+from orchestrator.analysis.compare.selection import Selection
+from orchestrator.analysis.noise import SAME
+from orchestrator.bisection.evidence import pairs_of
 from orchestrator.cli import main
-from orchestrator.commands.watch import may_follow
+from orchestrator.commands.watch import Upgrade, may_follow
+from orchestrator.storage import access
 from tests.helpers import wheels as library
 from tests.helpers.forked_environment import ForkedPopen
 from tests.helpers.runs import SMALL
@@ -149,6 +154,33 @@ def test_the_next_release_is_measured_beside_one_that_broke_no_point(statuses: l
     both = pd.concat([sides[0].assign(status=["ok", "ok", "failed"]), sides[1].assign(status=statuses)])
 
     assert may_follow(both, "flashinfer_python_0_6_13", "flashinfer_python_0_7_0") is may
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problems"),
+    [("0_5_3", "0_6_0", ["slower", "another kernel"]), ("0_6_0", "0_5_3", ["another kernel"])],
+)
+def test_a_release_that_made_an_h200_slower_is_called_slower(old: str, new: str, problems: list[str]):
+    """The rows of 0.5.3 and 0.6.0 of one run, with which `auto` began to take fa3 in decode: 1.5 to 11 times the time."""
+    path = str(ROOT / "results/h200_releases/bisect_fa3_begins")
+    rows = access.read(path).to_pandas()
+    rows = rows[rows["run_id"] == rows.loc[rows["env"] == "flashinfer_python_0_6_0", "run_id"].iloc[0]]
+    sides = [rows[rows["env"] == f"flashinfer_python_{release}"] for release in (old, new)]
+    found = compare_rows(*(Selection(release, path, side) for release, side in zip((old, new), sides, strict=True)))
+    upgrade = Upgrade("flashinfer-python", old, new, found, pairs_of(*sides, find_noise_floors([path], None), SAME))
+
+    assert list(upgrade.problems) == problems
+    assert upgrade.problems.get("slower", "regression: 6 slower").startswith("regression: 6 slower")
+
+
+def test_if_no_release_can_be_measured_the_exit_code_is_1_and_no_site_is_written(
+    index: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(ROOT)
+    code, said = Watched(tmp_path, index).again(since="1.5")
+
+    assert code == 1 and said.endswith(f"{NEEDS_ANOTHER_TORCH} beside 1.5: cannot be measured\n")
+    assert "- cannot be measured: env.ao" in said and ": ao-fakekernel needs torch<1, and here is torch" in said
 
 
 def test_rows_of_all_releases_stay_and_a_site_has_the_history_of_each_point(watched: Watched):
