@@ -17,7 +17,7 @@ from kernels.check.estimates import KeyWeights, OutputErrors
 from kernels.check.log_sum_exp import judge_with_lse
 from kernels.check.oracle import Verdict, judge_by, off_by, sizes
 from kernels.check.significance import WeightTest
-from kernels.check.tolerance import excess_of_logits, logit_error, noise_floor, row_tolerances, smallest_weights, sums_error
+from kernels.check.tolerance import ROUNDING_RMS, excess_of_logits, logit_error, row_tolerances, smallest_weights, sums_error
 from kernels.check.weighing import weigh
 from kernels.inputs import Inputs
 from kernels.inputs.copied_tokens import copied_tokens
@@ -71,8 +71,8 @@ def output_errors(out: Tensor, inputs: Inputs, answer: Answer, how: Arithmetic) 
     problem, key = inputs.problem, how.rounding
     unsure = answer.kept(("unsure", key), lambda: excess_of_logits(inputs, answer, how) > bias(problem, how))
     least = answer.kept(("least", key), lambda: smallest_weights(inputs, answer, how))
-    error, in_8_bits = off_by(out, answer.out, how), how.compute_dtype in FP8
-    return OutputErrors(inputs, answer, error, noise_floor(problem), least, unsure, key, in_8_bits)
+    error, floor = off_by(out, answer.out, how), ROUNDING_RMS * UNIT_ROUNDOFF[problem.output_dtype]  # least noise of a row
+    return OutputErrors(inputs, answer, error, floor, least, unsure, key, in_8_bits=how.compute_dtype in FP8)
 
 
 def weight_test_of(problem: Problem, how: Arithmetic, inputs: int = 1, answer: Answer | None = None) -> WeightTest:

@@ -23,6 +23,7 @@ SIGMAS = 4.0  # of a sum of independent roundings: one of 16,000 rows lies beyon
 # uniform in their logarithm, sqrt(E[1 / m^2] / 3) with E[1 / m^2] = 0.375 / ln 2.
 ROUNDING_RMS = math.sqrt(0.375 / math.log(2) / 3)
 SUMMED_AT_ONCE = 16  # products that a tensor core adds up before it rounds into an fp16 accumulator: 32 bytes of 16-bit operands
+RESCALED = 64  # keys after which sums are scaled to the largest logit so far: the fewest of FlashInfer's fa2 in heads of 128
 LSE_ROUNDINGS = 8  # of fp32 at the size of a log-sum-exp: scale, maximum and sum, and log2, whose relative error is 2^-22
 APPROXIMATE = 2.0**-22  # error of the GPU's exp2, relative, and of its log2 near 1, absolute (PTX ISA, ex2.approx and lg2.approx)
 
@@ -91,11 +92,20 @@ def excess_of_logits(inputs: Inputs, answer: Answer, how: Arithmetic) -> Tensor:
 
     A sink is given and not computed, so 0 if the largest logit is the sink's, but for the shift of those of all keys beside it.
     """
-    error = logit_error(inputs.problem, how.compute_dtype) + _error_within_logit(inputs.problem, how.accumulator_dtype)
-    excess = error * (_in_planted_logits(inputs.problem, answer) - 1) + _error_of_tanh(inputs.problem) * answer.peak.abs()
+    problem = inputs.problem
+    error = logit_error(problem, how.compute_dtype) + _error_within_logit(problem, how.accumulator_dtype)
+    excess = error * (_in_planted_logits(problem, answer) - 1) + TANH * (problem.soft_cap is not None) * answer.peak.abs()
     if inputs.sinks is not None:
         excess *= answer.peak > inputs.sinks
-    return excess + _error_of_shift(inputs.problem, answer, how)
+    return excess + _drift_of_weights(problem, answer) / math.sqrt(12) + _error_of_shift(problem, answer, how)
+
+
+def _drift_of_weights(problem: Problem, answer: Answer) -> Tensor:
+    """[T, H]: how much heavier or lighter a row's first keys may be beside its last. Sums are scaled by exp2(m c - m' c), for the
+    maximum m before some keys and m' with them. A fused multiply-add rounds one product alone, at the size of the largest logit. So
+    while the maximum stays, each factor is off from 1 by the same error.
+    """
+    return UNIT_ROUNDOFF["fp32"] * min(problem.s_kv, problem.window or problem.s_kv) / RESCALED * answer.peak.abs()
 
 
 def _in_planted_logits(problem: Problem, answer: Answer) -> Tensor:
@@ -122,16 +132,6 @@ def _size(problem: Problem, logit: Tensor) -> Tensor:
     cap = problem.soft_cap
     share = logit.abs().minimum((logit.abs() - SHARING).clamp_min(STEEPEST * cap)) / cap
     return share.clamp_max(1 - 2**-20).atanh() * (1 - share.square()) * cap
-
-
-def _error_of_tanh(problem: Problem) -> float:
-    """Relative error of a logit by a soft cap."""
-    return 0.0 if problem.soft_cap is None else TANH
-
-
-def noise_floor(problem: Problem) -> float:
-    """The least relative noise of a row: the rounding of its output, root mean square."""
-    return ROUNDING_RMS * UNIT_ROUNDOFF[problem.output_dtype]
 
 
 def smallest_weights(inputs: Inputs, answer: Answer, how: Arithmetic) -> Tensor:
@@ -172,7 +172,7 @@ def sums_error(problem: Problem, accumulator_dtype: str) -> float:
 
 def _error_within_logit(problem: Problem, accumulator_dtype: str) -> float:
     """The second part of `sums_error`: that of a planted logit's products, and of the soft cap's tanh."""
-    return (relative_error_of_logit(problem, accumulator_dtype) + _error_of_tanh(problem)) * _logit(problem)
+    return (relative_error_of_logit(problem, accumulator_dtype) + TANH * (problem.soft_cap is not None)) * _logit(problem)
 
 
 def relative_error_of_logit(problem: Problem, accumulator_dtype: str) -> float:
@@ -196,7 +196,7 @@ def lse_tolerance(problem: Problem, answer: Answer, how: Arithmetic) -> Tensor:
     """
     logit = logit_error(problem, how.compute_dtype) + sums_error(problem, how.accumulator_dtype)
     of_logit = logit * _in_planted_logits(problem, answer) + _error_of_shift(problem, answer, how)
-    of_logit += _error_of_tanh(problem) * answer.peak.abs()
+    of_logit += TANH * (problem.soft_cap is not None) * answer.peak.abs() + _drift_of_weights(problem, answer)
     stored = LSE_ROUNDINGS * UNIT_ROUNDOFF["fp32"] * answer.peak.abs().maximum(answer.finite_lse.abs())
     return UNIT_ROUNDOFF[how.compute_dtype] + of_logit + stored + 2 * APPROXIMATE
 

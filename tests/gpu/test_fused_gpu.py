@@ -9,11 +9,12 @@ import torch
 
 from kernels.check import fused, fused_reference, oracle, weighing
 from kernels.check.estimates import MAX_BLOCK, KeyWeights, OutputErrors, weighed_parts
-from kernels.check.tolerance import noise_floor
+from kernels.check.tolerance import ROUNDING_RMS
 from kernels.check.weighing import weigh
 from kernels.inputs import Inputs
 from kernels.inputs.generate import draw
 from kernels.problem import Problem
+from kernels.problem.dtypes import UNIT_ROUNDOFF
 
 pytestmark = pytest.mark.gpu
 
@@ -93,7 +94,7 @@ def _errors(inputs: Inputs) -> OutputErrors:
     noise = 2e-3 * torch.randn(answer.out.shape, device=inputs.device, generator=generator)
     unsure = ((answer.peak - answer.lse).exp() - MAX_BLOCK).abs() < 0.01
     error = noise * answer.out.norm(dim=-1, keepdim=True) / p.value_dim**0.5
-    return OutputErrors(inputs, answer, error, noise_floor(p), unsure=unsure)
+    return OutputErrors(inputs, answer, error, ROUNDING_RMS * UNIT_ROUNDOFF[p.output_dtype], unsure=unsure)
 
 
 def in_fp32(inputs: Inputs, requests: tuple[int, ...], keys: range) -> tuple[torch.Tensor, ...]:

@@ -2,6 +2,7 @@
 
 What is emulated, for one request and one KV head at a time:
 
+- sums are scaled where a tile begins by the exact factor, or by one whose larger product is rounded alone;
 - queries are rounded to the declared compute dtype if that is coarser, and keys and values are widened or read as they are;
 - keys are read in tiles, with a running maximum, in either direction; probabilities are scaled and rounded to the compute dtype;
 - row sums are those of probabilities before or after this rounding; outputs are summed in fp32, or in fp16 every 16 products; for
@@ -11,7 +12,7 @@ What is emulated, for one request and one KV head at a time:
 - or all keys of a split are read at once, and probabilities are normalised before they are rounded to bf16;
 - a sink is where the running maximum starts, or is added at the end; exponentials are those of base 2 with their error on a GPU.
 
-What is not: the order of products within a tile, skipped rescaling of the running maximum, and all that depends on a device.
+What is not: the order of products within a tile, skipped rescaling by a new maximum, and all that depends on a device.
 """
 
 # T = query tokens of all requests, H = num_qo_heads, K = stored KV heads, G = H / K, R = G * query tokens of a request, L = keys,
@@ -75,6 +76,7 @@ class Schedule:
     partial_dtype: str  # of the output of a split
     scale: float  # of probabilities before they are rounded
     normalised: bool = False  # probabilities are divided by their sum before they are rounded, and not the output at the end
+    fused: bool = False  # sums are scaled by a fused multiply-add, whose one product alone is rounded, as in FlashInfer's fa2
 
     @classmethod
     def draw(cls, problem: Problem, how: Roundings, coin: random.Random) -> Self:
@@ -90,6 +92,7 @@ class Schedule:
             partial_dtype=problem.state_dtype if problem.num_states else coin.choice(("fp32", stored)),
             scale=coin.choice(scales),
             normalised=how.compute_dtype == "bf16" and random.Random(problem.seed).random() < 0.25,
+            fused=random.Random(problem.seed + 1).random() < 0.5,
         )
 
 
@@ -162,7 +165,8 @@ class RightKernel:
             lowest = torch.where(peak.isinf(), 0.0, peak)
             weights = _exp2(scores[..., tile] - lowest) * self.schedule.scale
             narrow = self._narrowed(weights, "fp32")
-            rescale, added = _exp2(best - lowest), narrow if self.schedule.sums_rounded else weights
+            off = _rounding_of(best) if self.schedule.fused else 0.0
+            rescale, added = _exp2(best - lowest + off), narrow if self.schedule.sums_rounded else weights
             total = total * rescale + added.sum(-1, keepdim=True) / self.schedule.scale
             acc, best = self._summed(acc * rescale, narrow, v[:, tile]), peak
         if sink is not None and first is None:
@@ -194,6 +198,12 @@ class RightKernel:
 def _exp2(x: Tensor) -> Tensor:
     """2^x with the error of a GPU's approximation, which gives 1 for 0: a maximum that stays rescales nothing."""
     return x.exp2() * (1 + APPROXIMATE_EXP * (2 * torch.rand_like(x) - 1) * (x != 0))
+
+
+def _rounding_of(logits: Tensor) -> Tensor:
+    """By how much the product of such a logit of base e and log2(e) exceeds what fp32 makes of it. 0 if it is infinite."""
+    exact = (logits / LOG2_E).double() * torch.tensor(LOG2_E).double()
+    return (exact - exact.float()).nan_to_num(nan=0.0).float()
 
 
 def _cut_off(numbers: Tensor, largest: Tensor, digits: int) -> Tensor:

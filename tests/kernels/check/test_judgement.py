@@ -12,13 +12,14 @@ import torch
 from kernels.check import oracle, weighing
 from kernels.check.estimates import OutputErrors, keys_and_values
 from kernels.check.judgement import judge_whole
-from kernels.check.tolerance import noise_floor
+from kernels.check.tolerance import ROUNDING_RMS
 from kernels.inputs import Inputs
 from kernels.inputs.generate import draw
 from kernels.mutants.drawn import Fault, answer_with
 from kernels.mutants.reference_case import ReferenceCase, case_of
 from kernels.problem import Problem
 from kernels.problem.arithmetic import Arithmetic
+from kernels.problem.dtypes import UNIT_ROUNDOFF
 
 HEADS = {"num_qo_heads": 16, "num_kv_heads": 2, "head_dim_qk": 128, "head_dim_vo": 128}
 SHAPES = {**HEADS, "page_size": 64, "batch_size": 1, "s_qo": 2}
@@ -80,7 +81,7 @@ def test_an_estimate_without_certainty_says_nothing():
         k[page, slot] = (q * logit / (q.square().sum() * x.sm_scale)).to(k.dtype)
         v[page, slot] = value
     answer = oracle.answer(x)
-    errors = OutputErrors(x, answer, 1e-3 * torch.randn(answer.out.shape), noise_floor(p))
+    errors = OutputErrors(x, answer, 1e-3 * torch.randn(answer.out.shape), ROUNDING_RMS * UNIT_ROUNDOFF[p.output_dtype])
 
     for weights in weighing.weigh(errors):
         assert (weights.a[weights.b <= 0] == 0).all()
@@ -91,7 +92,7 @@ def test_requests_that_are_weighed_together_get_the_estimates_that_each_gets_alo
     """Memory decides how many are; chunks of keys, and so the blocks, do not depend on it."""
     p = problem(700, batch_size=3)
     x, answer = drawn(p)
-    errors = OutputErrors(x, answer, 1e-3 * torch.randn(answer.out.shape), noise_floor(p))
+    errors = OutputErrors(x, answer, 1e-3 * torch.randn(answer.out.shape), ROUNDING_RMS * UNIT_ROUNDOFF[p.output_dtype])
     monkeypatch.setattr(weighing, "CHUNK_BYTES", 4 * 64 * 5 * max(p.num_qo_heads * p.s_qo, p.num_kv_heads * p.head_dim_qk))
     found = []
     for room in (1, 2**31):
