@@ -29,7 +29,7 @@ from orchestrator.analysis.cards import Cards
 from orchestrator.analysis.connection import Connection, Record
 from orchestrator.analysis.keys import OWN_US
 from orchestrator.analysis.sources import find_sources, no_dataset, rows_in, source_of, typed, union_sql, values_there
-from orchestrator.analysis.sql import Where, condition, quoted
+from orchestrator.analysis.sql import LentRows, Where, condition, quoted
 from orchestrator.analysis.views import create_views
 from orchestrator.config.draft_cost import Draft
 from orchestrator.errors import NoRows, UserError, as_typed
@@ -65,6 +65,8 @@ class Dataset(Connection):
         self.points: Sequence[Point] | None = None  # of the sweep that was typed, if one was; some may have no row
         today = f"SELECT * REPLACE ({OWN_US} AS own_us) FROM ({union_sql(self.con, sources)})"
         rows = f"FROM ({today}) WHERE {condition(where or {})}"
+        if isinstance(where, LentRows):  # what was timed in the steps of another model says nothing of this one's
+            rows = f"FROM (SELECT * REPLACE ({where.columns}) {rows} AND context = 'isolated')"
         few = min(FEW_ROWS * len(sources), MAX_ROWS_READ_ONCE)
         is_few = rows_in(self.con, sources) <= few or self.scalar(f"SELECT count(*) {rows}") <= few
         self.kind = "TABLE" if is_few else "VIEW"  # of what questions share

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.analysis.noise import SAME
 from orchestrator.analysis.sources import NEAR, RULE_EDGES
-from orchestrator.analysis.sql import condition, file_literal, literal, quoted
+from orchestrator.analysis.sql import LentRows, condition, file_literal, literal, quoted
 from orchestrator.config.base import own_files
 from orchestrator.config.engine import Engine, EngineCall, calls_of
-from orchestrator.config.model import CUSTOM, HEADS, Model, shipped
+from orchestrator.config.model import CUSTOM, HEADS, LENT, Model, shipped
 from orchestrator.config.modes import owner
 from orchestrator.errors import NoRows, as_typed
 from orchestrator.grouped import grouped
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import duckdb
 
 Wanted = Mapping[str, Sequence[Any]]  # values of columns
-Alike = tuple[str, Wanted, str]  # a model's share in words, values of rows with its heads, and SQL on all such rows of a dataset
+Alike = tuple[LentRows, str]  # values of rows with the heads of a model's share, and SQL on all such rows of a dataset
 RESULTS = "results"  # the folder that datasets are looked for in
 MAX_LISTED = 12
 OF_HEADS = ("paged_decode", "paged_prefill", "ragged_prefill")  # routines over the keys and values of each head
@@ -65,7 +65,7 @@ def same_heads(model: Model, tp: int | None, others: Wanted) -> Alike | None:
     wide = " OR ".join(f'"window" IS NOT DISTINCT FROM {literal(one)}' for one in windows)
     having = f"bool_and(({wide}) AND soft_cap IS NOT DISTINCT FROM {literal(model.soft_cap)})"
     heads = {key: (share[key],) for key in (*HEADS, "sinks") if key in share}
-    return f"{model.name} at tp {size}", {**heads, "routine": routines, **others}, having
+    return LentRows(model.name, size, {**heads, "routine": routines, **others}), having
 
 
 def find(
@@ -92,34 +92,26 @@ def find(
         listed = ", ".join(map(file_literal, places))
         every = f"FROM read_parquet([{listed}], union_by_name = true, filename = true) WHERE {ISOLATED}"
         length = [] if drafts is None else [f"s_qo = {drafts + 1}"]
-        asked = [(wanted, "true"), *([alike[1:]] if alike else [])]
+        asked = [(wanted, "true"), *([alike] if alike else [])]
         queries = [(" AND ".join([condition(values), *length]), having) for values, having in asked]
         query = f"WITH rows AS MATERIALIZED ({every}) {_best_first(queries, engines, question)}"
         found = con.execute(query).fetchall() if wanted else []
         if not found or question == "fp8":
             con.execute(f"CREATE TEMP VIEW rows AS {every}")
         if not found:
-            raise NoRows(_nothing(con, wanted, drafts, alike[1] if alike else {}, typed))
-        (file, turn, *_, answers, _, names, _) = found[0]
+            raise NoRows(_nothing(con, wanted, drafts, alike[0] if alike else {}, typed))
+        (file, turn, *_, answers, _, _) = found[0]
         both = _over_both(con, queries[turn][0], {name for name, at, *_ in found if at == turn}) if question == "fp8" else []
         files = both if both and answers < EVERY_DTYPE else [file]
     best = ",".join(str(places[one]) for one in files)
-    _note(best, files, found, names if alike and turn else "", alike)
+    why = "whose kernels are the fastest over 16-bit and over FP8 caches" if len(files) > 1 else "which says most about this"
+    note_once(f"read {best}, {why}")
+    if not turn and (others := sum(not one[1] for one in found) - len(files)) > 0:
+        note_once(f"{others} more have such rows: results.path=DIR reads another")
     here, all_caches = ({kv for name, *_, of in found if name in some for kv in of} for some in (files, places))
     for kv in sorted(all_caches - here):
         note_once(f"these are over {' and '.join(sorted(here))}; for the others type 'where={{kv_dtype: {kv}}}'")
     return best, asked[turn][0]
-
-
-def _note(best: str, files: Sequence[Any], found: Sequence[Sequence[Any]], names: str, alike: Alike | None) -> None:
-    """Which dataset is read, and why: `names` are the models of rows that have the heads of another one."""
-    others = sum(not one[1] for one in found) - len(files)
-    why = "whose kernels are the fastest over 16-bit and over FP8 caches" if len(files) > 1 else "which says most about this"
-    note_once(f"read {best}, {why}")
-    if alike and names:
-        note_once(f"these are rows of {names} with the heads of {alike[0]}")
-    elif others > 0:
-        note_once(f"{others} more have such rows: results.path=DIR reads another")
 
 
 def _best_first(queries: Iterable[tuple[str, str]], engines: Sequence[Engine], question: str | None) -> str:
@@ -135,7 +127,7 @@ def _best_first(queries: Iterable[tuple[str, str]], engines: Sequence[Engine], q
                count(DISTINCT backend) FILTER ((routine, backend) IN ({calls})) AS choices,
                bool_or({_defaults(engines)}) AS has_default,
                {SIZES} AS workloads, {HAS.get(question or "", "true")} AS answers,
-               max(finished_at)::VARCHAR AS ended, string_agg(DISTINCT model, ', ') AS names, list(DISTINCT kv_dtype) AS caches
+               max(finished_at)::VARCHAR AS ended, list(DISTINCT kv_dtype) AS caches
         FROM rows WHERE {where} GROUP BY filename HAVING {having}"""
         for turn, (where, having) in enumerate(queries)
     )
@@ -184,7 +176,7 @@ def served_alike(names: Iterable[str] | None = None) -> list[tuple[str, int, str
         con.execute(f"CREATE TEMP TABLE rows AS FROM {every} WHERE {ISOLATED}")
         for model in (Model.model_validate(shipped()[name]) for name in (shipped() if names is None else names)):
             for tp, alike in ((tp, same_heads(model, tp, {})) for tp in model.tp):
-                _, values, having = alike or ("", {}, "false")
+                values, having = alike or ({}, "false")
                 own = condition({"model": (model.name,), "tp": (tp,)})
                 devices = con.execute(f"""
                     SELECT device_name FROM rows WHERE {condition(values)} GROUP BY filename, device_name HAVING {having}
@@ -237,11 +229,10 @@ def _nothing(con: duckdb.DuckDBPyConnection, wanted: Wanted, drafts: int | None,
     rest = {name: values for name, values in asked.items() if name not in missing}
     models = [model for (model,) in con.execute("SELECT DISTINCT model FROM rows ORDER BY model").fetchall() if model]
     near = get_close_matches(str(asked["model"][0]), models, n=1, cutoff=NEAR) if "model" in missing else []
-    nearest = (
-        (_there(con, {**rest, "model": near}) or _there(con, {"model": near}))
-        if near
-        else _there(con, rest, of=heads) or _there(con, rest)
-    )
+    if near:
+        nearest = _there(con, {**rest, "model": near}) or _there(con, {"model": near})
+    else:
+        nearest = _there(con, rest, of=heads) or _there(con, rest)
     if alike:
         devices = grouped((device, str(tp)) for _, tp, device in alike)
         nearest = [f"{asked['model'][0]} on {device} (tp {', '.join(tps)}, by its heads)" for device, tps in devices.items()]
@@ -255,9 +246,8 @@ def _nothing(con: duckdb.DuckDBPyConnection, wanted: Wanted, drafts: int | None,
 def _missing_alike(asked: Wanted, alike: Sequence[tuple[str, int, str]]) -> Sequence[str]:
     """The column without whose value rows with the model's heads answer."""
     there = [(tp, device) for _, tp, device in alike if device in asked.get("device_name", (device,))]
-    of_size = (
-        ["tp"] if "tp" in asked and asked["tp"][0] not in dict(there) else sorted(asked.keys() - {"model", "tp", "device_name"})
-    )
+    lacks_tp = "tp" in asked and asked["tp"][0] not in dict(there)
+    of_size = ["tp"] if lacks_tp else sorted(asked.keys() - {"model", "tp", "device_name"})
     return of_size if there else ["device_name"]
 
 
@@ -276,12 +266,10 @@ def _to_measure(con: duckdb.DuckDBPyConnection, asked: Wanted, missing: Sequence
     """The command that measures a deployment, and on which machine if its device has no rows."""
     on = f", on a machine with {_typed('device_name', asked['device_name'])}" if "device_name" in missing else ""
     model = str(asked.get("model", ["NAME"])[0])
-    sweeps = con.execute(
-        f"SELECT sweep FROM rows WHERE model = {literal(model)} GROUP BY sweep ORDER BY count(*) DESC, sweep"
-    ).fetchall()
-    axes: dict[str, Sequence[Any]] = {
-        name: asked[name] for name in ("tp", "s_qo", *LENGTHS) if name in (*missing, "tp") and name in asked
-    }
+    of_model = f"SELECT sweep FROM rows WHERE model = {literal(model)} GROUP BY sweep ORDER BY count(*) DESC, sweep"
+    sweeps = con.execute(of_model).fetchall()
+    names = (name for name in ("tp", "s_qo", *LENGTHS) if name in (*missing, "tp") and name in asked)
+    axes: dict[str, Sequence[Any]] = {name: asked[name] for name in names}
     if kv := [one for one in asked.get("kv_dtype", ()) if isinstance(one, str)]:
         axes["dtype"] = [{"q": one if one == "fp16" else "bf16", "kv": one} for one in kv]
     return f"to measure{on}: {measuring(typed or model, [sweep for (sweep,) in sweeps], axes)}"
@@ -318,6 +306,7 @@ def _there(con: duckdb.DuckDBPyConnection, wanted: Wanted, most: int = MAX_NEAR,
 
 def measuring(model: str, sweeps: Iterable[str], axes: Wanted) -> str:
     """The command that measures a model: the first of the sweeps that has a file, or the one for its kind of attention."""
+    model = model.partition(LENT)[0]
     usual = "mla_mtp" if shipped().get(model, {}).get("head_dim_ckv") else "specdec_long_ctx"
     sweep = next((one for one in sweeps if one in own_files("sweep")), usual)
     words = [f"'sweep.{name}=[{', '.join(map(as_typed, values))}]'" for name, values in axes.items()]

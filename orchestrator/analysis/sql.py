@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+from orchestrator.config.model import CUSTOM, LENT
 from orchestrator.config.ranges import Bounds, several
 from orchestrator.config.weights import WEIGHT, WeightRules
 from orchestrator.errors import UserError, unknown
@@ -18,6 +20,15 @@ COMPUTED = (  # columns of question=best that no row has
     "reference_backend",
     *("noise_floor", "above_noise"),
 )
+
+
+class LentRows(dict[str, Any]):
+    """Values of rows that answer for a model with the same heads; `columns` is SQL: its name, and whose rows they are, and `tp`."""
+
+    def __init__(self, model: str, tp: int, values: Where) -> None:
+        super().__init__(values)
+        whose = f"{literal(model + LENT)} || coalesce(model, '{CUSTOM}') || ', same heads)'"
+        self.columns = f"if(model IS NOT DISTINCT FROM {literal(model)}, model, {whose}) AS model, {tp}::BIGINT AS tp"
 
 
 def todays_columns(known: Mapping[str, str]) -> str:

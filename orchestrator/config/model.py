@@ -15,6 +15,7 @@ from kernels.step.shapes import LayerShape, weight_bytes
 from orchestrator.config.base import Frozen, Scalar, own_files
 
 CUSTOM = "custom"  # a model whose heads are not those of a file
+LENT = " (rows of "  # after a model's name: of which one its rows are
 HEADS = ("num_qo_heads", "num_kv_heads", "head_dim_qk", "head_dim_vo", "head_dim_ckv", "head_dim_kpe")
 FULL, WINDOWED = "full", "windowed"  # kinds of layers that attend; others are named, and not measured
 OF_PAGES = ("paged_decode", "paged_prefill", "cascade")  # routines that read keys and values of each head from pages
@@ -154,5 +155,5 @@ def bf16_bytes(name: str, tp: int, layers: int | None = None) -> int | None:
 @cache
 def _file_of(name: str) -> Mapping[str, Any]:
     """What a shipped model's file holds, else nothing. A name, maybe of a foreign row, is compared and never used as a path."""
-    found = own_files("model").get(name)
+    found = own_files("model").get(name.partition(LENT)[0])
     return yaml.safe_load(found.read_text(encoding="utf-8")) if found else {}

@@ -25,15 +25,12 @@ def mix_of(settings: Settings) -> Mix | None:
 
 def located(settings: Asking, overrides: Sequence[str]) -> Asking:
     """Settings whose rows are of the typed model, tp and device, in the dataset that has them unless given. Raises NoRows."""
-    wanted: dict[str, tuple[Any, ...]] = {}
     of_model = [word.partition("=")[2] for word in overrides if word.startswith("model=")]
-    if of_model:
-        wanted["model"] = (settings.model.name,)
+    wanted: dict[str, tuple[Any, ...]] = {"model": (settings.model.name,)} if of_model else {}
     if settings.tp is not None:
         wanted["tp"] = (settings.tp,)
-    device = (
-        {} if settings.device is None else {"device_name": tuple(dict.fromkeys((settings.device.name, *settings.device.match)))}
-    )
+    names = () if settings.device is None else (settings.device.name, *settings.device.match)
+    device = {"device_name": tuple(dict.fromkeys(names))} if names else {}
     wanted |= device
     changed: dict[str, Any] = {"where": {**wanted, **settings.where}}
     if settings.results.path == NO_SWEEP_PATH:
@@ -42,7 +39,7 @@ def located(settings: Asking, overrides: Sequence[str]) -> Asking:
         asked = {**wanted, **typed}
         question, typed_model = getattr(settings, "question", None), of_model[-1] if of_model else ""
         path, found = finder.find(asked, settings.engines, settings.drafts, alike, question=question, typed=typed_model)
-        changed |= {"results": Results(path=path), "where": {**found, **settings.where}}
+        changed |= {"results": Results(path=path), "where": found}
     return settings.model_copy(update=changed)
 
 

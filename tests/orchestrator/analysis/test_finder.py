@@ -14,8 +14,10 @@ from orchestrator import ROOT
 from orchestrator.analysis import finder
 from orchestrator.analysis.names import libraries_of
 from orchestrator.analysis.questions import open_views
+from orchestrator.analysis.questions.deployments import deployment_titles
+from orchestrator.analysis.sql import LentRows
 from orchestrator.config.engine import selected
-from orchestrator.config.model import Model, shipped
+from orchestrator.config.model import Model, bf16_bytes, layers_of, shipped
 from orchestrator.errors import NoRows, UserError
 from orchestrator.machines import known_devices
 from orchestrator.reporting.brief import LINES
@@ -101,6 +103,51 @@ def test_rows_of_another_name_with_the_heads_of_the_model_answer_for_it(model: s
 
     assert (path, tuple(wanted[key][0] for key in ("num_qo_heads", "num_kv_heads", "head_dim_qk"))) == (found, heads)
     assert "model" not in wanted and wanted["sinks"] == (False,)
+
+
+@pytest.mark.parametrize(
+    ("model", "tp", "layers", "rows_of"),
+    [
+        ("qwen3_32b", 4, 64, {"llama_3_1_70b"}),
+        ("llama_3_1_405b", 16, 126, {"llama_3_1_70b", "qwen3_235b_a22b"}),
+        ("kimi_k2", 8, 61, {"custom"}),
+    ],
+)
+def test_rows_of_another_model_are_priced_with_the_layers_and_the_share_of_the_asked_one(
+    model: str, tp: int, layers: int, rows_of: set[str]
+):
+    path, found = finder.find(
+        {"model": (model,)}, selected("vllm"), None, finder.same_heads(shape(model), tp, {"device_name": H200})
+    )
+    data = open_views(path, where=found)
+
+    names = {f"{model} (rows of {other}, same heads)" for other in rows_of}
+    assert set(data.execute("SELECT DISTINCT model, tp FROM problems")) == {(name, tp) for name in names}
+    assert set(data.execute("SELECT DISTINCT layers FROM cache_sizes")) == {(layers,)}
+    assert {title.split(" query heads ")[1].split(" · ")[0] for title in deployment_titles(data).values()} == {f"(tp {tp})"}
+    for name in names:
+        assert (layers_of(name), bf16_bytes(name, tp)) == (layers_of(model), bf16_bytes(model, tp))
+        assert finder.measuring(name, [], {"tp": (tp,)}) == finder.measuring(model, [], {"tp": (tp,)})
+
+
+def test_a_report_and_an_export_name_the_asked_model_and_count_its_layers(invoke: Invoke):
+    """64 layers of each workload's cache fit the GPU; 80, as the model whose rows they are has, do not."""
+    asked = ("engine=sglang", "model=qwen3_32b", "tp=4", "device=h200", "drafts=3")
+    report, export = invoke("mode=report", "question=one_backend", *asked), invoke("export=sglang", *asked[1:])
+
+    assert [done.returncode for done in (report, export)] == [0, 0], report.stderr + export.stderr
+    title = "qwen3_32b (rows of llama_3_1_70b, same heads) · 16 query heads (tp 4) · kv bf16"
+    assert title in " ".join(map(str.strip, report.stdout.splitlines())) and f"# SGLang 0.5.23: {title}" in export.stdout
+    assert " layers 64 " in report.stdout and "do not count" not in report.stdout + export.stdout
+
+
+def test_rows_of_the_asked_name_keep_it_and_steps_of_another_model_say_nothing():
+    servers = open_views("results/h200_main/servers.parquet", where=LentRows("llama_3_1_70b", 8, {"num_qo_heads": (8,)}))
+    own, *lent = sorted(name for (name,) in servers.execute("SELECT DISTINCT model FROM rows"))
+    assert own == "llama_3_1_70b" and lent and all(name.startswith("llama_3_1_70b (rows of ") for name in lent)
+
+    with pytest.raises(NoRows):
+        open_views("results/h200_studies/study_in_step", where=LentRows("qwen3_32b", 1, {"context": ("step",)}))
 
 
 @pytest.mark.parametrize(
