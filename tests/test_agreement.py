@@ -23,6 +23,7 @@ from tools import pictures
 NO_FLAG = ("rules", "gated_delta", "cache")  # engines have no flag for gated delta nets, and none for writes of a cache
 FOLDERS = sorted({name.partition("/")[0] for name in EVERY if not any(word in name for word in NO_FLAG)})
 TYPED = ("--attention", "--prefill", "--decode", "--dsa", "-ac.")  # how a line with a flag of a backend begins
+PAGES = ("--block-size", "--page-size")
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
@@ -77,8 +78,8 @@ def agree(name: str, engines: Sequence[Engine] = ()) -> int:
             assert choice.known in choice.runs and ("seen on" in choice.known) != ("read" in choice.known)
             assert any(f"{choice.label} runs {choice.runs}: " in one and part.holds in one for one in exported[part.who])
     for engine, lines in exported.items():
-        changes = [part for part in found if part.who == engine and part.answer.choice and not part.answer.keeps]
-        assert sum(line.startswith(TYPED) for line in lines) == len(changes)
+        typed = [line for part in found if part.who == engine and part.answer.choice for line in part.answer.choice.typed]
+        assert sorted(line for line in lines if line.startswith((*TYPED, *PAGES))) == sorted(typed)
     return len(found)
 
 
@@ -94,11 +95,7 @@ def test_the_finding_of_servers_says_what_the_report_says():
         place, (type_, *_) = dict(zip(PLACE, part.place, strict=True)), one_backend.line(part)[3:]
         cells = answers.setdefault((f"{place['model']}, TP {place['tp']}", place["kv_dtype"]), [[], [], [], []])
         saved = re.search(r"\((~?[\d.]+%) less time than the default", type_)
-        flag = (
-            "keep"
-            if type_.startswith("nothing to type")
-            else f"{part.brief().partition(': ')[2].rpartition(' ')[0]} ({saved and saved[1]})"
-        )
+        flag = "keep" if part.answer.keeps else f"{part.brief().partition(': ')[2].rpartition(' ')[0]} ({saved and saved[1]})"
         cells[2 * (part.phase != "decode") + part.who.startswith("SGLang")].append(
             flag if part.layers == "all" else f"{part.layers}: {flag}"
         )

@@ -27,9 +27,10 @@ from orchestrator.analysis.questions.one_backend import but_at_worst, of_default
 from orchestrator.analysis.questions.tables import group_by
 from orchestrator.analysis.rough import ROUGH, mark
 from orchestrator.analysis.sql import literal, quoted
-from orchestrator.analysis.step_rest import PRESET
+from orchestrator.analysis.step_rest import PRESET, PRESETS, ModelPlace
 from orchestrator.config.draft_cost import Draft
 from orchestrator.config.engine import Engine
+from orchestrator.config.model import layers_of
 from orchestrator.errors import UserError
 from orchestrator.grouped import grouped
 from orchestrator.untrusted.text import for_line
@@ -65,9 +66,9 @@ def _typed_caches(places: Iterable[tuple[Any, ...]]) -> set[tuple[Any, ...]]:
 
 def _nothing_to_type(found: Sequence[Part]) -> str:
     """The first line of a text that changes nothing."""
-    if not all(part.answer.keeps for part in found):
+    choices = [choice for part in found if (choice := part.answer.choice) and not choice.typed]
+    if len(choices) < len(found):
         return ""
-    choices = [part.answer.choice for part in found if part.answer.choice]
     names = dict.fromkeys(choice.label for choice in choices)
     but = ", and was wrong at some workloads" if any(choice.record["wrong"] for choice in choices) else ""
     return f"# nothing to type: {', '.join(names)} {'is' if len(names) == 1 else 'are'} the default{but}"
@@ -82,9 +83,8 @@ def _section(data: Dataset, engine: Engine, section: Sequence[Part], draft: Draf
     if section[0].left_out:
         yield f"# {section[0].left_out}"
     for part in section:
-        yield from _part(engine, part)
-    is_typed = any(part.answer.choice is not None and not part.answer.choice.is_default for part in section)
-    if is_typed and flag:
+        yield from _part(part)
+    if flag and any(part.answer.choice and part.answer.choice.typed for part in section):
         yield flag
     if engine.has_draft_table:
         yield from draft_lines(data, section, draft)
@@ -97,30 +97,22 @@ def _libraries(data: Dataset, part: Part) -> str:
     return ", ".join(libraries_of(several for (several,) in found)) or "unknown libraries"
 
 
-def _part(engine: Engine, part: Part) -> Iterator[str]:
+def _part(part: Part) -> Iterator[str]:
     """The answer of a part, its line to type, and what stands behind both."""
-    answer = part.answer
-    if answer.choice is None or answer.keeps:
-        yield f"# {part.what}: {answer.words}"
-    else:
-        yield f"# {part.what}: {answer.choice.label}, {answer.why}"
-        yield answer.choice.name
-        measured, own = answer.choice.record["pages"] or [None], answer.choice.record["own_page"]
-        if engine.page_flag and len(measured) == 1 and measured[0] is not None and own not in (None, measured[0]):
-            yield f"{engine.page_flag} {measured[0]}"  # since the engine takes another page size by itself
-    others = [choice for choice in part.choices if choice.margin is not None]
-    next_best = max(others, key=lambda choice: choice.margin.saving if choice.margin else 0.0, default=None)
-    shown = answer.choice if answer.choice and not answer.keeps else next_best
+    choice = part.answer.choice
+    changed = None if part.answer.keeps else choice
+    yield f"# {part.what}: " + (f"{changed.label}, {part.answer.why}" if changed else part.answer.words)
+    yield from choice.typed if choice else ()
+    shown = changed or part.next_best
     if shown is not None and part.default is not None:
         yield f"#   {shown.label}: {_evidence(shown, part.default)}"
-    if answer.choice is not None:
-        much = answer.choice.record["much_slower"]
-        at_worst = answer.choice.no_comparison or f"at worst {answer.choice.worst_words} times the fastest"
-        yield f"#   {but_at_worst(answer.choice) if much else at_worst}"
-        yield f"#   {stands_on(answer.choice)}{of_default(part)}; {part.holds}"
-    for choice in part.choices:
-        if choice.not_right and choice is not answer.choice:
-            yield f"#   {choice.label}: {choice.not_right}"
+    if choice is not None:
+        at_worst = choice.no_comparison or f"at worst {choice.worst_words} times the fastest"
+        yield f"#   {but_at_worst(choice) if choice.record['much_slower'] else at_worst}"
+        yield f"#   {stands_on(choice)}{of_default(part)}; {part.holds}"
+    for other in part.choices:
+        if other.not_right and other is not choice:
+            yield f"#   {other.label}: {other.not_right}"
 
 
 def _evidence(choice: Choice, default: Choice) -> str:
@@ -245,8 +237,10 @@ def _why_none(steps: Sequence[Record], runs: Choice | None, draft: Draft) -> str
     if runs is None:
         return "there is no advice for drafts"
     if not draft.whole_steps:
-        costs = "draft.layers=80 draft.rest_us=... draft.cost_us=..."
-        return f"it needs the time of a whole step; type draft.rest={PRESET} draft.cost_us=..., or {costs}"
+        place = tuple(runs.record[key] for key in ModelPlace._fields)
+        preset = f"draft.rest={PRESET} draft.cost_us=..., or " if place in PRESETS else ""
+        layers = layers_of(place[0]) or "N"
+        return f"it needs the time of a whole step; type {preset}draft.layers={layers} draft.rest_us=... draft.cost_us=..."
     if not best_drafts(steps):
         if _without_rest(steps):
             tokens = "as many query tokens as these batches have with and without a draft"

@@ -15,7 +15,7 @@ SHOWN = 3  # names of files, in a note
 HEAD = 4096  # bytes of a file that tell its kind
 SIGN = 4  # bytes that tell kinds of files apart: PAR1, `{"de`, `<!do`
 OWN = b"attention-orchestrator"  # in the title of our pages, and in each trace
-FLAGS = re.compile(rb"# (nothing to type: |vLLM |SGLang )")  # how flags to type begin
+FLAGS = re.compile(rb"# (nothing to type: |if your cache is |vLLM |SGLang )")  # how flags to type begin
 
 
 def save_file(path: str, content: bytes, key: str = "export") -> None:

@@ -276,7 +276,7 @@ def _create_engine_tables(data: Dataset, engines: Sequence[Engine]) -> None:
     known = ", ".join(f"{name} VARCHAR" for name in Known._fields)
     data.create_table(f"""engine_flags(engine VARCHAR, major INT, of_layers VARCHAR, phase VARCHAR, kv_dtype VARCHAR, tree BOOLEAN,
         sinks BOOLEAN, flag_number INT, name VARCHAR, typed VARCHAR, typed_per_layers VARCHAR, pages BIGINT[], own_page BIGINT,
-        serves BOOLEAN, is_default BOOLEAN, {known})""", flags)  # fmt: skip
+        page_flag VARCHAR, serves BOOLEAN, is_default BOOLEAN, {known})""", flags)  # fmt: skip
     data.create_table("""engine_calls(engine VARCHAR, flag_number INT, phase VARCHAR, turn INT, routine VARCHAR, backend VARCHAR,
         stand_in BOOLEAN, rounds_q BOOLEAN)""", calls)  # fmt: skip
 
@@ -286,11 +286,11 @@ def _flag_values(engine: Engine, workload: Workload) -> Iterator[tuple[Any, ...]
     default, phase = engine.default(workload), workload.phase
     for number, flag in enumerate(engine.flags):
         if workload.major in flag.cc and workload.layers in flag.layers and phase in flag.phases:
-            typed = flag.text(phase)
+            typed, page_flag = flag.text(phase), flag.page_flag or engine.page_flag
+            is_default = default is not None and default.text(phase) == typed
             yield (
                 *(engine.title, *workload, number, flag.words or flag.name, typed, engine.typed(flag, phase, workload.layers)),
-                *(flag.pages, flag.page, flag.serves(workload), default is not None and default.text(phase) == typed),
-                *engine.known(flag, workload),
+                *(flag.pages, flag.page, page_flag, flag.serves(workload), is_default, *engine.known(flag, workload)),
             )
 
 

@@ -4,6 +4,7 @@
 -- over the default's, `ahead` where it is faster by more than noise, `floor` the mean noise, `pairs` how many workloads.
 -- `most_beside`: the workload at which its time without the launch differs most from the default's, and by how much (`us`).
 -- `rivals`: how many backends ran, right or wrong, at the workload where most did.
+-- `typed_page` sets the one page size that was measured, if the engine takes another by itself.
 -- `wrong`: workloads at which its answer was wrong; `wrong_err` the largest error there, `wrong_tolerance` what was allowed there.
 WITH base AS (
     SELECT workload, who, us AS base_us, own_us AS base_own_us, noise_floor AS base_floor, rough AS base_rough
@@ -35,6 +36,7 @@ SELECT {place}, phase, who, layers, choice, any_value(flag) AS flag, bool_and(is
        list(DISTINCT {{'routine': routine, 'backend': called, 'kernel': kernel, 'shown': backend}}) FILTER (regret IS NOT NULL) AS ran,
        list(DISTINCT called) FILTER (regret IS NOT NULL AND stand_in) AS stand_ins,
        list(DISTINCT page_size) FILTER (regret IS NOT NULL) AS pages,
+       CASE WHEN len(pages) = 1 AND pages[1] <> any_value(own_page) THEN any_value(page_flag) || ' ' || pages[1] END AS typed_page,
        list(DISTINCT measured_as) FILTER (measured_as IS NOT NULL) AS measured_as,
        min(us) AS least_us, max(us) AS most_us, list(DISTINCT s_qo ORDER BY s_qo) AS lengths,
        count_if(has_default) = count(ratio) AS covers, count(ratio) AS pairs,

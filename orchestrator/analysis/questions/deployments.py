@@ -81,6 +81,11 @@ class Choice:
         return bool(self.record["is_default"])
 
     @property
+    def typed(self) -> tuple[str, ...]:
+        """What is typed to get what was measured: its name, if the engine takes another by itself, and the same of its pages."""
+        return tuple(filter(None, ("" if self.is_default else self.name, self.record["typed_page"])))
+
+    @property
     def served(self) -> int:
         """The workloads at which it was right."""
         return int(self.record["served"])
@@ -228,21 +233,21 @@ class Advice:
 
     @property
     def keeps(self) -> bool:
-        """Whether there is nothing to type."""
+        """Whether the engine's default stays."""
         return self.choice is not None and self.choice.is_default
 
     @property
     def words(self) -> str:
-        """`nothing to type: FLASH_ATTN is the default (...)`, what to type, or why there is no advice."""
+        """`nothing to type: FLASH_ATTN is the default; ...`, what to type, or why there is no advice."""
         if self.choice is None:
             return f"no advice: {self.why}"
-        reason = f"; {self.why}" if self.why else ""
+        reason, typed = f"; {self.why}" if self.why else "", " ".join(self.choice.typed) or "nothing to type"
         if self.keeps and self.choice.record["wrong"]:
             right = f"right at {self.choice.served:,} of {self.choice.record['workloads']:,} workloads, {self.choice.not_right}"
-            return f"nothing to type, but {self.choice.label}, the default, was {right}{reason}"
+            return f"{typed}, but {self.choice.label}, the default, was {right}{reason}"
         wrong = f"; {self.choice.not_right}" if self.choice.record["wrong"] else ""
         if self.keeps:
-            return f"nothing to type: {self.choice.label} is the default{reason}"
+            return f"{typed}: {self.choice.label} is the default{reason}"
         return f"{self.choice.name}{f' ({self.why})' if self.why else ''}{wrong}"
 
 

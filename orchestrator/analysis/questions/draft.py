@@ -130,8 +130,7 @@ def warnings(data: Dataset, draft: Draft) -> list[Grid]:
     """What the answer leaves out for lack of a cost, and what to type."""
     cells = []
     if not draft.whole_steps:
-        places = {(place.model, place.device_name) for place in PRESETS}
-        here = places & set(data.execute("SELECT DISTINCT model, device_name FROM problems"))
+        here = PRESETS.keys() & set(data.execute("SELECT DISTINCT model, device_name, tp FROM problems"))
         offer = f"draft.rest={PRESET}, or" if here else "draft.rest=DIR with a dataset of timing.context=step, or"
         cells.append(("the rest of a step counts nothing, so attention alone decides", f"{offer} draft.layers and draft.rest_us"))
     if not (draft.cost_us or draft.start_us):

@@ -11,7 +11,7 @@
 -- `regret` is its time over that of the ranking's winner, of `own_us`, the time without the launch of the graph; null without a time.
 -- `wrong`: it ran and its answer was wrong; then `rel_err` and `tolerance` are of the wrong answer.
 -- `typed_per_layers`: what is typed for one kind of layers, if another kind takes another flag.
--- `own_page`: the page size that the engine takes by itself with this flag.
+-- `own_page`: the page size that the engine takes by itself with this flag; `page_flag` sets another.
 -- `noise_floor` is that of the choice's time. `rough` and `best_rough`: that time is only known within `rough` (5%).
 -- `measured_as`: the backend whose samples the choice has there.
 -- With `drafts` only steps with so many drafted tokens count: 0 is decode.
@@ -70,14 +70,14 @@ WITH measured AS (
     FROM counted
     GROUP BY workload, who, choice
 ), every AS (
-    SELECT offered.workload, engine AS who, typed AS choice, name AS flag, is_default, own_page, call, known, evidence, alike, others,
+    SELECT offered.workload, engine AS who, typed AS choice, name AS flag, is_default, own_page, page_flag, call, known, evidence, alike, others,
            if(typed_per_layers <> '', of_layers, 'all') AS layers, typed_per_layers,
            coalesce(taken.status, if(possible, 'not measured', 'not in the engine')) AS status, stand_in,
            if(taken.status IN ('ok', 'mismatch'), ran, NULL) AS ran
     FROM offered
     LEFT JOIN taken ON taken.workload = offered.workload AND taken.who = offered.engine AND taken.choice = offered.typed
     UNION ALL BY NAME
-    SELECT workload, who, choice, NULL AS flag, false AS is_default, NULL AS own_page, NULL AS call, NULL AS known, NULL AS evidence, NULL AS alike, NULL AS others, 'all' AS layers, NULL AS typed_per_layers, status, stand_in,
+    SELECT workload, who, choice, NULL AS flag, false AS is_default, NULL AS own_page, NULL AS page_flag, NULL AS call, NULL AS known, NULL AS evidence, NULL AS alike, NULL AS others, 'all' AS layers, NULL AS typed_per_layers, status, stand_in,
            if(status IN ('ok', 'mismatch'), ran, NULL) AS ran
     FROM taken
     JOIN keyed USING (workload)

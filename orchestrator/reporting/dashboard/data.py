@@ -180,8 +180,8 @@ def _deployment(place: tuple[Any, ...], of_place: list[Part], close: engine_defa
 
 def _typed(part: Part) -> dict[str, Any]:
     """The answer of a part by the names of its cells, and what can be pasted."""
-    choice, keeps = part.answer.choice, part.answer.keeps
-    copied = None if choice is None or keeps or part.who == HERE else choice.name
+    choice = part.answer.choice
+    copied = None if choice is None or part.who == HERE else " ".join(choice.typed) or None
     return {**dict(zip(one_backend.HEADER[1:], one_backend.line(part)[1:], strict=True)), "copy": copied}
 
 

@@ -84,8 +84,28 @@ def test_the_page_size_that_was_measured_is_typed_if_the_engine_takes_another():
     assert "measured with pages of 16 tokens, the engine's default is 64" in printed
 
 
+@pytest.mark.parametrize(
+    ("engine", "s_qo", "own", "typed"),
+    [
+        (VLLM, 1, 16, "--block-size 64"),
+        (VLLM, 4, 16, "--block-size 64"),
+        (SGLANG, 1, 1, "--page-size 64"),
+        (SGLANG, 4, 1, "--attention-backend fa3 --page-size 64"),  # with drafts a page size that is typed makes another the default
+    ],
+)
+def test_the_page_size_of_a_default_is_typed_too(engine: Engine, s_qo: int, own: int, typed: str):
+    backends = [("flash_attn_3_unplanned" if engine is SGLANG and s_qo > 1 else "flash_attn_3", 60.0), ("trtllm-native", 100.0)]
+    rows, as_own = ([row(name, us, s_qo=s_qo, page_size=size) for name, us in backends] for size in (64, own))
+    printed = text(engine, *rows)
+
+    assert flags(printed) == [typed] and "nothing to type" not in printed
+    assert f": {typed}: {'fa3' if engine is SGLANG else 'FLASH_ATTN'} is the default; " in printed
+    assert f"measured with pages of 64 tokens, the engine's default is {own}" in printed
+    assert flags(text(engine, *as_own)) == [] and text(engine, *as_own).startswith("# nothing to type: ")
+
+
 def test_a_text_that_changes_nothing_says_so_in_its_first_line():
-    printed = text(VLLM, row("flash_attn_3", 60.0), row("trtllm-native", 100.0))
+    printed = text(VLLM, row("flash_attn_3", 60.0, page_size=16), row("trtllm-native", 100.0, page_size=16))
 
     assert printed.splitlines()[0] == "# nothing to type: FLASH_ATTN is the default"
     assert "the next best, FLASHINFER, takes 66.7% more time" in printed and flags(printed) == []
@@ -107,9 +127,10 @@ def test_a_text_that_changes_nothing_says_so_in_its_first_line():
     ],
 )  # fmt: skip
 def test_what_the_rows_do_not_support_is_said_and_gets_no_flag(engine: Engine, rows: list[Row], why: str):
+    """But for the pages of the default."""
     printed = text(engine, *rows)
 
-    assert why in printed and flags(printed) == []
+    assert why in printed and [line for line in flags(printed) if "-size " not in line] == []
 
 
 def test_over_an_fp8_cache_each_flag_is_taken_with_the_queries_that_the_engine_gives_it():
@@ -143,9 +164,9 @@ def test_layers_with_a_window_have_a_flag_of_their_own_where_the_engine_has_one_
     window = [row("flash_attn_3", 50.0, window=128), row("trtllm-native", 80.0, window=128)]
     printed = text(VLLM, *OURS, *window)
 
-    assert flags(printed) == ["-ac.backend_per_kind.full_attention=FLASHINFER", "--block-size 64"]
+    assert flags(printed) == ["-ac.backend_per_kind.full_attention=FLASHINFER", "--block-size 64", "--block-size 64"]
     assert "# decode, full layers: FLASHINFER, 40.0% less time" in printed
-    assert "# decode, sliding layers: nothing to type: FLASH_ATTN is the default" in printed
+    assert "# decode, sliding layers: --block-size 64: FLASH_ATTN is the default" in printed
     assert "# decode: " in text(SGLANG, *OURS, *window)
 
 
@@ -160,8 +181,9 @@ def test_the_draft_table_is_the_best_length_of_each_batch_by_the_formula_of_the_
     """With 80% accepted, two drafts yield 2.44 tokens, so whole steps decide. At batch 8 attention is most of a step."""
     times = {(1, 1): 10.0, (1, 3): 11.0, (8, 1): 1000.0, (8, 3): 2900.0}
     printed = text(VLLM, *(row("flash_attn_3", us, batch_size=b, s_qo=q) for (b, q), us in times.items()), draft=STEP)
-    (line,) = flags(printed)
+    *pages, line = flags(printed)
 
+    assert {*pages} == {"--block-size 64"}
     assert json.loads(line.removeprefix("--speculative-config '")[:-1]) == {
         "num_speculative_tokens": 2, "num_speculative_tokens_per_batch_size": [[1, 2, 2], [3, 8, 0]],
     }  # fmt: skip
@@ -177,12 +199,27 @@ def test_the_draft_table_is_the_best_length_of_each_batch_by_the_formula_of_the_
             [row("flash_attn_3", 150.0, s_qo=4)],
             "no decode (s_qo 1) in this dataset; to measure: python -m orchestrator +sweep=specdec_long_ctx model=m ",
         ),
-        ([*OURS[:1], row("flash_attn_3", 150.0, s_qo=4)], "it needs the time of a whole step"),
+        (
+            [*OURS[:1], row("flash_attn_3", 150.0, s_qo=4)],
+            "it needs the time of a whole step; type draft.layers=N draft.rest_us=... draft.cost_us=...\n",
+        ),
         ([*OURS[1:], row("trtllm-native", 150.0, s_qo=4)], "there is no advice for drafts"),
     ],
 )
 def test_why_there_is_no_draft_table_is_said(rows: list[Row], why: str):
     assert f"# no draft table: {why}" in text(VLLM, *rows)
+
+
+@pytest.mark.parametrize(("tp", "dataset"), [(1, "specdec_long_ctx"), (8, "servers")])
+def test_the_preset_is_offered_where_it_is_taken_and_else_keys_that_are(tp: int, dataset: str, invoke: Invoke):
+    """What is offered is accepted when it is typed."""
+    where = f"where={{model: llama_3_1_70b, tp: {tp}, kv_dtype: bf16, s_qo: [1, 4], batch_size: 8}}"
+    words = ("export=vllm", f"results.path={MAIN.parent / dataset}", where)
+    (why,) = (line for line in invoke(*words).stdout.splitlines() if "no draft table" in line)
+    offers = why.partition("; type ")[2].replace("...", "400").split(", or ")
+
+    assert ["preset" in offer for offer in offers] == ([True, False] if tp == 1 else [False])
+    assert all("--speculative-config" in invoke(*words, *offer.split()).stdout for offer in offers)
 
 
 def test_the_draft_table_stands_on_the_rest_of_a_step_that_the_question_takes():
@@ -217,7 +254,9 @@ def test_the_export_says_which_rest_it_stands_on_and_what_it_leaves_out():
     )
     assert "left out: batch 32 with 3, 7 drafted, and so the whole batch, since draft.rest=preset has no step" in printed
     assert "batch 32: 1 drafted" not in printed and "drafting itself is free" not in printed
-    assert "no draft table: draft.rest=preset has no step with as many query tokens" in only and not flags(only)
+    assert "no draft table: draft.rest=preset has no step with as many query tokens" in only and {*flags(only)} == {
+        "--block-size 64"
+    }
 
 
 @pytest.mark.parametrize(
