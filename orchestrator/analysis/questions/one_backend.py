@@ -185,5 +185,5 @@ def summary(data: Dataset) -> str | None:
     first = grouped((part.what, part) for part in found if part.place == found[0].place)
     told = "; ".join(f"{what}: {', '.join(briefs(of, at_worst=True))}" for what, of in first.items())
     others = len({part.title for part in found}) - 1
-    more = f"; {others} more deployment{'s' * (others > 1)}: type question=one_backend" if others else ""
+    more = f"; {others} more deployment{'s' * (others > 1)}: full=true" if others else ""
     return f"{found[0].title}: {told}{more}" if found else None
