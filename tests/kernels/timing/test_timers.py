@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels.adapter import Runner
-from kernels.timing import ceilings
+from kernels.timing import ceilings, timers
 from kernels.timing.timers import Block, GraphReplay
 
 
@@ -47,3 +47,17 @@ def test_the_launch_of_a_call_is_taken_from_runners_as_those_of_backends_are(mon
     monkeypatch.setattr(ceilings, "GraphReplay", Replay)
     monkeypatch.setattr(ceilings, "Cupti", type("Kernels", (Replay,), {"us": 3.0}))
     assert ceilings.call_launch() == (2.0, 0.0)
+
+
+def test_the_cpu_gets_ahead_of_a_block_before_its_first_sample(monkeypatch: pytest.MonkeyPatch):
+    issued: list[str] = []
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: issued.append("spin"), raising=False)
+    monkeypatch.setattr(timers, "reset_persisting_l2", lambda: None)
+    monkeypatch.setattr(timers, "clock_of_device", lambda: SimpleNamespace(start=lambda: issued.append("clock")))
+    timer = object.__new__(GraphReplay)
+    timer._spin = 1
+    monkeypatch.setattr(timer, "_before", lambda: issued.append("flush"), raising=False)
+    monkeypatch.setattr(timer, "_once", lambda: issued.append("call"), raising=False)
+    timer._lead_in()
+
+    assert issued == ["flush", "call", "clock", "spin"]
