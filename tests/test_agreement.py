@@ -103,6 +103,15 @@ def test_the_finding_of_servers_says_what_the_report_says():
     assert len(printed) == 18
 
 
+def test_the_finding_of_energy_says_what_the_report_says():
+    rows = (line.strip("| ").split(" | ") for line in (ROOT / "docs/findings/joules.md").read_text().splitlines())
+    printed = {(row[0], row[1], row[2]): (row[3], row[4], row[6]) for row in rows if len(row) == 8 and row[2].isdecimal()}
+    data = open_views(RESULTS / "h200_studies/energy.parquet", threads=1, where={"batch_size": 8})
+    asked = data.execute("SELECT kv_dtype, q_dtype, s_qo, backend, energy_j * 1000, fastest FROM energy")
+
+    assert printed == {(kv, q, f"{s_qo}"): (backend, f"{mj:.0f}", fastest) for kv, q, s_qo, backend, mj, fastest in asked}
+
+
 def test_the_picture_in_the_docs_shows_what_is_printed_now():
     """The picture names its answers in a chunk of its file; its prices are of the engines' own builds."""
     shown = parts(open_views(pictures.DATASET, threads=1, where=pictures.SERVER))

@@ -42,7 +42,7 @@ def test_the_table_of_servers_counts_the_rows():
     table = (RESULTS / "README.md").read_text().partition("## Servers measured")[2].partition(dataset_page.ALIKE)[0]
     cells = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("|")][2:]
     counted = duckdb.sql(f"""
-        SELECT model, tp, split_part(device_name, ' ', 2) AS gpu, count(*)
+        SELECT model || if(routine = 'gated_delta', ', gated_delta', ''), tp, split_part(device_name, ' ', 2) AS gpu, count(*)
         FROM read_parquet('{RESULTS}/h[12]00_*/*.parquet', union_by_name = true, filename = true)
         WHERE status = 'ok' AND s_qo <= 64 AND coalesce(twin, 0) = 0 AND model <> 'custom' AND filename NOT LIKE '%_rules/%'
         GROUP BY ALL""")
@@ -50,4 +50,5 @@ def test_the_table_of_servers_counts_the_rows():
     assert {(model, tp, gpu): points for model, tp, gpu, *_, points, _ in cells} == {
         (model, f"{tp}", gpu): f"{count:,}" for model, tp, gpu, count in counted.fetchall()
     }
+    assert len({line[0] for line in cells if line[0].startswith("qwen3_next_80b_a3b")}) == 2  # its attention, and its delta nets
     assert all("flash_attn_3_vllm" in line[6] for line in cells if line[:2] == ["llama_3_1_70b", "1"])

@@ -34,8 +34,9 @@ Its rows come from `python -m orchestrator`, with the arguments in the last colu
 What was measured again is in a file of its own.
 
 Rows name their machine, versions, clocks and the commit of this project.
-Versions are those of `requirements.txt` where [the last table](#other-versions) names no others; rows name those of each backend.
+[The last table](#other-versions) has versions that `requirements.txt` does not pin; rows name those of each backend.
 `datasets.yaml` has the questions and the commands; `python -m tools.dataset_page` writes this page.
+To add yours, [donate it](../CONTRIBUTING.md#a-dataset).
 """
 
 
@@ -65,6 +66,7 @@ def servers(frames: dict[Path, pd.DataFrame]) -> str:
     running = rows["engine"] + " " + rows["engine_version"]
     built = rows["backend"].where((rows["routine"] + "/" + rows["backend"]).isin(own))
     rows["build"] = running.where(rows["engine"].notna(), built)
+    rows["model"] += rows["routine"].eq("gated_delta").map({True: ", gated_delta", False: ""})
     rows["drafts"], rows["GPU"] = rows["s_qo"] - 1, rows["device_name"].str.split().str[1]
     lines = []
     for (model, tp, gpu), one in rows.groupby(["model", "tp", "GPU"]):

@@ -9,6 +9,7 @@ from kernels.lazy import torch
 DtypeName = Literal["fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "nvfp4", "fp8_ds_mla"]
 
 DTYPES: tuple[str, ...] = get_args(DtypeName)
+ALIASES = {"fp8": "fp8_e4m3"}  # as vLLM calls it
 HALF = frozenset({"fp16", "bf16"})
 FP8 = frozenset({"fp8_e4m3", "fp8_e5m2"})
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 Wanted = Mapping[str, Sequence[Any]]  # values of columns
 Alike = tuple[LentRows, str]  # values of rows with the heads of a model's share, and SQL on all such rows of a dataset
 RESULTS = "results"  # the folder that datasets are looked for in
+SERVERS = "servers"  # the sweep of the flags of engines
 MAX_LISTED = 12
 OF_HEADS = ("paged_decode", "paged_prefill", "ragged_prefill")  # routines over the keys and values of each head
 NAMED = {"device_name": "device"}  # what is typed for a column with another name
@@ -229,10 +230,8 @@ def _nothing(con: duckdb.DuckDBPyConnection, wanted: Wanted, drafts: int | None,
     rest = {name: values for name, values in asked.items() if name not in missing}
     models = [model for (model,) in con.execute("SELECT DISTINCT model FROM rows ORDER BY model").fetchall() if model]
     near = get_close_matches(str(asked["model"][0]), models, n=1, cutoff=NEAR) if "model" in missing else []
-    if near:
-        nearest = _there(con, {**rest, "model": near}) or _there(con, {"model": near})
-    else:
-        nearest = _there(con, rest, of=heads) or _there(con, rest)
+    first, then = ({**rest, "model": near}, {"model": near}) if near else (rest, rest)
+    nearest = _there(con, first, of=None if near else heads) or _there(con, then)
     if alike:
         devices = grouped((device, str(tp)) for _, tp, device in alike)
         nearest = [f"{asked['model'][0]} on {device} (tp {', '.join(tps)}, by its heads)" for device, tps in devices.items()]
@@ -266,8 +265,8 @@ def _to_measure(con: duckdb.DuckDBPyConnection, asked: Wanted, missing: Sequence
     """The command that measures a deployment, and on which machine if its device has no rows."""
     on = f", on a machine with {_typed('device_name', asked['device_name'])}" if "device_name" in missing else ""
     model = str(asked.get("model", ["NAME"])[0])
-    of_model = f"SELECT sweep FROM rows WHERE model = {literal(model)} GROUP BY sweep ORDER BY count(*) DESC, sweep"
-    sweeps = con.execute(of_model).fetchall()
+    alike = condition({"model": (model,)} | {name: asked[name] for name in ("kv_dtype",) if name in asked})
+    sweeps = con.execute(f"SELECT sweep FROM rows WHERE {alike} GROUP BY sweep ORDER BY count(*) DESC, sweep").fetchall()
     names = (name for name in ("tp", "s_qo", *LENGTHS) if name in (*missing, "tp") and name in asked)
     axes: dict[str, Sequence[Any]] = {name: asked[name] for name in names}
     if kv := [one for one in asked.get("kv_dtype", ()) if isinstance(one, str)]:
@@ -305,9 +304,13 @@ def _there(con: duckdb.DuckDBPyConnection, wanted: Wanted, most: int = MAX_NEAR,
 
 
 def measuring(model: str, sweeps: Iterable[str], axes: Wanted) -> str:
-    """The command that measures a model: the first of the sweeps that has a file, or the one for its kind of attention."""
+    """The command that measures a model: the first of the sweeps that has a file, or the one for its kind of attention.
+
+    `servers`, of every flag, goes first where it has no rule against the lengths and has the model's attention.
+    """
     model = model.partition(LENT)[0]
-    usual = "mla_mtp" if shipped().get(model, {}).get("head_dim_ckv") else "specdec_long_ctx"
-    sweep = next((one for one in sweeps if one in own_files("sweep")), usual)
+    own, is_dense = [one for one in sweeps if one in own_files("sweep")], not shipped().get(model, {}).get("head_dim_ckv")
+    is_served = is_dense and not {*LENGTHS} & axes.keys() and (SERVERS in own or not own)
+    sweep = SERVERS if is_served else next(iter(own), "specdec_long_ctx" if is_dense else "mla_mtp")
     words = [f"'sweep.{name}=[{', '.join(map(as_typed, values))}]'" for name, values in axes.items()]
     return f"python -m orchestrator +sweep={sweep} {' '.join([f'model={model}', *words])}"

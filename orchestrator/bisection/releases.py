@@ -68,23 +68,18 @@ def between(
     (name, first), (other, last) = parsed(key, good), parsed("bad", bad)
     if name != other:
         raise UserError(f"bad={bad}: good={good} is a release of {name}; allowed: two releases of one distribution")
-    if Version(first) == Version(last):
-        raise UserError(f"bad={bad}: good is the same release; type another one")
     by_order = {release.order: release for release in known}
     for typed, version in ((key, first), ("bad", last)):
         if Version(version) not in by_order:
             listed = ", ".join(by_order[order].version for order in sorted(by_order)[-12:])
             raise UserError(f"{typed}={name}:{version}: {where} has no such release; it has {listed or 'none'}")
+    if Version(first) == Version(last):
+        raise UserError(f"bad={bad}: good is the same release; type another one")
     low, high = sorted((Version(first), Version(last)))
     inside = [by_order[order] for order in sorted(by_order) if low <= order <= high]
-    chosen, left_out = [], []
-    for release in inside:
-        why = _why_not(release, pre, yanked)
-        if why and release.order not in (low, high):
-            left_out.append((release.version, why))
-        else:
-            chosen.append(release.version)
-    return Range(name, tuple(chosen if low == Version(first) else reversed(chosen)), tuple(left_out))
+    told = [(one.version, "" if one.order in (low, high) else _why_not(one, pre, yanked)) for one in inside]
+    chosen = [version for version, why in told if not why]
+    return Range(name, tuple(chosen if low == Version(first) else reversed(chosen)), tuple(of for of in told if of[1]))
 
 
 def _why_not(release: Release, pre: bool, yanked: bool) -> str:
@@ -92,11 +87,11 @@ def _why_not(release: Release, pre: bool, yanked: bool) -> str:
     return "a pre-release" if release.order.is_prerelease and not pre else "taken back" if release.yanked and not yanked else ""
 
 
-def since(first: str, known: Sequence[Release], *, pre: bool = False, yanked: bool = False, where: str) -> Range:
-    """The releases from the first one on, and it alone if there is no newer one. Raises UserError as `between` does."""
+def since(first: str, known: Sequence[Release], is_here: bool, where: str, *, pre: bool = False, yanked: bool = False) -> Range:
+    """The releases from the first one on, which may be unknown if it is installed here. Raises UserError as `between` does."""
     name, version = parsed("watch.since", first)
     newest = max((one.order for one in known if not _why_not(one, pre, yanked)), default=Version(version))
-    if newest <= Version(version):
+    if newest <= Version(version) and (is_here or any(one.order == Version(version) for one in known)):
         return Range(name, (version,))
     return between(first, f"{name}:{newest}", known, pre=pre, yanked=yanked, where=where, key="watch.since")
 

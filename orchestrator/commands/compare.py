@@ -39,7 +39,8 @@ def execute(invocation: Invocation[CompareSettings]) -> int:
     if settings.format == "markdown":
         print(f"**{for_markdown(headline)}**\n")
     if is_brief:
-        brief.comparison(invocation.console, [one.first(FEW) for one in best_of.grids(best)], [*notes, headline, MORE])
+        notes = [*best_of.too_small(found.baseline, found.candidate), *notes, headline, MORE]
+        brief.comparison(invocation.console, [one.first(FEW) for one in best_of.grids(best)], notes)
         return BAD_POINTS if found.regressed else OK
     invocation.show([*best_of.grids(best), *tables.grids(found)], title=headline)
     if settings.format == "markdown":

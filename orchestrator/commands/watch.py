@@ -119,8 +119,9 @@ def _ranges(settings: WatchSettings, points: Sequence[Point]) -> list[Range]:
     found = []
     for one in asked.since or here:
         require_able(settings, points, f"watch.since={one}")
-        known, where = find(parsed("watch.since", one)[0], "watch", asked.wheels)
-        found.append(since(one, known, pre=asked.pre, yanked=asked.yanked, where=where))
+        name, version = parsed("watch.since", one)
+        known, where = find(name, "watch", asked.wheels)
+        found.append(since(one, known, libraries.installed(name) == version, where, pre=asked.pre, yanked=asked.yanked))
     return found
 
 

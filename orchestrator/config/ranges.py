@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
+from kernels.problem.dtypes import ALIASES, DTYPES
 from orchestrator.config.base import Scalar
-from orchestrator.errors import as_typed
+from orchestrator.errors import as_typed, unknown
 
 KEYS = frozenset({"from", "to", "step", "factor"})
 MAX_VALUES = 10_000
@@ -85,6 +86,10 @@ def _filter(given: Any) -> object:
         values = tuple(filters(f"where.{key}", several(value)))
         if not values or not all(isinstance(one, Scalar | Bounds) for one in values):
             raise wrong
+        if key.endswith("dtype"):
+            values = tuple(ALIASES.get(str(one), one) for one in values)
+            if others := {*map(str, values)}.difference(DTYPES):
+                raise ValueError(unknown(f"where.{key}", others.pop(), DTYPES))
         found[key] = values if len(values) > 1 or isinstance(value, list | tuple) else values[0]
     return found
 

@@ -79,6 +79,7 @@ def complaint(overrides: Sequence[str], mode: str, question: str | None = None) 
             else:
                 does_not = f"question={question}"
                 does = " or ".join(f"question={name}" for name in _questions_of(override, "best"))
+                does += ", which answer for each cache of an engine" * (key == "engine")
             return f"{path_of(override)}: {does_not} does not read it; leave it out, or type {does}"
     return _of_measuring(overrides, mode)
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, model_validator
 
 from kernels.problem import Problem, batch_spec
+from kernels.problem.dtypes import ALIASES
 from kernels.problem.routine import own_axes
 from kernels.timing.config import Precision
 from orchestrator.config import environment
@@ -123,9 +124,9 @@ def _as_axes(mapping: Any, ranges: Callable[[str, Iterable[Any]], Iterable[Any]]
 
 
 def _renamed(key: str, value: Any) -> Any:
-    """The value of an axis, in which a backend has this project's name, and a library with its version one spelling."""
+    """The value of an axis, in which a backend and a dtype have this project's name, and a library and its version one spelling."""
     if isinstance(value, dict):
         return {part: _renamed(part, v) for part, v in value.items()}
     if not isinstance(value, str):
         return value
-    return todays(value) if key == "backend" else environment.shown(value) if key == "env" else value
+    return todays(value) if key == "backend" else environment.shown(value) if key == "env" else ALIASES.get(value, value)

@@ -55,7 +55,7 @@ def no_room(model: str | None, tp: int | None, device_name: str, layers: int | N
     fits = next((size for size, needed in sizes.items() if needed and needed <= room), None)
     from_there = f"; they fit from tp {fits} on" if fits else ""
     return (
-        f"{model} at tp {tp or 1} does not fit one {device_name}: its 16-bit weights take {here / 1e9:,.0f} GB without embeddings, "
+        f"{model} at tp {tp or 1} does not fit one {device_name}: its 16-bit weights take {here / 1e9:,.0f} GB, a KV cache more, "
         f"and the GPU has {room / ROOM / 1e9:,.0f} GB{from_there}"
     )
 

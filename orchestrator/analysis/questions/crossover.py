@@ -20,7 +20,7 @@ def grids(data: Dataset) -> list[Grid]:
     title += legend(*(record["rough"] for record in found))
     last = ("prefill ahead from", prefill_from)
     return [
-        across_contexts(f"{title} · {name}", part, _cell, last)
+        across_contexts(f"{title} · {name}", part, _cell, last=last)
         for name, part in split_by_title(found, ("s_qo", "batch_size", "s_kv"))
     ]
 

@@ -13,7 +13,7 @@ from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions.cache_size import left_out
 from orchestrator.analysis.questions.exactness import error, named
-from orchestrator.analysis.questions.tables import fetch, group_by, split_by_title
+from orchestrator.analysis.questions.tables import across_contexts, fetch, group_by, split_by_title
 from orchestrator.analysis.rough import legend, mark
 from orchestrator.analysis.step_rest import PRESET, PRESETS
 from orchestrator.config.draft_cost import CURVES, Draft
@@ -52,14 +52,9 @@ def by_context(data: Dataset) -> list[Grid]:
     found, draft, left = [], data.draft, _left(data)
     says = "tokens for its time over those without a draft" if not draft.whole_steps else "tokens/s of the batch (over no draft)"
     for name, part in split_by_title(fetch(data, "draft", axes=("batch_size", "s_kv")), ("batch_size", "s_kv")):
-        contexts = sorted({r["s_kv"] for r in part})
-        cells = []
-        for batch in sorted({r["batch_size"] for r in part}):
-            by_context = {r["s_kv"]: _cell(r, draft, _edge_of(r, left)) for r in part if r["batch_size"] == batch}
-            cells.append((str(batch), *(by_context.get(c, "–") for c in contexts)))
         pays = f"the acceptance from which it pays{_of_edge(part, left, draft)}"
         title = f"best draft: drafted tokens, {says}; {pays}{legend(*(r['rough'] for r in part))}; at {describe_draft(draft)}"
-        found.append(Grid(f"{title} · {name}", ("batch", *(f"s_kv {c:,}" for c in contexts)), tuple(cells)))
+        found.append(across_contexts(f"{title} · {name}", part, lambda r: _cell(r, draft, _edge_of(r, left)), ["batch_size"]))
     return found
 
 
@@ -75,11 +70,7 @@ def in_short(data: Dataset) -> list[Grid]:
             best = " to ".join(dict.fromkeys(map(str, (min(drafted), max(drafted)))))
             cells.append((name, str(batch), best + edge, gain, _gain_of_each(of_batch)))
     header = ("workloads", "batch", "drafted tokens", "tokens/s over no draft, by context", "of each draft, mean of contexts")
-    longest = (
-        ""
-        if not any(LONGEST in cell[2] for cell in cells)
-        else f"; {LONGEST}: there is no answer for a longer one, which may be better"
-    )
+    longest = f"; {LONGEST}: there is no answer for a longer one, which may be better" * any(LONGEST in of[2] for of in cells)
     return [Grid(f"in short: the best draft of each batch{longest}", header, tuple(cells))] if cells else []
 
 
@@ -118,12 +109,9 @@ def _of_edge(records: list[Record], left: Left, draft: Draft) -> str:
 
 def _edge(draft: Draft) -> str:
     """What may end before the best draft does."""
-    ends = ["the sweep"]
-    if draft.rest is not None:
-        ends.append("draft.rest")
-    if isinstance(draft.acceptance, str | tuple):
-        ends.append("the acceptance")
-    return " or ".join((", ".join(ends[:-1]), ends[-1])) if len(ends) > 1 else ends[0]
+    others = {"draft.rest": draft.rest is not None, "the acceptance": isinstance(draft.acceptance, str | tuple)}
+    *first, last = "the sweep", *(end for end, is_there in others.items() if is_there)
+    return " or ".join(filter(None, (", ".join(first), last)))
 
 
 def warnings(data: Dataset, draft: Draft) -> list[Grid]:
@@ -135,9 +123,9 @@ def warnings(data: Dataset, draft: Draft) -> list[Grid]:
         cells.append(("the rest of a step counts nothing, so attention alone decides", f"{offer} draft.layers and draft.rest_us"))
     if not (draft.cost_us or draft.start_us):
         cells.append((FREE_DRAFTS, "draft.cost_us and draft.start_us"))
-    cells += [(words, "draft.layers") for words in left_out(data, ["device_name", "model"]).values()]
-    if draft.rest is not None:
+    if draft.rest is not None:  # first: the table above refers to it
         cells += [(left.words, f"{left.command}, and then draft.rest={STEPS}") for left in without_rest(data, draft.rest)]
+    cells += [(words, "draft.layers") for words in left_out(data, ["device_name", "model"]).values()]
     return [Grid("warning: what this does not count", ("what", "type"), tuple(cells))] if cells else []
 
 
@@ -164,17 +152,11 @@ def describe_acceptance(draft: Draft) -> str:
 
 def _cell(record: Record, draft: Draft, edge: str) -> str:
     """Without layers only the ratio is shown: nobody will see the tokens/s of one attention layer."""
-    drafted = f"{record['drafted']} drafted{edge}"
     rate = gain = "" if record["gain"] is None else f"{mark(record['rough'])}{record['gain']:.2f}×"
     if draft.whole_steps:
         rate = f"{record['tokens_per_s']:,.0f}/s" + (f" ({gain})" if gain else "")
-    parts = [
-        drafted,
-        rate,
-        _break_even(record),
-        f"{named(record['verify_backend'], record['verify_kernel'])} {error(record['verify_rel_err'])}",
-    ]
-    return ", ".join(part for part in parts if part)
+    verified = f"{named(record['verify_backend'], record['verify_kernel'])} {error(record['verify_rel_err'])}"
+    return ", ".join(filter(None, (f"{record['drafted']} drafted{edge}", rate, _break_even(record), verified)))
 
 
 def _break_even(record: Record) -> str:
@@ -222,15 +204,11 @@ class WithoutRest(NamedTuple):
 
 def without_rest(data: Dataset, source: str) -> list[WithoutRest]:
     """What has no answer since `source` has no such step, by model and device, with the command that measures all steps again."""
-    records = _records(data)
-    steps = dict(
-        ((model, device, tp), of)
-        for model, device, tp, *of in data.execute("""
-        SELECT model, device_name, tp, min(tokens), max(tokens) FROM measured_steps GROUP BY ALL""")
-    )
+    ends = data.execute(f"SELECT {', '.join(PLACE)}, min(tokens), max(tokens) FROM measured_steps GROUP BY ALL")
+    steps = {(*place,): (first, last) for *place, first, last in ends}
     return [
         WithoutRest(f"{place[0]} on {place[1]}: {_left_out(part, steps.get(place), source)}", _command(part))
-        for place, part in group_by(records, PLACE).items()
+        for place, part in group_by(_records(data), PLACE).items()
         if any(record["lacks"] for record in part)
     ]
 
@@ -246,7 +224,7 @@ def _records(data: Dataset) -> list[Record]:
         ORDER BY ALL""")
 
 
-def _left_out(part: list[Record], tokens: list[int] | None, source: str) -> str:
+def _left_out(part: list[Record], tokens: tuple[int, int] | None, source: str) -> str:
     """`batch 32: 3, 7 drafted; batch 64: no line` behind what was measured."""
     if tokens is None:
         return f"no step of it was measured (draft.rest={source}), so it is left out"

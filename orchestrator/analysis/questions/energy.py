@@ -25,10 +25,8 @@ def grids(data: Dataset) -> list[Grid]:
 
 def _title(part: list[Record], draft: Draft) -> str:
     """What a cell shows; with a draft also the acceptance that it assumes."""
-    if not any(map(_is_draft, part)):
-        return f"least energy of a call, mJ ± its 95% interval (mJ a query token; median µs); {FASTEST}"
-    generated = f"mJ a generated token of a draft at {describe_acceptance(draft)}"
-    return f"least energy of a call, mJ ± its 95% interval, also of a token (mJ a query token, {generated}; median µs); {FASTEST}"
+    generated = f", mJ a generated token of a draft at {describe_acceptance(draft)}" * any(map(_is_draft, part))
+    return f"least energy of a call, mJ ± its 95% interval (mJ a query token{generated}; median µs); {FASTEST}"
 
 
 def _is_draft(record: Record) -> bool:
@@ -41,10 +39,8 @@ def _cell(record: Record) -> str:
     if _is_draft(record):
         token += f", {record['energy_generated_j'] * 1e3:,.3g}"
     least = f"{record['backend']} {joules:,.4g} ±{percent(record['energy_rel'])} ({token}; {record['median_us']:,.1f})"
-    if record["backends"] == 1 and record["fastest"] == record["backend"]:
-        return f"{least}; no other has one"
     if record["fastest"] == record["backend"]:
-        return least
+        return f"{least}{'; no other has one' * (record['backends'] == 1)}"
     of_fastest = "not known" if record["fastest_j"] is None else f"{record['fastest_j'] * 1e3:,.4g}"
     return f"{least}; {record['fastest']} {of_fastest} ({record['fastest_us']:,.1f})"
 

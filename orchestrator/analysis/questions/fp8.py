@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple
 
 from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
@@ -22,24 +22,26 @@ TITLE = (
     "what storing K and V in FP8 loses is not measured here"
 )
 DEPLOYMENT = ("device_name", "model", "tp", "l2")
-FP8_KINDS = {"fp8_kv": "FP8 keys and values", "fp8_q": "FP8 queries, keys and values"}
+GAIN = (
+    "time of a 16-bit cache over that of an FP8 one, each at its best (the FP8 one's backend; err: relative error of its worst row)"
+)
+QUERIES = {"fp8_kv": "16-bit queries", "fp8_q": "FP8 queries"}
 
 
 def grids(data: Dataset) -> list[Grid]:
-    """Yes or no for each batch; then the speed-up over a 16-bit cache, each with its best backend; below 1 FP8 is slower."""
+    """Yes or no for each batch; then the speed-up over a 16-bit cache with each dtype of queries; below 1 FP8 is slower."""
     found = _answers(data)
-    for kind, words in FP8_KINDS.items():
-        for name, part in _by_deployment(data, f"{kind}_gain IS NOT NULL"):
-            best = "each at its best (the FP8 one's backend; err: relative error of its worst row)"
-            best += legend(*(r[f"{kind}_rough"] for r in part))
-            title = f"{words}: time of a 16-bit cache over theirs, {best} · {name}"
-            found.append(across_contexts(title, part, _cell(kind)))
+    for name, part in _by_deployment(data):
+        sides = [side for record in part for side in _sides(record)]
+        title = f"{GAIN}{legend(*(side['rough'] for side in sides))} · {name}"
+        found.append(across_contexts(title, sides, _cell, ("s_qo", "batch_size", "queries")))
     return [*found, *_memory(data)]
 
 
 def _answers(data: Dataset) -> list[Grid]:
-    cells = [(name, words) for name, part in _by_deployment(data) for words in sentences(part)]
-    rough = legend(*(r[f"{kind}_rough"] for _, part in _by_deployment(data) for r in part for kind in FP8_KINDS))
+    parts = list(_by_deployment(data))
+    cells = [(name, words) for name, part in parts for words in sentences(part)]
+    rough = legend(*(side["rough"] for _, part in parts for record in part for side in _sides(record)))
     return [Grid(TITLE + rough, ("workloads", "answer"), tuple(cells))] if cells else []
 
 
@@ -60,19 +62,23 @@ def _memory(data: Dataset) -> list[Grid]:
     return [Grid("memory", ("deployment", "note"), tuple(cells))] if cells and data.scalar("SELECT count(*) FROM fp8") else []
 
 
-def _by_deployment(data: Dataset, where: str = "true") -> Iterator[tuple[str, list[Record]]]:
-    records = fetch(data, "fp8", ("device_name", "model", "tp", "dtype", "l2"), where=where)
+def _by_deployment(data: Dataset) -> Iterator[tuple[str, list[Record]]]:
+    records = fetch(data, "fp8", ("device_name", "model", "tp", "dtype", "l2"))
     yield from split_by_title(records, ("s_qo", "batch_size", "s_kv", "dtype"), DEPLOYMENT)
 
 
-def _cell(kind: str) -> Callable[[Record], str]:
-    def cell(record: Record) -> str:
-        backend, kernel, rel_err = (record[f"{kind}_{what}"] for what in ("backend", "kernel", "rel_err"))
-        half = record["half_rel_err"]
-        words = error(rel_err, None if not half else (rel_err or 0) / half, "that of the 16-bit cache")
-        return f"{mark(record[f'{kind}_rough'])}{record[f'{kind}_gain']:.2f} {named(backend, kernel)} {words}"
+def _sides(record: Record) -> list[Record]:
+    """A row of the view for each dtype of queries that has a time over the FP8 cache."""
+    shared = {key: record[key] for key in ("s_qo", "batch_size", "s_kv", "half_rel_err")}
+    told = ("gain", "rel_err", "rough", "backend", "kernel")
+    sides = ((words, {key: record.get(f"{kind}_{key}") for key in told}) for kind, words in QUERIES.items())
+    return [{**shared, "queries": words, **side} for words, side in sides if side["gain"] is not None]
 
-    return cell
+
+def _cell(side: Record) -> str:
+    half, rel_err = side["half_rel_err"], side["rel_err"]
+    words = error(rel_err, None if not half else (rel_err or 0) / half, "that of the 16-bit cache")
+    return f"{mark(side['rough'])}{side['gain']:.2f} {named(side['backend'], side['kernel'])} {words}"
 
 
 def summary(data: Dataset) -> str | None:
@@ -82,13 +88,11 @@ def summary(data: Dataset) -> str | None:
     return "; ".join(f"{f'{name}: ' * several}{words.partition(':')[0]}" for name, words in cells) or None
 
 
-QUERIES = {"fp8_kv": "16-bit queries", "fp8_q": "FP8 queries"}
 AXES = ("s_kv", "s_qo")
 MOST = 0.75  # of the workloads of a batch: what so many say is its verdict
 
 
-@dataclass(frozen=True)
-class Fp8Workload:
+class Fp8Workload(NamedTuple):
     """One workload with the dtype of the queries that is faster over an FP8 cache there, among those with a right answer."""
 
     s_kv: int
@@ -117,12 +121,8 @@ def sentences(records: Sequence[Record]) -> list[str]:
 
 def _workloads(records: Sequence[Record]) -> list[Fp8Workload]:
     """The workloads of one batch, each with the queries that are faster there."""
-    found = []
-    for r in records:
-        gain, kind = max((r[f"{kind}_gain"], kind) for kind in QUERIES if r[f"{kind}_gain"] is not None)
-        errors = r[f"{kind}_rel_err"], r["half_rel_err"]
-        found.append(Fp8Workload(r["s_kv"], r["s_qo"], QUERIES[kind], gain, *errors, rough=r[f"{kind}_rough"]))
-    return found
+    best = (max(_sides(record), key=lambda side: (side["gain"], side["queries"])) for record in records)
+    return [Fp8Workload(**{key: side[key] for key in Fp8Workload._fields}) for side in best]
 
 
 def _answer(workloads: Sequence[Fp8Workload]) -> tuple[str, str]:

@@ -20,6 +20,7 @@ NEEDS = (
 )
 
 TITLE = "one backend for a deployment: its time over the fastest backend's at each workload, geometric mean"
+NO_FLAG = "; no flag of an engine (conf/engine) runs any of these, so all backends compete"
 HEADER = ("deployment", "for", "engine", "type", "runs", "mean", "at worst", "worst at", "largest err", "workloads")
 ON_SCREEN = ("deployment", "for", "engine", "type", "mean", "at worst")  # of these columns
 AS_LONG = 0.005  # a mean that is within half a percent of the fastest's is shown as equal
@@ -38,7 +39,7 @@ def grids_of(found: Sequence[Part]) -> list[Grid]:
     engines, here = ([part for part in found if (part.who == HERE) == of_here] for of_here in (False, True))
     rough = legend(*(choice.record["rough"] > 0 for part in found for choice in part.measured))
     return [
-        Grid(TITLE + rough, HEADER, tuple(map(line, engines or here))),
+        Grid(TITLE + rough + ("" if engines else NO_FLAG), HEADER, tuple(map(line, engines or here))),
         _notes(found),
         _flags(engines),
         Grid("the best backend here", HEADER, tuple(map(line, here if engines else ()))),
@@ -97,11 +98,8 @@ def stands_on(choice: Choice) -> str:
     """Which rows a flag's price stands on: its own build or a stand-in, and how it is known that the engine runs it."""
     build = f"priced with {choice.stands_in}, which stands in for the engine's own build" if choice.stands_in else ""
     pages, own = sorted(filter(None, choice.record["pages"] or [])), choice.record["own_page"]
-    other = (
-        f"measured with pages of {', '.join(map(str, pages))} tokens, the engine's default is {own}"
-        if own and pages not in ([], [own])
-        else ""
-    )
+    is_other = bool(own) and pages not in ([], [own])
+    other = f"measured with pages of {', '.join(map(str, pages))} tokens, the engine's default is {own}" * is_other
     evidence = ", ".join(sorted({one["evidence"] for one in choice.record["known"]}))
     return "; ".join(filter(None, (f"{choice.label} runs {choice.runs}: {evidence}", build, other)))
 

@@ -72,16 +72,18 @@ def across_contexts(
     title: str,
     records: Sequence[Record],
     cell: Callable[[Record], str],
+    down: Sequence[str] = ("s_qo", "batch_size"),
     last: tuple[str, Callable[[list[Record]], str]] | None = None,
 ) -> Grid:
-    """A table of `cell`s: a line for each draft length and batch, a column for each context, and `last`, a header and its text."""
+    """A table of `cell`s: a line for each value of `down`, a column for each context, and `last`, a header and its text."""
     contexts = sorted({r["s_kv"] for r in records})
     cells = []
-    for (s_qo, batch), row in group_by(records, ("s_qo", "batch_size")).items():
+    for values, row in group_by(records, down).items():
         by_context = {r["s_kv"]: cell(r) for r in reversed(row)}
         end = (last[1](row),) if last else ()
-        cells.append((str(s_qo), str(batch), *(by_context.get(c, "–") for c in contexts), *end))
-    header = ("s_qo", "batch", *(f"s_kv {c:,}" for c in contexts), *((last[0],) if last else ()))
+        cells.append((*map(str, values), *(by_context.get(c, "–") for c in contexts), *end))
+    names = (key.removesuffix("_size") for key in down)
+    header = (*names, *(f"s_kv {c:,}" for c in contexts), *((last[0],) if last else ()))
     return Grid(title, header, tuple(cells))
 
 

@@ -65,7 +65,7 @@ def _weighted(mix: Mix, workloads: list[Record], *, prompts: bool) -> Iterator[l
     for way in ways:
         found = weights(mix, ((r["batch_size"], r["s_kv"]) for r in way), prompts=prompts)
         alike = Counter((r["batch_size"], r["s_kv"]) for r in way)  # a batch alone and in padded graphs
-        told = [found.far_batch, found.far_s_kv, found.far_share, axes_to_measure(found.far)]
+        told = [found.far_batch, found.far_s_kv, found.far_share, axes_to_measure(found)]
         for r in way:
             size = r["batch_size"], r["s_kv"]
             yield [r["workload"], found.by_workload[size] / alike[size] / len(ways), *told]
@@ -166,7 +166,7 @@ def shares(data: Dataset, mix: Mix) -> list[Grid]:
             winners = {(r["batch_size"], r["s_kv"]): shown(r["backend"]) for r in reversed(workloads)}
             found = weights(mix, winners, prompts=length == "prompts")
             cells.append((name, length, _shares(winners, found), percent(found.far_batch), percent(found.far_s_kv)))
-            far += [(name, *line) for line in far_line(length, found.far_share, axes_to_measure(found.far))]
+            far += [(name, *line) for line in far_line(length, found.far_share, axes_to_measure(found))]
     title = "; ".join(["your traffic, all of it in each line", *mix.notes])
     header = ("workloads", "s_qo", "fastest for this share of the traffic", *FAR_HEADER)
     return [Grid(title, header, tuple(cells)), *warnings("workloads", far)]

@@ -52,12 +52,14 @@ class WorkloadWeights(NamedTuple):
 
     `far_batch` is the share whose batch size is less than half or more than twice that of the nearest workload, and `far_s_kv` the
     share whose context is. The workloads say little about either. `far` are the points of both, with their shares as weights.
+    `lacking` are the contexts among them of each measured batch, of traffic that has no batch sizes.
     """
 
     by_workload: dict[tuple[int, int], float]
     far_batch: float
     far_s_kv: float
     far: tuple[TrafficPoint, ...]
+    lacking: dict[int, list[float]]
 
     @property
     def far_share(self) -> float:
@@ -100,6 +102,7 @@ def weights(mix: Mix, workloads: Iterable[tuple[int, int]], *, prompts: bool = F
         raise ValueError("weights of no workloads; give the (batch_size, s_kv) of those that were measured")
     found = dict.fromkeys(((batch, s_kv) for batch, contexts in by_batch.items() for s_kv in contexts), 0.0)
     far_batch, far_s_kv, far = 0.0, 0.0, []
+    lacking: dict[int, list[float]] = {batch: [] for batch in sorted(by_batch)}
     for point in mix.fine_prompts if prompts else mix.fine_decode:
         batches = list(by_batch) if point.batch_size is None else [_nearest(by_batch, point.batch_size)]
         share = point.weight / len(batches)
@@ -110,7 +113,8 @@ def weights(mix: Mix, workloads: Iterable[tuple[int, int]], *, prompts: bool = F
             far_batch, far_s_kv = far_batch + share * off[0], far_s_kv + share * off[1]
             if any(off):
                 far.append(point._replace(weight=share))
-    return WorkloadWeights(found, far_batch, far_s_kv, tuple(far))
+                lacking[batch] += [point.s_kv] if point.batch_size is None else []
+    return WorkloadWeights(found, far_batch, far_s_kv, tuple(far), lacking)
 
 
 def is_near(workload: float, wanted: float) -> bool:
@@ -118,12 +122,16 @@ def is_near(workload: float, wanted: float) -> bool:
     return _distance(workload, wanted) <= log(NEAR) + 1e-9
 
 
-def axes_to_measure(far: Iterable[TrafficPoint]) -> str:
-    """The axes of a sweep with a workload near each of these points: `sweep.batch_size=[100,400] sweep.s_kv=[512]`."""
-    far = list(far)
-    batches = [point.batch_size for point in far if point.batch_size is not None]
-    axes = {"batch_size": _few(batches), "s_kv": _few(point.s_kv for point in far)}
-    return " ".join(f"sweep.{name}=[{','.join(map(str, values))}]" for name, values in axes.items() if values)
+def axes_to_measure(found: WorkloadWeights) -> str:
+    """The axes of a sweep with a workload near each far point: `sweep.batch_size=[100,400] sweep.s_kv=[512]`. Measured batches that
+    lack other contexts than the rest are named, with `;` between their sweeps."""
+    batches = _few(point.batch_size for point in found.far if point.batch_size is not None)
+    parts = grouped((tuple(_few(contexts)), batch) for batch, contexts in found.lacking.items())
+    if len(parts) == 1:
+        parts = {tuple(_few(point.s_kv for point in found.far)): batches}
+    axes = ({"batch_size": of, "s_kv": contexts} for contexts, of in parts.items() if contexts)
+    named = ((f"sweep.{name}=[{','.join(map(str, of))}]" for name, of in one.items() if of) for one in axes)
+    return "; ".join(map(" ".join, named))
 
 
 def _few(values: Iterable[float]) -> list[int]:

@@ -200,7 +200,7 @@ def test_a_server_is_answered_on_one_screen_of_its_own_rows(invoke: Invoke):
     assert len(lines) <= LINES and "at length: question=" in done.stdout
 
 
-MEASURE = "\nto measure: python -m orchestrator +sweep=specdec_long_ctx model="
+MEASURE = "\nto measure: python -m orchestrator +sweep=servers model="
 
 
 @pytest.mark.parametrize(

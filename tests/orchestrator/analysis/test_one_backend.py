@@ -385,6 +385,13 @@ def test_each_device_has_the_traffic_once_and_other_pages_share_it():
     ]
 
 
+def test_where_no_engine_has_a_flag_the_title_says_so(data: Dataset):
+    nets = open_views(RESULTS / "h200_gated_delta/gated_delta", threads=1, where={"tp": 8, "kv_dtype": "bf16"})
+    titles = [one_backend.grids(of)[0].title for of in (nets, data)]
+
+    assert [one_backend.NO_FLAG in title for title in titles] == [True, False]
+
+
 def test_traffic_that_no_measured_workload_is_near_is_named_with_the_axes_that_would_be():
     mix = Mix(
         (TrafficPoint(8, 9000.0, 5), TrafficPoint(20, 9000.0, 2), TrafficPoint(300, 600.0, 2), TrafficPoint(400, 9000.0, 1)), ()

@@ -232,7 +232,7 @@ def test_a_generated_token_takes_the_energy_of_the_expected_tokens_of_its_draft(
         "a 12 ±2.0% (1.5; 10.0); no other has one",
         "a 30 ±2.0% (0.938, 2; 20.0); no other has one",
     ]
-    assert "± its 95% interval, also of a token (mJ a query token, mJ a generated token of a draft at acceptance 0.5;" in grid.title
+    assert "± its 95% interval (mJ a query token, mJ a generated token of a draft at acceptance 0.5;" in grid.title
     assert "generated" not in energy.grids(asked(rows[0]))[0].title
 
 
@@ -498,13 +498,14 @@ def test_the_fp8_gain_is_the_best_16_bit_time_over_the_best_fp8_time():
     assert (found["half_us"], found["half_backend"]) == (28.0, "xqa")
     assert (found["fp8_kv_gain"], found["fp8_kv_backend"]) == (HAND(2.0), "xqa")
     assert (found["fp8_q_gain"], found["fp8_q_backend"]) == (HAND(0.5), "fa3")
-    answer, *grids = fp8.grids(asked(*rows))
+    answer, table = fp8.grids(asked(*rows))
     assert "is not measured here" in answer.title
     assert answer.cells[0][1] == "yes at batch 8: 100% faster, with 16-bit queries, and answers were not checked"
-    assert [grid.cells for grid in grids] == [
-        (("1", "8", "2.00 xqa unchecked"),),
-        (("1", "8", "0.50 fa3 (FlashInfer) unchecked"),),
-    ]
+    assert table.header == ("s_qo", "batch", "queries", "s_kv 8,192")
+    assert table.cells == (
+        ("1", "8", "16-bit queries", "2.00 xqa unchecked"),
+        ("1", "8", "FP8 queries", "0.50 fa3 (FlashInfer) unchecked"),
+    )
     assert fp8.summary(asked(*rows)) == "yes at batch 8"
 
 

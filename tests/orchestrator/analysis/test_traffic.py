@@ -238,7 +238,7 @@ def test_a_batch_that_was_not_measured_is_far_beyond_twice_the_nearest_and_named
 
     assert found.far_batch == pytest.approx((3 + 36) / 100)  # 1 to 3 and 65 to 100
     assert found.by_workload == {(8, 1024): pytest.approx(0.16), (32, 1024): pytest.approx(0.84)}
-    assert traffic.axes_to_measure(found.far) == "sweep.batch_size=[2,100] sweep.s_kv=[1000]"
+    assert traffic.axes_to_measure(found) == "sweep.batch_size=[2,100] sweep.s_kv=[1000]"
     assert found.far_share == found.far_batch and found.far_s_kv == 0
 
 
@@ -246,6 +246,23 @@ def test_traffic_without_batches_is_spread_over_those_that_were_measured():
     found = traffic.weights(Mix((TrafficPoint(None, 1000, 1),), ()), [(1, 1024), (8, 1024)])
 
     assert found.by_workload == {(1, 1024): pytest.approx(0.5), (8, 1024): pytest.approx(0.5)}
+
+
+@pytest.mark.parametrize(
+    ("measured", "axes"),
+    [
+        ([(1, 8192), (8, 8192)], "sweep.s_kv=[1100]"),
+        ([(512, 2048), (8, 1024), (8, 8192)], "sweep.batch_size=[512] sweep.s_kv=[8000]"),
+        (
+            [(8, 8192), (512, 2048), (1, 8192)],
+            "sweep.batch_size=[1,8] sweep.s_kv=[1100]; sweep.batch_size=[512] sweep.s_kv=[8000]",
+        ),
+    ],
+)
+def test_measured_batches_are_named_with_the_contexts_that_each_of_them_lacks(measured: list[tuple[int, int]], axes: str):
+    mix = Mix((TrafficPoint(None, 1100, 1), TrafficPoint(None, 8000, 1)), ())
+
+    assert traffic.axes_to_measure(traffic.weights(mix, measured)) == axes
 
 
 @pytest.mark.parametrize(

@@ -93,11 +93,16 @@ def test_the_index_is_that_of_the_users_pip(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_a_watch_begins_at_a_release_and_goes_to_the_newest():
-    def versions_since(first: str, **keys: bool) -> tuple[str, ...]:
-        return releases.since(f"flashinfer:{first}", KNOWN, where="the index", **keys).versions
+    def versions_since(first: str, is_here: bool = False, **keys: bool) -> tuple[str, ...]:
+        return releases.since(f"flashinfer:{first}", KNOWN, is_here, "the index", **keys).versions
 
     assert versions_since("0.6.0.post1") == ("0.6.0.post1", "0.6.9", "0.6.10")
     assert versions_since("0.6.10") == versions_since("0.6.10", pre=True) == ("0.6.10",)
-    assert versions_since("0.7.0") == ("0.7.0",)  # built here, and newer than any that is published
-    with pytest.raises(UserError, match=r"watch\.since=flashinfer-python:0\.5\.2: the index has no such release; it has 0\.5\.3"):
-        versions_since("0.5.2")
+    assert versions_since("0.7.0", is_here=True) == ("0.7.0",)  # built here, and newer than any that is published
+    for unknown in ("0.5.2", "0.7.0"):
+        with pytest.raises(
+            UserError, match=rf"watch\.since=flashinfer-python:{unknown}: the index has no such release; it has 0\.5\.3"
+        ):
+            versions_since(unknown)
+    with pytest.raises(UserError, match="the index has no such release; it has none"):
+        releases.since("flashinfer:9.9", [], False, "the index")

@@ -59,6 +59,13 @@ STUDY = "results.path=results/h200_engines/vllm_triton"
             "draft.cost_us: question=one_backend does not read it; leave it out, or type question=draft or question=step",
         ),
         (["weights=[]"], "report", "fp8", "weights: question=fp8 does not read it; leave it out, or type question=one_backend"),
+        (
+            ["engine=vllm"],
+            "report",
+            "fp8",
+            "engine: question=fp8 does not read it; leave it out, or type question=one_backend or question=engine_default, "
+            "which answer for each cache of an engine",
+        ),
         (["best.max_rel_err=1"], "report", "roofline", "best.max_rel_err: question=roofline does not read it"),
         (["question=best"], "plan", None, "question: mode=plan does not read it; leave it out, or type mode=report"),
         (

@@ -46,6 +46,14 @@ def test_tests_get_the_configuration_that_hydra_composes(overrides: list[str]):
     assert composed(*overrides) == OmegaConf.to_container(whole, resolve=True)
 
 
+def test_a_dtype_may_have_the_name_that_vllm_gives_it():
+    report = load(composed("+sweep=smoke", "mode=report", "where={kv_dtype: [fp8, bf16]}"))
+    points = expand(load(composed("+sweep=specdec_long_ctx", "sweep.dtype=[{q: bf16, kv: fp8}]")))
+
+    assert report.where == {"kv_dtype": ("fp8_e4m3", "bf16")}  # type: ignore[union-attr]
+    assert {point.problem.kv_dtype for point in points} == {"fp8_e4m3"}
+
+
 def test_settings_are_frozen(settings: Callable[..., Settings]):
     with pytest.raises(ValidationError, match="frozen"):
         settings("+sweep=smoke").limits.point_seconds = 3  # type: ignore[misc]
@@ -84,6 +92,7 @@ def test_settings_are_frozen(settings: Callable[..., Settings]):
         (["+sweep=smoke", "draft.cost_us=-1"], ["draft.cost_us=-1", "at least 0"]),
         (["+sweep=smoke", "draft.cost_us=400"], ["draft.layers: needed with draft.cost_us", "draft.layers=80"]),
         (["+sweep=smoke", "mode=report", "where=4"], ["where=4", "columns with a value, several or a range"]),
+        (["+sweep=smoke", "mode=report", "where={kv_dtype: fp9}"], ["where.kv_dtype: there is no 'fp9'", "allowed: ", "fp8_e4m3"]),
         (["+sweep=smoke", "mode=report", "where={s_kv: {from: 2, to: 1}}"], ["where.s_kv={from: 2, to: 1}: allowed: {from: 4096"]),
         (["+sweep=smoke", "sweep.s_kv=[{from: 1, to: 9}]"], ["sweep.s_kv={from: 1, to: 9}: allowed: {from: 4096, to: 60000, step"]),
         (["+sweep=smoke", "sweep.s_kv=[{from: 0, to: 9, factor: 2}]"], ["a factor greater than 1 from a number above 0"]),

@@ -141,6 +141,8 @@ def test_two_gpus_are_a_screen_without_an_exit_code_for_points_that_have_a_reaso
     told = " ".join(done.stdout.split())
     assert "two kinds of GPU, no gate: " in told and "full=true" in told
     assert ("4 missing" in told) is (order == (1, 0))  # an H100 skipped them: too big
+    fits = [told.count(f"llama_3_1_70b at tp 1 does not fit one {gpu}") for gpu in ("NVIDIA H100 80GB HBM3", "NVIDIA H200")]
+    assert fits == [1, 1]
 
 
 def test_two_gpus_are_a_screen_even_if_a_problem_needs_many_words(invoke: Invoke):
