@@ -26,11 +26,12 @@ from orchestrator.analysis.compare.comparison import GROUP_COLUMNS
 from orchestrator.analysis.compare.gate import MIN_POINTS, Gate, GateDecision, evidence
 from orchestrator.analysis.compare.pairs import LIST_COLUMNS, MEMORY, POINT_COLUMNS, TIMING_SETTINGS, Flags, Floats, pair
 from orchestrator.analysis.compare.verdicts import judge
+from orchestrator.analysis.keys import TIMING_KEYS
 from orchestrator.analysis.noise import SAME, NoiseFloors
 from orchestrator.storage import parquet
 
 LEFT_OUT = ("check_power", "bisect", "rule_edges")  # datasets that time nothing, or what was forced or changed on purpose
-ALIKE = ["device_name", "torch_version", "flashinfer_version", "timer", "l2", "icache", "context"]
+ALIKE = ["device_name", "torch_version", "flashinfer_version", *TIMING_KEYS]
 # What a comparison reads; frames of all columns take five times as long.
 READ = [
     *dict.fromkeys((*POINT_COLUMNS, *TIMING_SETTINGS, *LIST_COLUMNS, *ALIKE, MEMORY)),
@@ -88,7 +89,7 @@ def _timed(file: Path) -> Iterator[tuple[tuple[object, ...], pd.DataFrame]]:
     rows = rows[(rows["status"] == "ok") & rows["env"].isna() & rows.pop("engine").isna()]
     points = rows[list(POINT_COLUMNS)].itertuples(index=False)
     rows = rows.assign(point=[" ".join(map(str, point)) for point in points])  # whatever else a run measured of it
-    return iter(rows.fillna({"icache": "warm", "context": "isolated"}).groupby(ALIKE))
+    return iter(rows.fillna({"icache": "warm", "context": "isolated", "pace": "bursts"}).groupby(ALIKE))
 
 
 def _compared(a: tuple[str, pd.DataFrame], b: tuple[str, pd.DataFrame]) -> Compared | None:

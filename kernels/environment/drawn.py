@@ -108,9 +108,10 @@ class DrawnProblem:
 
     compare, restart, most_different = (_asks("_comparisons", name) for name in ("compare", "restart", "most_different"))
 
-    def block(self, call: int, count: int) -> Header:
-        """Takes samples in a row, by the same timer that the worker's own backends have."""
-        block = self._timers[call].block(count, self.monitor)
+    def block(self, call: int, count: int, sustained: bool = False) -> Header:
+        """Takes samples in a row or without a pause, by the same timer that the worker's own backends have."""
+        timer = self._timers[call]
+        block = (timer.sustained if sustained else timer.block)(count, self.monitor)
         return {"us": block.us, "mhz": block.mhz}
 
     def issue(self, call: int, cycles: int, with_call: bool) -> Header:

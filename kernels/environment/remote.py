@@ -62,9 +62,12 @@ class RemoteTimer(Timer):
     def replay(self, wait: bool = True) -> None:
         self.call.ask("launch")
 
-    def block(self, count: int, monitor: DeviceMonitor) -> Block:
+    def sustained(self, count: int, monitor: DeviceMonitor) -> Block:
+        return self.block(count, monitor, sustained=True)
+
+    def block(self, count: int, monitor: DeviceMonitor, **how: bool) -> Block:
         telemetry: list[Telemetry] = []
-        found, _ = self.call.ask("block", lambda event: telemetry.extend(monitor.read()), count=count)
+        found, _ = self.call.ask("block", lambda event: telemetry.extend(monitor.read()), count=count, **how)
         return Block(found["us"], found["mhz"], telemetry)
 
     def issue(self, cycles: int, with_call: bool = True) -> RemoteWork:

@@ -7,25 +7,26 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from kernels.adapter import Runner
-from kernels.lazy import torch
 from kernels.timing.caches import reset_persisting_l2
 from kernels.timing.config import MIN_SAMPLES
-from kernels.timing.graphs import timed_event
+from kernels.timing.graphs import timed_event, wait_for
 from kernels.timing.nvml import DeviceMonitor
 from kernels.timing.series import Series
-from kernels.timing.sm_clock import clock_of_device
+from kernels.timing.sm_clock import Clock, clock_of_device
 from kernels.timing.stats import interval_of_blocks
 from kernels.timing.stopping import StopReason
+from kernels.timing.sustained import spread_samples
 from kernels.timing.timers import Block, Timer
 
 SHORT_US = 20.0  # a shorter call need not be known better than one of so many microseconds
 LIMITS = 2.0  # a difference of two steps may be so many times as uncertain, relatively, as the median of an isolated call
 PAIRS_OF_A_BLOCK = 2  # at least
+Loads = dict[int, list[float]]  # µs of the step with the stand-in under its own load, by turn
 
 
 @dataclass(frozen=True)
@@ -114,44 +115,33 @@ class PairedBlock(Block):
 class StepTimer(Timer):
     """A sample is one step. Before each, and in the same block, one step with the stand-in: A B A B.
 
-    Nothing is flushed. A step finds in the caches what the step before left there, as in an engine. Both end with the same MLP of
-    the same last layer, so both find the same.
+    Without a pause each has a load of its own. Nothing is flushed: a step finds in the caches what the one before left there, as in
+    an engine. Both end with the same MLP of the same last layer, so both find the same.
     """
 
     l2 = icache = "as the step leaves them"
     host_us = math.nan
 
-    def __init__(self, runner: Runner, step: Callable[[], None], stand_in: Callable[[], None], layers: int) -> None:
+    def __init__(
+        self, runner: Runner, step: Callable[[], None], stand_in: Callable[[], None], layers: int, loads: Loads | None = None
+    ) -> None:
         super().__init__(runner)
         self.step, self.stand_in, self.layers = step, stand_in, layers
+        self.loads, self._turns = {} if loads is None else loads, 0
         self.cuda_graph = runner.out.is_cuda
         self.name = "cuda_graph_events" if self.cuda_graph else "perf_counter"
 
     def replay(self, wait: bool = True) -> None:
         self.step()
-        if self.cuda_graph:
-            torch.cuda.synchronize()
+        wait_for(self.cuda_graph)
 
     def block(self, count: int, monitor: DeviceMonitor) -> PairedBlock:
-        return self._of_events(count, monitor) if self.cuda_graph else self._of_wall_clock(count, monitor)
-
-    def _of_wall_clock(self, count: int, monitor: DeviceMonitor) -> PairedBlock:
-        stand_in, step = [], []
-        for _ in range(count):
-            begun = time.perf_counter_ns()
-            self.stand_in()
-            between = time.perf_counter_ns()
+        """On a GPU the first step is no sample: it ends the rest, and the CPU issues all others while the GPU is at work on it."""
+        triples = [[timed_event(self.cuda_graph) for _ in range(3)] for _ in range(count)]
+        clock = clock_of_device() if self.cuda_graph else Clock()
+        if self.cuda_graph:
+            reset_persisting_l2()
             self.step()
-            stand_in.append((between - begun) / 1e3)
-            step.append((time.perf_counter_ns() - between) / 1e3)
-        return PairedBlock(step, telemetry=monitor.read(), stand_in_us=stand_in)
-
-    def _of_events(self, count: int, monitor: DeviceMonitor) -> PairedBlock:
-        """The first step is no sample: it ends the rest, and the CPU issues all others while the GPU is at work on it."""
-        triples = [(timed_event(), timed_event(), timed_event()) for _ in range(count)]
-        reset_persisting_l2()
-        self.step()
-        clock = clock_of_device()
         clock.start()
         for begun, between, ended in triples:
             begun.record()
@@ -161,7 +151,17 @@ class StepTimer(Timer):
             ended.record()
             clock.stamp()
         telemetry = monitor.read()
-        torch.cuda.synchronize()
+        wait_for(self.cuda_graph)
         stand_in = [begun.elapsed_time(between) * 1e3 for begun, between, _ in triples]
         step = [between.elapsed_time(ended) * 1e3 for _, between, ended in triples]
         return PairedBlock(step, clock.mhz(), [*telemetry, *monitor.read()], stand_in)
+
+    def sustained(self, count: int, monitor: DeviceMonitor) -> PairedBlock:
+        """The step alone, as an engine replays it. The one with the stand-in has its own load, once a turn for all backends."""
+        load = partial(spread_samples, count, lambda: None, monitor=monitor, on_device=self.cuda_graph)
+        us, mhz, telemetry = load(self.step)
+        self._turns += 1
+        if self._turns not in self.loads:
+            self.loads[self._turns] = load(self.stand_in)[0]
+        others = self.loads[self._turns]
+        return PairedBlock(us, mhz, telemetry, [others[at * len(others) // len(us)] for at in range(len(us))])

@@ -13,6 +13,7 @@ from kernels.timing.stopping import CriterionName
 from kernels.timing.timers import TimerName
 
 Context = Literal["isolated", "step", "engine"]
+Pace = Literal["bursts", "sustained"]
 Precision = Literal["full", "decide"]
 
 MIN_SAMPLES = 10  # of every point, whatever its budget
@@ -39,6 +40,8 @@ class Timing(Data):
     icache: ICacheState = "warm"  # cold: other code runs before each sample, as an engine's kernels do between two layers
     # Calls before the first sample; with 0, the CPU's time for a call is not measured either.
     warmup: Annotated[int, Field(ge=0, le=10**6)] = 3
+    # sustained: samples of a second's load without rests, in which a power cap counts (`sustained.py`), not in short blocks
+    pace: Pace = "bursts"
     criterion: CriterionName = "ci95"
     # Relative half-width of the interval (ci95), relative standard deviation (stdrel), degrees a sample (entropy).
     criterion_limit: PositiveFloat = Field(0.005, alias="limit")
@@ -87,10 +90,19 @@ class Timing(Data):
             raise ValueError(f"step_layers={self.step_layers}: allowed only with timing.context=step; leave it out, or type that")
         return self
 
+    @model_validator(mode="after")
+    def _without_pause(self) -> Timing:
+        if self.pace == "sustained" and (self.timer, self.l2 == "warm", self.context == "engine") != ("graph", False, False):
+            raise ValueError(
+                f"pace=sustained: timer={self.timer}, l2={self.l2}, context={self.context}; allowed: timer=graph and l2=clean or "
+                f"dirty, since the GPU spins before other samples, and context=isolated or step, since an engine never pauses"
+            )
+        return self
+
     @property
     def races(self) -> bool:
-        """Whether backends race. Not if another time ranks them, in a step or with plans; nor by another benchmark's criterion."""
-        ranks = self.context == "isolated" and not self.host
+        """Whether backends race. Not where another time ranks them, nor by nvbench's criteria, nor without rounds."""
+        ranks = self.context == "isolated" and self.pace == "bursts" and not self.host
         return self.precision == "decide" and ranks and self.criterion == "ci95"
 
     @property
@@ -103,7 +115,7 @@ class Timing(Data):
         A key that was added later is left out if it asks for what was done before it existed: old ids stay the same. So does the
         old name of a state of the L2. `precision` never enters.
         """
-        later = {"icache": "warm", "context": "isolated", "step_layers": None, "energy": False, "host": False}
+        later = {"icache": "warm", "context": "isolated", "pace": "bursts", "step_layers": None, "energy": False, "host": False}
         former = {today: name for name, today in RENAMED_L2.items()}
         keys = self.model_dump(exclude={"name", "precision"}, by_alias=True)
         keys["l2"] = former.get(self.l2, self.l2)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
+from typing import Any
 
 from kernels.lazy import torch
 
@@ -39,9 +41,27 @@ def capture(call: Callable[[], object], shares_with: torch.cuda.CUDAGraph | None
     return graph
 
 
-def timed_event() -> torch.cuda.Event:
+class Moment:
+    """An event of the CPU's clock, where the CPU does the work itself: there is nothing to wait for."""
+
+    def record(self) -> None:
+        self.at = time.perf_counter()
+
+    def synchronize(self) -> None: ...
+
+    def elapsed_time(self, other: Moment) -> float:
+        return (other.at - self.at) * 1e3
+
+
+def timed_event(on_device: bool = True) -> Any:
     """An event whose distance to another one can be asked for."""
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    return torch.cuda.Event(enable_timing=True) if on_device else Moment()  # type: ignore[no-untyped-call]
+
+
+def wait_for(on_device: bool) -> None:
+    """Returns once all that was issued is done."""
+    if on_device:
+        torch.cuda.synchronize()
 
 
 @cache

@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from kernels.timing.config import MIN_SAMPLES, Timing
-from kernels.timing.nvml import Telemetry
+from kernels.timing.nvml import DeviceMonitor, Telemetry
 from kernels.timing.pacing import Pacer
 from kernels.timing.racing import Race
 from kernels.timing.stats import ci95_of_blocks
 from kernels.timing.stopping import CRITERIA, StopReason
+from kernels.timing.sustained import ORDERS
 from kernels.timing.timers import Block, Timer
 
 T = TypeVar("T")
@@ -29,9 +30,11 @@ MIN_CLOCK_FRACTION = 0.95  # of a backend's fastest: its clock spreads by half a
 # raises its clock, and all other samples would seem slow. On a busy host that set aside the right ones
 # (`results/h100_mla/mla_engines`).
 UNDISTURBED = 1.1
-SLOW_CLOCK = f"SM clock under {MIN_CLOCK_FRACTION:.0%} of its fastest"
+LOW = "SM clock under"  # NVML's reading says so too (`nvml.py`)
+SLOW_CLOCK = f"{LOW} {MIN_CLOCK_FRACTION:.0%} of its fastest"
 MAX_WITH_GAPS = 1.5  # blocks and the idle time before them may take this many times `max_seconds`
 MIN_UNTHROTTLED = 6  # samples that may represent a point on their own: of fewer, a median has no confidence interval
+POWER_CAP = "SwPowerCap"  # NVML's name
 LONG_CALL_S = 0.025  # a power cap reacts within about this time: longer calls are throttled whatever the block size
 
 
@@ -51,8 +54,11 @@ class ThrottleFilter:
     A sample is throttled if NVML names a cause during its block, or if its own SM clock is below `MIN_CLOCK_FRACTION` of this
     backend's fastest, among samples that took up to `UNDISTURBED` times its shortest. NVML alone answers too late. Other backends
     are no measure: the clock falls with the load, on one H200 to 0.91 of the idle clock.
+
+    If the load is `sustained`, the power cap and the clock that it leaves are what is measured, and throttle no sample; heat does.
     """
 
+    sustained: bool = False
     _judged: list[_Judged] = field(default_factory=list)
     _fastest_mhz: float = 0.0
 
@@ -63,10 +69,11 @@ class ThrottleFilter:
         before, self._fastest_mhz = self._fastest_mhz, self._fastest()
         # Another fastest clock than before may show that earlier samples were slow, or that they were not.
         outdated = self._judged if self._fastest_mhz != before else self._judged[-1:]
-        slow = MIN_CLOCK_FRACTION * self._fastest_mhz
+        slow = 0.0 if self.sustained else MIN_CLOCK_FRACTION * self._fastest_mhz
         for judged in outdated:
+            faults = judged.causes if not self.sustained else {c for c in judged.causes if c != POWER_CAP and not c.startswith(LOW)}
             # Not slow if NaN, of a clock that is not known.
-            judged.unthrottled = [not (judged.causes or mhz < slow) for mhz in judged.block.mhz]
+            judged.unthrottled = [not (faults or mhz < slow) for mhz in judged.block.mhz]
         return not all(self._judged[-1].unthrottled)
 
     def _fastest(self) -> float:
@@ -187,19 +194,41 @@ class Series:
     error: Exception | None = None
     decided_by: Series | None = None
     budget: Budget = field(init=False)
-    _samples: ThrottleFilter = field(default_factory=ThrottleFilter)
+    _samples: ThrottleFilter = field(init=False)
     _rounds: list[int] = field(default_factory=list)  # of each block
     _block_ended: float = 0.0
 
     def __post_init__(self) -> None:
         self.budget = Budget(self.timing)
+        self._samples = ThrottleFilter(sustained=self.timing.pace == "sustained")
 
     def take_block(self, pacer: Pacer, number: int = 0) -> None:
         """Idles, takes one block in this round, and waits if it was throttled. An exception ends the series and is kept."""
         self.budget.gaps_s += pacer.idle_before_block() + self._wait_for_gap()
         start = time.perf_counter()
+        block = self._taken(lambda: self.timer.block(self._next_size(), pacer.monitor))
+        if block is None:
+            return
+        throttled = self._samples.add(block)
+        self._rounds.append(number)
+        self.stop_reason = self._find_stop_reason(throttled)
+        self.budget.waits_s += pacer.after_block(self._block_ended - start, throttled)
+
+    def take_turn(self, monitor: DeviceMonitor) -> None:
+        """Takes its part of the samples without a pause; the last turn ends the series. An exception ends it too, and is kept."""
+        block = self._taken(lambda: self.timer.sustained(self.timing.max_samples // len(ORDERS), monitor))
+        if block is not None:
+            self._samples.add(block)
+            if len(self._samples.blocks) == len(ORDERS):
+                is_known = len(blocks := self._blocks_to_judge()) > 1 and self._is_enough(blocks)
+                otherwise: StopReason = "throttled" if self._samples.num_throttled else "max_seconds"
+                self.stop_reason = self.timing.criterion if is_known else otherwise
+
+    def _taken(self, take: Callable[[], Block]) -> Block | None:
+        """A block and its wall time; None if the series ends with an error."""
+        start = time.perf_counter()
         try:
-            block = self.timer.block(self._next_size(), pacer.monitor)
+            block = take()
         except Exception as error:  # a kernel library may raise anything
             self.error = error
         finally:
@@ -207,16 +236,13 @@ class Series:
             self.budget.wall_s += self._block_ended - start
         self.end_turn()
         if self.error is not None:
-            return
+            return None
         try:
             self.after_block()
         except Exception as error:  # the process of an environment may end between two requests
             self.error = error
-            return
-        throttled = self._samples.add(block)
-        self._rounds.append(number)
-        self.stop_reason = self._find_stop_reason(throttled)
-        self.budget.waits_s += pacer.after_block(self._block_ended - start, throttled)
+            return None
+        return block
 
     def end_turn(self) -> None:
         """Ends the series if its backend did harm. To be called before another one runs, also if this one has failed."""
@@ -314,8 +340,14 @@ def measure_interleaved(series: Sequence[Series], pacer: Pacer, seed: int, race:
 
     A drift of the device then affects all backends alike, and no backend always follows the same neighbour. Earlier work, such as
     a check, may have met the power cap: the loop waits for that first and charges the wait to the first series.
-    A `race` stops those that are decided; the series may be a part of it.
+    A `race` stops those that are decided; the series may be a part of it. Without a pause there are turns, and no rounds.
     """
+    if series[0].timing.pace == "sustained":
+        for order in ORDERS:
+            for one in series[::order]:
+                if one.error is None:
+                    one.take_turn(pacer.monitor)
+        return
     active, shuffle = list(series), random.Random(seed)
     race = race or Race((), ())
     series[0].budget.settling_s += pacer.wait_until_unthrottled()

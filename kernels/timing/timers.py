@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -14,10 +13,11 @@ from kernels.adapter import Runner
 from kernels.lazy import torch
 from kernels.timing.caches import Caches, reset_persisting_l2
 from kernels.timing.energy import EnergyUnknown, IssuedWork
-from kernels.timing.graphs import capture, timed_event
+from kernels.timing.graphs import capture, timed_event, wait_for
 from kernels.timing.nvml import DeviceMonitor, Telemetry
 from kernels.timing.profiled import events_of
 from kernels.timing.sm_clock import Clock, clock_of_device
+from kernels.timing.sustained import spread_samples
 
 TimerName = Literal["graph", "eager", "cupti"]
 
@@ -44,7 +44,7 @@ class Block:
             object.__setattr__(self, "mhz", [math.nan] * len(self.us))
 
 
-class Timer(ABC):
+class Timer:
     """Times one runner. `replay` does exactly what a sample does, once and untimed; the check reads what it wrote."""
 
     name: str
@@ -56,16 +56,44 @@ class Timer(ABC):
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
 
-    @abstractmethod
     def replay(self, wait: bool = True) -> None:
         """Returns when it is done. Without `wait` a graph, whose kernels all come before what the stream gets next, may go on.
 
         Of a graph that nobody waits for the caches may be in any state.
         """
+        self._before()
+        self._once()
 
-    @abstractmethod
     def block(self, count: int, monitor: DeviceMonitor) -> Block:
         """Takes `count` samples in a row, and reads the monitor meanwhile."""
+        on_device = self.runner.out.is_cuda
+        pairs = [(timed_event(on_device), timed_event(on_device)) for _ in range(count)]
+        clock = self._lead_in()
+        for start, end in pairs:
+            self._before()
+            start.record()
+            self._once()
+            end.record()
+            clock.stamp()
+        telemetry = monitor.read()
+        wait_for(on_device)
+        return Block([start.elapsed_time(end) * 1e3 for start, end in pairs], clock.mhz(), [*telemetry, *monitor.read()])
+
+    def sustained(self, count: int, monitor: DeviceMonitor) -> Block:
+        """About `count` samples of a second's load without a pause (`sustained.py`)."""
+        return Block(*spread_samples(count, self._before, self._once, monitor, self.runner.out.is_cuda))
+
+    def _lead_in(self) -> Clock:
+        """What comes before a block, and the clock of its samples, started."""
+        return Clock()
+
+    def _before(self) -> None:
+        """What comes before each sample, outside of it."""
+        self.runner.ready()
+
+    def _once(self) -> None:
+        """What a sample spans."""
+        self.runner()
 
     def issue(self, cycles: int, with_call: bool = True) -> IssuedWork:
         """Issues cycles: the caches into their state, then the call. Returns what tells of their end. May raise EnergyUnknown."""
@@ -82,19 +110,6 @@ class WallClock(Timer):
         super().__init__(runner)
         runner()
         self.host_us = math.nan  # a CPU does the work itself: it has no launch to time separately
-
-    def replay(self, wait: bool = True) -> None:
-        self.runner.ready()
-        self.runner()
-
-    def block(self, count: int, monitor: DeviceMonitor) -> Block:
-        samples = []
-        for _ in range(count):
-            self.runner.ready()
-            start = time.perf_counter_ns()
-            self.runner()
-            samples.append((time.perf_counter_ns() - start) / 1e3)
-        return Block(samples, telemetry=monitor.read())
 
 
 class DeviceEvents(Timer):
@@ -128,29 +143,10 @@ class DeviceEvents(Timer):
         return statistics.median(issue() for _ in range(calls))
 
     def replay(self, wait: bool = True) -> None:
-        if wait or not self.cuda_graph:
-            self._before()
-        else:
-            self.runner.ready()
+        wait = wait or not self.cuda_graph
+        self._before() if wait else self.runner.ready()
         self._once()
-        if wait or not self.cuda_graph:
-            torch.cuda.synchronize()
-
-    def _once(self) -> None:
-        self.runner()
-
-    def block(self, count: int, monitor: DeviceMonitor) -> Block:
-        pairs = [(timed_event(), timed_event()) for _ in range(count)]
-        clock = self._lead_in()
-        for start, end in pairs:
-            self._before()
-            start.record()
-            self._once()
-            end.record()
-            clock.stamp()
-        telemetry = monitor.read()
-        torch.cuda.synchronize()
-        return Block([start.elapsed_time(end) * 1e3 for start, end in pairs], clock.mhz(), [*telemetry, *monitor.read()])
+        wait_for(wait)
 
     def issue(self, cycles: int, with_call: bool = True) -> torch.cuda.Event:
         """As in `Timer`. Nothing spins, unlike before a sample: a spin would add energy of its own."""
@@ -158,7 +154,7 @@ class DeviceEvents(Timer):
             self.caches.restore()
             if with_call:
                 self._once()
-        end = timed_event()
+        end: torch.cuda.Event = timed_event()
         end.record()
         return end
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kernels.problem import Problem
+from orchestrator.analysis.keys import TIMING_KEYS
 from orchestrator.analysis.noise import VERSION_COLUMNS
 from orchestrator.analysis.sources import local_datasets
 from orchestrator.errors import UserError
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
     Codes = np.ndarray[Any, np.dtype[Any]]  # numbers of GPUs, points or families
 
 CARD = "device_uuid"
-TIMING = ("timer", "l2", "icache", "cuda_graph", "context")  # how a time was taken
 # Rows that are equal in these are the same point of the same code, so that only the GPU differs, and the moment.
-REPEATED = (*Problem.model_fields, "backend", "resolved_backend", "device_name", "driver", *VERSION_COLUMNS, *TIMING)
+MADE = ("backend", "resolved_backend", "device_name", "driver", *VERSION_COLUMNS, "cuda_graph")
+REPEATED = (*Problem.model_fields, *MADE, *TIMING_KEYS)
 # What learning needs of a row.
 COLUMNS = (*REPEATED, CARD, "status", "bound", "frac_of_peak", "median_us", "twin", "stop_reason", "measured_as")
 NEAR_CEILING = 0.85  # share of the memory's ceiling from which a time follows it

@@ -36,9 +36,9 @@ WORKLOAD = ("device_name", "routine", *HEADS, "tp", "sinks", "window", "mask", "
 MAX_NEAR = 3  # of the deployments nearest to one that is not measured
 KEPT = ("s_qo", "tp", "device_name", "model")  # of a deployment; what comes last is changed last
 # Rows that stand for a server: timed one call at a time, as the default settings do.
-ISOLATED = """status = 'ok' AND coalesce(context, 'isolated') = 'isolated' AND coalesce(l2, 'clean') = 'clean'
-    AND coalesce(icache, 'warm') = 'warm' AND coalesce(twin, 0) = 0 AND batch_spec IS NULL AND shared_prefix IS NULL
-    AND routine IN ('paged_decode', 'paged_prefill', 'ragged_prefill', 'mla', 'sparse_mla', 'gated_delta')"""
+ISOLATED = """status = 'ok' AND coalesce(context, 'isolated') = 'isolated' AND coalesce(twin, 0) = 0 AND shared_prefix IS NULL
+    AND batch_spec IS NULL AND routine IN ('paged_decode', 'paged_prefill', 'ragged_prefill', 'mla', 'sparse_mla', 'gated_delta')
+    AND coalesce(l2, 'clean') = 'clean' AND coalesce(icache, 'warm') = 'warm' AND coalesce(pace, 'bursts') = 'bursts'"""
 SIZES = "count(DISTINCT (batch_size, s_qo, s_kv, kv_dtype))"
 EVERY_DTYPE = 3  # of `HAS["fp8"]`
 # What a dataset has if it answers a question that others do not, as SQL over its rows; for FP8, better with both dtypes of queries.

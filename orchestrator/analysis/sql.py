@@ -57,7 +57,7 @@ def _default(column: Column, known: Mapping[str, str]) -> str:
     if not isinstance(default, FromColumn):
         return literal(default)
     if default.column not in known:
-        return "NULL"
+        return literal(column.default_in({}))
     return _case(default.column, default.values, f"{literal(default.prefix)} || {quoted(default.column)}")
 
 

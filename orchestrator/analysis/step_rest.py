@@ -51,10 +51,11 @@ def measured(data: Dataset) -> dict[ModelPlace, Measured]:
     """The rest of a step: inside an engine if the dataset has such rows, else in steps. Raises UserError if it has neither."""
     found: dict[tuple[ModelPlace, str], Measured] = {}
     query = """
-        SELECT model, device_name, tp, batch_size * s_qo AS tokens, median(stand_in_us / step_layers), 0, ?
+        SELECT model, device_name, tp, batch_size * s_qo AS tokens, median(stand_in_us / step_layers), 0,
+               ? || if(pace = 'sustained', ', without pause', '') AS how
         FROM current
         WHERE status = 'ok' AND stand_in_us IS NOT NULL AND batch_spec IS NULL AND min_s_qo IS NULL
-        GROUP BY model, device_name, tp, tokens
+        GROUP BY model, device_name, tp, tokens, how
         UNION ALL
         SELECT model, device_name, tp, tokens, layer_us, fixed_us,
                engine || ' ' || engine_version || ' with ' || array_to_string(layers, ' and ') || ' layers'
@@ -69,7 +70,7 @@ def measured(data: Dataset) -> dict[ModelPlace, Measured]:
             f"python -m orchestrator +sweep=in_step timing.context=step, or type draft.rest={PRESET}"
         )
     # The engine's come last, and stay.
-    return {place: found[place, by] for place, by in sorted(found, key=lambda of: (of[1] != BY_STEPS, of[1]))}
+    return {place: found[place, by] for place, by in sorted(found, key=lambda of: (not of[1].startswith(BY_STEPS), of[1]))}
 
 
 def us_at(rest: Rest, tokens: int) -> float | None:

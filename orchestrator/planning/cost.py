@@ -13,6 +13,7 @@ from kernels.engines import start
 from kernels.problem import Problem
 from kernels.problem.padded import launched
 from kernels.step.shapes import LayerShape
+from kernels.timing import sustained
 from kernels.timing.config import Timing
 from orchestrator.config.base import own_table
 
@@ -63,7 +64,8 @@ def estimate(problem: Problem, workspace_bytes: int, device: Device, timing: Tim
     memory = batch.input_bytes + own + reference_bytes + SCRATCH_BYTES
     more_s = (ENERGY_S if timing.energy else 0.0) + (HOST_S if timing.host else 0.0)
     saved_s = (1 - RACED_SHARE) * samples * kernel_s if timing.races else 0.0
-    return Cost(setup_s, POINT_OVERHEAD_S + more_s + (samples + UNTIMED_CALLS) * kernel_s, memory, own, saved_s)
+    calls_s = sustained.SECONDS if timing.pace == "sustained" else samples * kernel_s
+    return Cost(setup_s, POINT_OVERHEAD_S + more_s + calls_s + UNTIMED_CALLS * kernel_s, memory, own, saved_s)
 
 
 def in_engine(problem: Problem, layer: LayerShape, layers: int, device: Device) -> Cost:

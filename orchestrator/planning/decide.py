@@ -16,6 +16,7 @@ from kernels.problem import Problem
 from kernels.problem.padded import launched
 from kernels.step import size as step_size
 from kernels.step.size import StepSize
+from kernels.timing import sustained
 from kernels.timing.config import MIN_SAMPLES, Timing
 from orchestrator import gc_pause, libraries
 from orchestrator.config.parts import VersionRule
@@ -324,12 +325,13 @@ def with_step(alone: Cost, problem: Problem, device: Device, timing: Timing, siz
     rest_s = max(size.weight_bytes / bytes_s, products / (device.peak_tflops("bf16") * 1e12))
     pair_s = size.layers * (attention_s + 2 * rest_s)
     pairs = min(max(timing.max_seconds / pair_s, 2 * MIN_SAMPLES), timing.max_samples)
+    sampling_s = 2 * sustained.SECONDS if timing.pace == "sustained" else pairs * pair_s  # with the stand-in at most
     logs = 3 * 4 * problem.num_q_tokens * problem.num_qo_heads * problem.value_dim  # fp32 copies of a layer's output
     own = size.layers * (alone.own_bytes + logs)
     shared = alone.memory_bytes - alone.own_bytes - problem.input_bytes + size.shared_bytes
     return Cost(
         setup_s=alone.setup_s + 10 * size.shared_bytes / bytes_s,
-        point_s=alone.point_s + size.layers * PREPARE_S + (pairs + UNTIMED_STEPS) * pair_s,
+        point_s=alone.point_s + size.layers * PREPARE_S + sampling_s + UNTIMED_STEPS * pair_s,
         memory_bytes=shared + own,
         own_bytes=own,
     )

@@ -74,7 +74,8 @@ def describe(point: Point) -> Row:
 
 def _of_engine(engine: str, flag: str) -> Row:
     """Of a point inside an engine, whose answers nobody sees."""
-    return {"engine": engine, "flag": flag, "context": "engine", "check": "not_checked: times inside an engine, not answers"}
+    how: Row = {"context": "engine", "pace": "sustained"}
+    return {"engine": engine, "flag": flag, **how, "check": "not_checked: times inside an engine, not answers"}
 
 
 def begin(point: Point, common: Row) -> Row:

@@ -201,7 +201,7 @@ class PointRunner:
             row |= {"kernel_config": call.kernel_config or None}
             row |= {"resolved_backend": runner.resolved_backend, "caller_scale": runner.caller_scale, "host_us": timer.host_us}
             row |= {"timer": timer.name, "cuda_graph": timer.cuda_graph, "l2": timer.l2, "icache": timer.icache}
-            row |= {"context": timing.context}
+            row |= {"context": timing.context, "pace": timing.pace}
             coin = random.Random(task.point.point_id)
             with seconds_into(row, "check_s"):
                 check = start_check(shared, adapter, timer, call.outputs, coin)

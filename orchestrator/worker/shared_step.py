@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kernels.adapter import Adapter, Runner
 from kernels.device import Device
@@ -11,6 +11,7 @@ from kernels.inputs.tensors import other_cache, other_queries
 from kernels.step.graph import Step, stand_in
 from kernels.step.layer import Layer, make_layers
 from kernels.step.layer_inputs import inputs_of_layer, refill
+from kernels.step.series import Loads
 from kernels.step.shapes import LayerShape
 from kernels.step.size import StepSize, size_of
 from kernels.timing.config import Timing
@@ -23,6 +24,7 @@ class SharedStep:
     layers: list[Layer]
     shape: LayerShape
     stand_in: Step
+    loads: Loads = field(default_factory=dict)
 
     @classmethod
     def build(cls, first: Inputs, shape: LayerShape, size: StepSize) -> SharedStep:

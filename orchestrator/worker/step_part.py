@@ -174,7 +174,8 @@ def prepare_step(shared: SharedInputs, adapter: Adapter, first: Runner, device: 
     if (shared_step := shared.step) is None:
         return None
     runners, step = shared_step.prepare(adapter, first, device)
-    return PreparedStep(shared, shared_step.layers, adapter, StepTimer(first, step, shared_step.stand_in, len(runners)), runners)
+    timer = StepTimer(first, step, shared_step.stand_in, len(runners), shared_step.loads)
+    return PreparedStep(shared, shared_step.layers, adapter, timer, runners)
 
 
 def start_part(step: PreparedStep, timing: Timing, coin: random.Random) -> StepPart:

@@ -25,6 +25,7 @@ TIMING: Row = {
     "timer": "cuda_graph_events",
     "l2": "dirty",
     "icache": "warm",
+    "pace": "bursts",
     "cuda_graph": True,
     "throttle_reasons": "none",
     "stop_reason": "ci95",

@@ -8,7 +8,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from kernels.problem import Problem
-from orchestrator.analysis.keys import OWN_US
+from orchestrator.analysis.keys import OWN_US, TIMING_KEYS
 from orchestrator.analysis.noise import first_of_aa_pairs, summarise_samples
 from orchestrator.storage.row import BAD
 
@@ -17,7 +17,7 @@ Flags = NDArray[np.bool_]
 
 POINT_COLUMNS = (*Problem.model_fields, "backend")  # what both rows of a pair share
 PLACE_COLUMNS = ("device_name", "env")  # shared too, if both sides have several of them
-TIMING_SETTINGS = ("timer", "l2", "icache", "cuda_graph")  # times are compared only if these are equal
+TIMING_SETTINGS = (*(key for key in TIMING_KEYS if key != "context"), "cuda_graph")  # times are compared only if these are equal
 LIST_COLUMNS = ("samples_us", "samples_mhz", "block_sizes", "set_aside_us")  # summarised before rows are paired
 MEMORY = "peak_tb_per_sec"  # the measured ceiling by which two GPUs of a kind differ; times at that of compute do not follow it
 FOLLOWS = (0.6, 0.9)  # a time follows the memory not at all below this share of its ceiling, and wholly above the other

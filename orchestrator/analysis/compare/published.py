@@ -40,7 +40,7 @@ MAX_WORKLOADS = 60  # lines of the second table
 BETWEEN_TABLES = NoiseFloor(BETWEEN_RUNS.us, THROTTLED_CLOCK)
 WIDE = 2  # standard deviations
 APART = WIDE * THROTTLED_CLOCK  # a ratio of times that are not short
-DIFFERING = ("device_name", "cluster", "libraries", "timer", "l2", "page_size", "page_order")
+DIFFERING = ("device_name", "cluster", "libraries", "timer", "l2", "pace", "page_size", "page_order")
 RULE = (
     f"no noise floor of published times is known, so this is no test; times within {APART:.0%} (more below 20 µs) count as equal: "
     f"twice the difference of the same points in two runs of this project with throttled, unknown clocks"

@@ -14,7 +14,7 @@ from orchestrator.analysis.compare.comparison import Comparison
 from orchestrator.analysis.compare.gate import BROKEN, MAX_RED, is_absent, is_other_card, known_difference
 from orchestrator.analysis.compare.selection import CONDITION_COLUMNS
 from orchestrator.analysis.compare.verdicts import DECIDED
-from orchestrator.analysis.keys import GRAPH_REPLAY, GRID_AXES
+from orchestrator.analysis.keys import GRAPH_REPLAY, GRID_AXES, TIMING_KEYS
 from orchestrator.analysis.names import shown
 from orchestrator.analysis.noise import BETWEEN_RUNS, INTERLEAVED
 from orchestrator.tables import Grid
@@ -28,7 +28,7 @@ SHOWN_IF_VARYING = (
     *("kv_memory", "num_qo_heads"),
 )
 ALWAYS_SHOWN = GRID_AXES
-SIDE_COLUMNS = (*CONDITION_COLUMNS.values(), "timer", "l2", "icache", "sweep", "backend")
+SIDE_COLUMNS = (*CONDITION_COLUMNS.values(), *TIMING_KEYS, "sweep", "backend")
 GROUPS = "groups: the mean change, and the number of points with each verdict; the verdict asks whether it is beyond ±{same:.3g}%"
 OF_GATE = ", and the gate whether it is more than unchanged runs show"
 NO_GATE = "These are two kinds of GPU, so there is no gate: the exit code says nothing about a regression."

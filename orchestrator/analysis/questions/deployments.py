@@ -15,6 +15,7 @@ from typing import Any
 
 from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
+from orchestrator.analysis.keys import TIMING_KEYS
 from orchestrator.analysis.names import shown
 from orchestrator.analysis.questions.cache_size import left_out, no_room
 from orchestrator.analysis.questions.exactness import named, share
@@ -25,13 +26,10 @@ from orchestrator.config.model import CUSTOM
 
 PHASES = ("decode", "drafts", "tree drafts", "chunked prefill", "prefill")
 # Each combination is a deployment.
-PLACE = (
-    *("device_name", "model", "tp", "num_qo_heads", "kv_dtype", "timer", "l2", "icache", "context", "env"),
-    *("num_kv_heads", "head_dim_qk"),
-)
+PLACE = ("device_name", "model", "tp", "num_qo_heads", "kv_dtype", *TIMING_KEYS, "env", "num_kv_heads", "head_dim_qk")
 IN_TITLE = ("device_name", "model", "tp", "num_qo_heads", "kv_dtype", "l2")
 # How the times of a server are taken.
-USUAL: dict[str, tuple[Any, ...]] = {"l2": ("clean",), "icache": ("warm",), "context": ("isolated",), "env": ()}
+USUAL: dict[str, Sequence[str]] = {"l2": ["clean"], "icache": ["warm"], "context": ["isolated"], "pace": ["bursts"], "env": []}
 OF_CUSTOM = ("num_kv_heads", "head_dim_qk")  # they follow from a model's name; heads without one are told apart by them
 HERE = "backend"  # `who` of the choices that are backends of this project
 MUCH_SLOWER = 1.2  # a choice that takes more than this many times the fastest one's time at some workload: an answer says so
@@ -387,7 +385,8 @@ def deployment_titles(data: Dataset) -> dict[tuple[Any, ...], str]:
 
 
 def _titles(records: Sequence[Record]) -> dict[tuple[Any, ...], str]:
-    varying = [key for key in PLACE if key not in IN_TITLE and len({record[key] for record in records}) > 1]
+    values = {key: {record[key] for record in records} for key in PLACE if key not in IN_TITLE}
+    varying = [key for key, of in values.items() if len(of) > 1 or of == {"sustained"}]
     return {tuple(record[key] for key in PLACE): _title(record, varying) for record in records}
 
 

@@ -17,7 +17,7 @@ WITH isolated AS (
     JOIN rows AS newest USING (row)
     JOIN rows AS every ON every.point_id = newest.point_id AND every.device_name = newest.device_name AND every.status = 'ok'
     WHERE points.status = 'ok' AND NOT is_reference(points.backend) AND coalesce(problems.context, 'isolated') = 'isolated'
-        AND coalesce(problems.l2, 'clean') = 'clean' AND coalesce(problems.icache, 'warm') = 'warm' AND problems.mask = 'causal'
+        AND coalesce(problems.l2, 'clean') = 'clean' AND coalesce(problems.icache, 'warm') = 'warm' AND coalesce(problems.pace, 'bursts') = 'bursts' AND problems.mask = 'causal'
         AND coalesce(problems.seq_lens, 'fixed') = 'fixed' AND problems.batch_spec IS NULL AND problems.min_s_qo IS NULL AND problems.graph_batch IS NULL
         AND problems.max_seq_len IS NULL AND problems.enable_pdl IS NULL
 ), beside AS (

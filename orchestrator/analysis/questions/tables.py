@@ -59,8 +59,9 @@ def split_by_title(
         dtypes = f"q {key['q_dtype']}, kv {key['kv_dtype']}" if "q_dtype" in key else None
         others = (f"{k} {v}" for k, v in zip(extra, values[len(names) :], strict=True) if v is not None)
         state = None if part[0].get("context") == "step" else l2_words(key.get("l2"))  # a step leaves the L2 as it does
+        pace = "without pause" if part[0].get("pace") == "sustained" and "pace" not in extra else None
         share = f"tp {key['tp']}" if key.get("tp") else None
-        yield " · ".join(filter(None, (key["model"], share, dtypes, *others, state, key["device_name"]))), part
+        yield " · ".join(filter(None, (key["model"], share, dtypes, *others, state, pace, key["device_name"]))), part
 
 
 def l2_words(l2: str | None) -> str | None:

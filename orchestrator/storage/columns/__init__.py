@@ -60,7 +60,8 @@ class Column:
         """What a row that is older than the column holds in it."""
         if not isinstance(self.default, FromColumn):
             return self.default
-        value = row.get(self.default.column)
+        of = self.default.column
+        value = row[of] if of in row else COLUMNS[of].default_in(row)
         return value and self.default.values.get(value, self.default.prefix + value)
 
 

@@ -97,6 +97,7 @@ class TimeColumns(TypedDict, total=False):
     measured_as: str | None
     working_set_over_l2: float | None
     context: str | None
+    pace: str | None
     in_step_us: float | None
     in_step_low_us: float | None
     in_step_high_us: float | None

@@ -11,6 +11,7 @@ import pytest
 from kernels.environment.serve import EnvironmentServer
 from kernels.environment.wire import Wire
 from kernels.problem import Problem
+from kernels.timing import sustained
 from kernels.timing.config import Timing
 from orchestrator.machines import cpu
 
@@ -61,6 +62,13 @@ def test_launches_are_compared_from_the_request_on(ask: Ask, problem: Callable[.
     assert ask("most_different", call=1)["tensors"][0]["shape"] == ask("now", call=1)["tensors"][0]["shape"]
     ask("restart", call=1)
     assert ask("most_different", call=1) == {"tensors": [None, None]}
+
+
+def test_samples_are_taken_in_a_row_or_without_a_pause(ask: Ask, problem: Callable[..., Problem], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sustained, "HALF_S", 0.01)
+    prepared(ask, problem())
+
+    assert [len(ask("block", call=1, count=5, **how)["us"]) for how in ({}, {"sustained": True})] == [5, 5]
 
 
 def test_a_call_that_was_dropped_and_inputs_that_were_released_are_gone(ask: Ask, problem: Callable[..., Problem]):

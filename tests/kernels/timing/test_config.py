@@ -19,6 +19,14 @@ def test_a_later_key_with_its_default_changes_no_point_id():
     assert Timing(icache="cold").identity() == {**Timing().identity(), "icache": "cold"}
 
 
+def test_another_pace_is_another_point_measured_in_full_and_only_where_nothing_pauses():
+    assert "pace" not in Timing().identity() and Timing(pace="sustained").identity()["pace"] == "sustained"
+    assert Timing(precision="decide").races and not Timing(precision="decide", pace="sustained").races
+    for keys in ({"timer": "eager"}, {"timer": "cupti"}, {"l2": "warm"}, {"context": "engine"}):
+        with pytest.raises(ValueError, match=r"pace=sustained: .* allowed: timer=graph and l2=clean or dirty"):
+            Timing.model_validate({"pace": "sustained", **keys})
+
+
 @pytest.mark.parametrize("typed", ["cold", "dirty"])
 def test_dirty_lines_have_the_point_ids_that_they_had_as_cold(typed: Any):
     assert Timing(l2=typed).l2 == "dirty"

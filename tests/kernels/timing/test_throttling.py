@@ -22,6 +22,15 @@ def test_a_cause_of_nvml_throttles_the_whole_block():
     assert (samples.num_unthrottled, samples.num_throttled, samples.causes) == (2, 2, {"SwPowerCap"})
 
 
+def test_without_a_pause_a_power_cap_and_its_clock_are_what_is_measured_and_heat_is_not():
+    samples = ThrottleFilter(sustained=True)
+
+    assert not samples.add(block([33.0, 33.2], [1980.0, 1400.0], "SwPowerCap", "SM clock under 75% of 1980 MHz"))
+    assert samples.add(block([30.0], [1980.0], "SwThermalSlowdown"))
+    assert (samples.unthrottled_blocks(), samples.throttled_us()) == ([[33.0, 33.2]], [30.0])
+    assert "SwPowerCap" in samples.causes
+
+
 def test_a_faster_clock_throttles_earlier_samples_too():
     samples = ThrottleFilter()
 

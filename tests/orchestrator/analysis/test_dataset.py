@@ -332,6 +332,17 @@ def test_rows_from_before_the_icache_setting_had_warm_ones(tmp_path: Path):
     assert {row["backend"]: row["icache"] for row in parquet.read(tmp_path / "d").to_pylist()} == told
 
 
+@pytest.mark.parametrize("without", [["pace"], ["pace", "context"]])
+def test_rows_from_before_the_pace_were_taken_in_bursts_but_for_those_of_engines(tmp_path: Path, without: list[str]):
+    rows = [made("a", 10.0, context="isolated"), made("b", 10.0, context="step"), made("c", 10.0, context="engine")]
+    (tmp_path / "d").mkdir()
+    pq.write_table(to_table(rows).drop_columns(without), tmp_path / "d" / parquet.DATA)
+    told = {"a": "bursts", "b": "bursts", "c": "bursts" if "context" in without else "sustained"}
+
+    assert dict(open_dataset(tmp_path / "d").con.execute("SELECT backend, pace FROM rows").fetchall()) == told
+    assert {row["backend"]: row["pace"] for row in parquet.read(tmp_path / "d").to_pylist()} == told
+
+
 def test_a_pattern_leaves_out_rule_edges_and_what_is_beside_a_sweep_unless_it_names_nothing_else():
     results = ROOT / "results"
     found = {place.stem for place in local_datasets(str(results / "h200_*"))}

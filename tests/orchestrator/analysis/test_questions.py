@@ -95,6 +95,19 @@ def test_times_that_were_taken_in_another_way_do_not_compete():
     assert [tuple(a.values()) for a in asked_for] == [("clean", "cold", 3), ("clean", "warm", 3), ("warm", "warm", 3)]
 
 
+def test_times_of_two_paces_do_not_compete_and_one_that_is_not_usual_is_named():
+    how = {"context": "isolated", "timer": "g", "l2": "clean", "icache": "warm"}
+    bursts = [made(name, us, pace="bursts", **how) for name, us in (("a", 10.0), ("b", 20.0))]
+    slow = [{**made(name, us, pace="sustained", **how), "point_id": f"slow {name}"} for name, us in (("a", 30.0), ("b", 20.0))]
+    both, alone = asked(*bursts, *slow), asked(*slow)
+
+    assert both.execute("SELECT pace, backend FROM best ORDER BY ALL") == [("bursts", "a"), ("sustained", "b")]
+    assert [" · pace sustained · " in grid.title for grid in best.fastest_grids(both)] == [False, True]
+    assert " · without pause · " in best.fastest_grids(alone)[0].title
+    assert [cells[1] for cells in how_timed.grids(both)[0].cells] == ["g", "g, without pause"]
+    assert "timer g, without pause" in how_timed.sentences(alone)[0]
+
+
 GRAPH: dict[str, Any] = {"timer": "cuda_graph_events", "launch_us": 3.0}
 
 

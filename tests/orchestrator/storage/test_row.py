@@ -28,7 +28,7 @@ num_qo_heads num_kv_heads head_dim_qk head_dim_vo head_dim_ckv head_dim_kpe q_dt
 shared_prefix return_lse graph_batch graph_fill num_states softmax_scale soft_cap routine_axes
 median_us mean_us std_us min_us p05_us p95_us ci95_rel num_samples
 within_block_rel between_blocks_rel lag1_autocorr bimodal samples_us samples_mhz block_sizes num_set_aside set_aside_us
-timer cuda_graph l2 icache stop_reason measured_as working_set_over_l2 context
+timer cuda_graph l2 icache stop_reason measured_as working_set_over_l2 context pace
 in_step_us in_step_low_us in_step_high_us step_us stand_in_us step_layers in_step_samples_us step_stop_reason host_us
 energy_j energy_token_j energy_rel energy_flush_j energy_us energy_note
 plan_host_us plan_host_p95_us plan_host_ci95_rel plan_syncs plan_d2h_copies plan_h2d_copies plan_kernels plan_device_us

@@ -8,8 +8,12 @@ import pytest
 import torch
 
 from kernels.problem import Problem
+from kernels.step import series as step_series
+from kernels.step.graph import Step
 from kernels.step.shapes import LayerShape
+from kernels.timing import sustained, timers
 from kernels.timing.config import Timing
+from kernels.timing.nvml import Telemetry
 from orchestrator.machines import cpu
 from orchestrator.point import Point
 from orchestrator.storage.row import Row
@@ -54,6 +58,42 @@ def test_a_row_has_the_isolated_time_and_the_one_in_a_step(
     assert row["in_step_us"] in [pytest.approx(us) for us in row["in_step_samples_us"]] or len(row["in_step_samples_us"]) % 2 == 0
     assert len(row["in_step_samples_us"]) >= 10
     assert row["step_us"] > 0 and row["stand_in_us"] > 0
+
+
+def test_without_a_pause_backends_take_turns_and_then_in_reverse_and_share_the_stand_in_s(
+    problem: Callable[..., Problem], monkeypatch: pytest.MonkeyPatch
+):
+    turns: list[str] = []
+
+    def spread_samples(
+        count: int, before: object, call: Callable[[], object], *rest: object, **how: object
+    ) -> tuple[list[float], list[float], list[Telemetry]]:
+        call()
+        step = isinstance(call, Step)
+        turns.append(names.setdefault(id(call), f"step {len(names)}") if step else "call")
+        return [float(len(turns))] * count, [], []
+
+    names: dict[int, str] = {}
+    for module in (timers, step_series):
+        monkeypatch.setattr(module, "spread_samples", spread_samples)
+    rows = ran(worker(pace="sustained", max_samples=20), problem(), "torch_sdpa", "right")
+
+    assert turns == ["call"] * 4 + ["step 0", "step 1", "step 2", "step 2", "step 1", "step 0"]
+    for row in rows.values():
+        assert (row["status"], row["pace"], row["num_samples"], row["num_set_aside"]) == ("ok", "sustained", 20, 0)
+    assert [row["step_us"] for row in rows.values()] == [(5 + 10) / 2, (7 + 8) / 2]
+    assert [row["stand_in_us"] for row in rows.values()] == [7.5, 7.5]
+
+
+def test_a_row_without_a_pause_has_as_many_samples_as_fit_and_is_checked(
+    problem: Callable[..., Problem], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sustained, "HALF_S", 0.02)
+    row = ran(worker(pace="sustained"), problem(), "torch_sdpa")["torch_sdpa"]
+
+    assert (row["status"], row["check"], row["pace"], row["context"]) == ("ok", "passed", "sustained", "step")
+    assert 10 <= row["num_samples"] <= 12 and len(row["block_sizes"]) == 2 and row["rest_s"] == 0
+    assert row["step_us"] > row["in_step_us"] and row["stand_in_us"] > 0
 
 
 def test_an_isolated_row_has_no_columns_of_a_step(problem: Callable[..., Problem]):

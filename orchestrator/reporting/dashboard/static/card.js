@@ -5,7 +5,7 @@ import { MISSING, nameOf, short, times, twoDigits } from "./numbers.js";
 import { howKnown, isRough, mark, newest, ok, overFastest, timeWords } from "./select.js";
 
 const PROVENANCE = ["device_name", "host", "cluster", "run_id", "attempt", "driver", "cuda", "torch_version", "libraries", "flashinfer_version",
-  "orchestrator_version", "timer", "l2", "icache", "stop_reason", "measured_as", "ci95_rel", "num_samples", "sm_clock_mhz", "temperature_c", "power_w",
+  "orchestrator_version", "timer", "l2", "icache", "pace", "stop_reason", "measured_as", "ci95_rel", "num_samples", "sm_clock_mhz", "temperature_c", "power_w",
   "throttle_reasons", "other_processes", "started_at", "finished_at"];
 const ROUGH_NOTE = "~ rough: stopped early, since it cannot be the fastest";
 const BRIEF = 6; // backends under a pointer; a click shows all

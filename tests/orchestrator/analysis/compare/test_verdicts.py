@@ -227,6 +227,7 @@ def test_points_without_a_time_on_a_side_are_judged_by_their_status():
         ({"timer": "cupti"}, "measured differently: timer cuda_graph_events and cupti"),
         ({"l2": "warm"}, "measured differently: l2 dirty and warm"),
         ({"icache": "cold"}, "measured differently: icache warm and cold"),
+        ({"pace": "sustained"}, "measured differently: pace bursts and sustained"),
         ({"samples_us": None}, "no samples stored"),
     ],
 )
