@@ -1,7 +1,8 @@
 # What measures, in one image, with nvcc for the kernels that FlashInfer compiles. docs/kuberay.yaml and docs/slurm.sbatch run it:
 # docker build --build-arg EXTRAS=fa3,fa4 --build-arg COMMIT="$(git rev-parse --short=12 HEAD)" -t registry.example.com/attention-orchestrator .
-ARG CUDA=13.0.2
-FROM nvidia/cuda:${CUDA}-devel-ubuntu24.04
+# The CUDA of torch in requirements.txt, with its compilers; another base, such as a mirror's, is --build-arg BASE=...
+ARG BASE=nvidia/cuda:13.0.2-devel-ubuntu24.04
+FROM ${BASE}
 
 # Triton compiles its launchers with gcc and Python's headers. git tells the commit of a checkout that is mounted, whoever owns it.
 RUN apt-get update \

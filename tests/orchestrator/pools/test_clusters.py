@@ -120,6 +120,7 @@ def test_the_image_is_of_files_that_there_are_and_is_the_one_that_kuberay_starts
     assert len(named) > 2 and {*named} <= {*project["optional-dependencies"]}
     assert images == {f"{re.findall(r'-t (.*) [.]$', text, re.MULTILINE)[0]}:latest"}
     assert re.findall(r"^WORKDIR (.*)$", text, re.MULTILINE) == [pods[0]["template"]["spec"]["containers"][0]["workingDir"]]
+    assert re.search(r"^ARG BASE=nvidia/cuda:13\.[\d.]+-devel-ubuntu24\.04\nFROM \$\{BASE\}$", text, re.MULTILINE)
     assert f"ARG COMMIT=\nENV {COMMIT_VARIABLE}=${{COMMIT}}\n" in text
 
 
