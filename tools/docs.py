@@ -85,7 +85,7 @@ def servers(datasets: str) -> list[str]:
     cells = [["model", *(f"tp, device={gpu.lower()}" for gpu in gpus), "KV cache"], ["-"] * (2 + len(gpus))]
     cells += [[model, *(",".join(of.get(gpu, "–")) for gpu in gpus), ", ".join(caches[model])] for model, of in tps.items()]
     more = {line.strip("|").split("|")[0] for line in first_table(datasets.partition(dataset_page.ALIKE)[2])[2:]} - tps.keys()
-    return [*(f"|{'|'.join(line)}|" for line in cells), "", f"{len(more)} more models have these heads."]
+    return [*(f"|{'|'.join(line)}|" for line in cells), "", f"{len(more)} more models have the same heads."]
 
 
 def readme(found: dict[str, tuple[Document, Rendered]], datasets: str) -> str:

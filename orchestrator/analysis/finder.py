@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Wanted = Mapping[str, Sequence[Any]]  # values of columns
 Alike = tuple[LentRows, str]  # values of rows with the heads of a model's share, and SQL on all such rows of a dataset
 RESULTS = "results"  # the folder that datasets are looked for in
-SERVERS = "servers"  # the sweep of the flags of engines
+SERVERS, HOPPER = "servers", 9  # the sweep of the flags of engines, and the GPUs that it is for
 MAX_LISTED = 12
 OF_HEADS = ("paged_decode", "paged_prefill", "ragged_prefill")  # routines over the keys and values of each head
 NAMED = {"device_name": "device"}  # what is typed for a column with another name
@@ -266,12 +266,16 @@ def _to_measure(con: duckdb.DuckDBPyConnection, asked: Wanted, missing: Sequence
     on = f", on a machine with {_typed('device_name', asked['device_name'])}" if "device_name" in missing else ""
     model = str(asked.get("model", ["NAME"])[0])
     alike = condition({"model": (model,)} | {name: asked[name] for name in ("kv_dtype",) if name in asked})
-    sweeps = con.execute(f"SELECT sweep FROM rows WHERE {alike} GROUP BY sweep ORDER BY count(*) DESC, sweep").fetchall()
+    rows = con.execute(f"SELECT sweep FROM rows WHERE {alike} GROUP BY sweep ORDER BY count(*) DESC, sweep").fetchall()
     names = (name for name in ("tp", "s_qo", *LENGTHS) if name in (*missing, "tp") and name in asked)
     axes: dict[str, Sequence[Any]] = {name: asked[name] for name in names}
     if kv := [one for one in asked.get("kv_dtype", ()) if isinstance(one, str)]:
         axes["dtype"] = [{"q": one if one == "fp16" else "bf16", "kv": one} for one in kv]
-    return f"to measure{on}: {measuring(typed or model, [sweep for (sweep,) in sweeps], axes)}"
+    of_servers = not shipped().get(model, {}).get("head_dim_ckv") and not {*LENGTHS} & axes.keys()  # it leaves out some lengths
+    gpus = asked.get("device_name", ())
+    of_servers &= any(one.is_sm(HOPPER) for one in known_devices().values() if not gpus or {one.name, *one.match} & {*gpus})
+    sweeps = [SERVERS] if of_servers and (not rows or (SERVERS,) in rows) else [sweep for (sweep,) in rows]
+    return f"to measure{on}: {measuring(typed or model, sweeps, axes)}"
 
 
 def _typed(name: str, values: Sequence[Any]) -> str:
@@ -304,13 +308,9 @@ def _there(con: duckdb.DuckDBPyConnection, wanted: Wanted, most: int = MAX_NEAR,
 
 
 def measuring(model: str, sweeps: Iterable[str], axes: Wanted) -> str:
-    """The command that measures a model: the first of the sweeps that has a file, or the one for its kind of attention.
-
-    `servers`, of every flag, goes first where it has no rule against the lengths and has the model's attention.
-    """
+    """The command that measures a model: the first of the sweeps that has a file, or the one for its kind of attention."""
     model = model.partition(LENT)[0]
-    own, is_dense = [one for one in sweeps if one in own_files("sweep")], not shipped().get(model, {}).get("head_dim_ckv")
-    is_served = is_dense and not {*LENGTHS} & axes.keys() and (SERVERS in own or not own)
-    sweep = SERVERS if is_served else next(iter(own), "specdec_long_ctx" if is_dense else "mla_mtp")
+    usual = "mla_mtp" if shipped().get(model, {}).get("head_dim_ckv") else "specdec_long_ctx"
+    sweep = next((one for one in sweeps if one in own_files("sweep")), usual)
     words = [f"'sweep.{name}=[{', '.join(map(as_typed, values))}]'" for name, values in axes.items()]
     return f"python -m orchestrator +sweep={sweep} {' '.join([f'model={model}', *words])}"

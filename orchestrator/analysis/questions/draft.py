@@ -102,9 +102,8 @@ def _edge_of(record: Record, left: Left) -> str:
 
 def _of_edge(records: list[Record], left: Left, draft: Draft) -> str:
     """What a title says of the best drafts that are the longest ones with an answer, if there are any."""
-    if not any(LONGEST in _edge_of(r, left) for r in records):
-        return ""
-    return f"; {LONGEST}: {_edge(draft)} ends there, and a longer draft may be better"
+    is_there = any(LONGEST in _edge_of(r, left) for r in records)
+    return f"; {LONGEST}: {_edge(draft)} ends there, and a longer draft may be better" * is_there
 
 
 def _edge(draft: Draft) -> str:

@@ -172,7 +172,7 @@ def servers() -> list[tuple[str, str, str]]:
     head, _, *lines = (line.strip("|").split("|") for line in table.splitlines() if line.startswith("|"))
     cells = ((line[0], words, cell) for line in lines for words, cell in zip(head, line, strict=True))
     sizes = ((model, words.partition("device=")[2], cell) for model, words, cell in cells if "device=" in words and cell != "–")
-    return [(model, device, tp) for model, device, cell in sizes for tp in cell.split(",")]
+    return [(model.partition(",")[0], device, tp) for model, device, cell in sizes for tp in cell.split(",")]
 
 
 def test_every_server_of_the_readme_has_a_dataset():
@@ -186,7 +186,7 @@ def test_every_model_that_is_said_to_have_rows_of_its_heads_is_answered_by_them(
     for model, tp, device in served:
         alike = finder.same_heads(shape(model), tp, {"device_name": (device,)})
         assert "model" not in finder.find({"model": (model,), "tp": (tp,), "device_name": (device,)}, (), None, alike)[1]
-    (more,) = re.findall(r"same heads answer for (\d+) more models", (ROOT / "README.md").read_text())
+    (more,) = re.findall(r"(\d+) more models have the same heads", (ROOT / "README.md").read_text())
     assert int(more) == len({model for model, *_ in served} - {model for model, *_ in servers()})
 
 
@@ -231,6 +231,16 @@ MEASURE = "\nto measure: python -m orchestrator +sweep=servers model="
                 "not measured: device=b200\nnearest: mistral_small_4 on NVIDIA H200",
                 "\nto measure, on a machine with device=b200: python",
             ],
+        ),
+        (
+            {**LLAMA, "device_name": ("NVIDIA B200",)},
+            None,
+            ["to measure, on a machine with device=b200: python -m orchestrator +sweep=specdec_long_ctx model=llama_3_1_70b"],
+        ),
+        (
+            {"model": ("qwen3_next_80b_a3b",), "device_name": H200, "tp": (2,), "kv_dtype": ("fp32",)},
+            None,
+            [f"{MEASURE.replace('servers', 'gated_delta')}qwen3_next_80b_a3b 'sweep.tp=[2]'"],
         ),
         (
             {**LLAMA, "model": ("llama_3_3_70b",), "tp": (8,)},

@@ -197,7 +197,7 @@ def test_the_draft_table_is_the_best_length_of_each_batch_by_the_formula_of_the_
     [
         (
             [row("flash_attn_3", 150.0, s_qo=4)],
-            "no decode (s_qo 1) in this dataset; to measure: python -m orchestrator +sweep=servers model=m ",
+            "no decode (s_qo 1) in this dataset; to measure: python -m orchestrator +sweep=specdec_long_ctx model=m ",
         ),
         (
             [*OURS[:1], row("flash_attn_3", 150.0, s_qo=4)],
