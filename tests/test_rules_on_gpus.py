@@ -18,8 +18,13 @@ from tests.helpers.strict_rules import KNOWN_STRICT
 
 CARDS = ("h200", "h100")
 DEVICES = {known_devices()[card].name: known_devices()[card] for card in CARDS}
+FILES = [ROOT / "results" / f"{card}_rules" / "rule_edges.parquet" for card in CARDS]
+# Without those of calls that are others today: vLLM's Triton kernel got no scales for FP8 queries.
 ROWS = [
-    row for card in CARDS for row in pd.read_parquet(ROOT / "results" / f"{card}_rules" / "rule_edges.parquet").to_dict("records")
+    row
+    for file in FILES
+    for row in pd.read_parquet(file).to_dict("records")
+    if (row["backend"], row["q_dtype"]) != ("vllm_triton", "fp8_e4m3") or row["kv_dtype"] != "fp8_e4m3"
 ]
 TRITON_OF_TORCH = {"2.11.0": "3.6.0"}
 SWEEPS = ("rule_edges_paged", "rule_edges_ragged", "rule_edges_mla")

@@ -2,9 +2,8 @@
 
 FlashAttention-3 is for Hopper, TokenSpeed MLA is for SM100, Triton is for any. vLLM's CUTLASS MLA is FlashInfer's `cutlass` here.
 Rules and calls read from the wheel tokenspeed-mla 2.0.4 (`mla_decode.py`, `can_implement` of its kernels), and from vLLM 0.32.0:
-`flashattn_mla.py` and `tokenspeed_mla.py` of `v1/attention/backends/mla`, and `vllm_flash_attn/flash_attn_interface.py`, which was
-also read in vLLM 0.25.1, which is for torch 2.11, and in 0.33.0. `triton_mla.py` and `ops/triton_decode_attention.py` were read in
-these three.
+`flashattn_mla.py` and `tokenspeed_mla.py` of `v1/attention/backends/mla`; `vllm_flash_attn/flash_attn_interface.py`,
+`triton_mla.py` and `ops/triton_decode_attention.py` were read in 0.25.1 and 0.33.0 too.
 """
 
 # T = query tokens, B = batch_size, Q = s_qo, H = num_qo_heads, P = pages, N = slots a page, D = D_ckv + D_kpe

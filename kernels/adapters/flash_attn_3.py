@@ -3,9 +3,8 @@
 Not FlashInfer's `fa3`, which is another implementation of the same algorithm. Rules and calls read from the source of the wheel
 tokenspeed-fa3 3.0.0.post20260810 (`flash_attn_interface.py`, `flash_attn_config.py`), which holds the forward pass for SM90 alone.
 
-Its kernels need a plan: how far to split each request's keys, and which block takes which part. A model step may make it once
-(`get_scheduler_metadata`), as vLLM does, and SGLang for one query token. Otherwise a small kernel makes it in every call, that is
-in every layer. Each way is a backend here.
+Its kernels need a plan: how far to split each request's keys, and which block takes which part. A model step makes it once
+(`get_scheduler_metadata`), as vLLM does, or a small kernel in every call, that is in every layer. Each way is a backend here.
 
 It has no custom mask. Over trees of drafts it is called twice, as SGLang does (`kernels/libraries/flash_attn_common.py`).
 """

@@ -2,9 +2,8 @@
 
 Rules and calls read from the wheels tokenspeed-flashmla 1.0.0.post20260615, 20260810 and 20260924 (`flash_mla_interface.py`, whose
 code is the same in all), and from vLLM 0.25.1, 0.32.0 and 0.33.0: `v1/attention/backends/mla/flashmla.py`,
-`v1/attention/ops/flashmla.py` and `third_party/flashmla`. Those of the FP8 latent also from the kernel's source in
-vllm-project/FlashMLA (`csrc/extension/sm90/dense_fp8`, commit 46d64a8), and from the operators that the wheels of 0.25.1 and 0.33.0
-register.
+`v1/attention/ops/flashmla.py` and `third_party/flashmla`. Those of the FP8 latent also from vllm-project/FlashMLA
+(`csrc/extension/sm90/dense_fp8`, commit 46d64a8), and from the operators that these wheels register.
 """
 
 # B = batch_size, Q = s_qo, H = num_qo_heads, P = pages, N = slots a page, D = D_ckv + D_kpe

@@ -1,12 +1,10 @@
 """The chunked prefill of DeepSeek's models on FlashInfer: new tokens in one call, the context before them in chunks, and merges.
 
-The cache of these models holds latents. A prefill multiplies them back to keys of 192 and values of 128 elements, which take so
-much memory that engines do it for a chunk of the context at a time (vLLM, `MLACommonImpl._compute_prefill_context`). All requests
-share a workspace of so many tokens, and each gets an equal part. A request with a shorter context has empty chunks. Its
-log-sum-exp is minus infinity there, and the chunk must not count.
+A prefill multiplies latents back to keys of 192 and values of 128 elements, for a chunk of the context at a time to save memory
+(vLLM, `MLACommonImpl._compute_prefill_context`). All requests share a workspace of so many tokens in equal parts. A request with a
+shorter context has empty chunks, whose log-sum-exp is minus infinity, and which must not count.
 
-Here keys and values are given, so a chunk is gathered, as an engine gathers its latents, and not multiplied. New tokens are
-gathered too, which an engine has beside each other already. Read from flashinfer-python 0.7.2.post1, `prefill.py` and `cascade.py`.
+Here keys and values are given, so a chunk is gathered and not multiplied, new tokens too. Read from flashinfer-python 0.7.2.post1.
 """
 
 # T = query tokens, B = batch_size, K = num_kv_heads, D = head_dim

@@ -4,9 +4,8 @@ The tensor-core kernels are those of prefill. Attention sinks are a variant of t
 (`jit_args` without `jit_kwargs`), so `fa2_tc` and `fa3` with sinks take the wrapper of prefill, as FlashInfer's
 BatchAttentionWithAttentionSinkWrapper does "for prefill and decode". The others drop `run(sinks=)` without a word, but for cuDNN.
 
-Rules read from flashinfer-python 0.7.2.post1: `decode.py` (plan and run), `data/include/flashinfer/utils.cuh`
-(DISPATCH_GQA_GROUP_SIZE), `utils.py` (determine_attention_backend); checked on an H200 (docs/support.md). The same files of the
-releases from 0.5.3 on say what has come since (`since`).
+Rules read from flashinfer-python 0.7.2.post1: `decode.py`, `utils.cuh` (DISPATCH_GQA_GROUP_SIZE), `utils.py`
+(determine_attention_backend); checked on an H200. The same files from 0.5.3 on say what has come since (`since`).
 """
 
 from __future__ import annotations

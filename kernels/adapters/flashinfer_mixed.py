@@ -3,8 +3,7 @@
 The first cuts a batch into pieces of equal work for as many blocks as fit, and merges in the same launch. The second runs blocks of
 a prefill and of a decode kernel side by side on each processor. No engine takes one by itself.
 
-Rules read from flashinfer-python 0.7.2.post1: `attention/_core.py`, `attention/persistent.cuh`, `attention/scheduler.cuh`
-(TwoStageHolisticPlan); `pod.py`, `csrc/batch_pod.cu`, `attention/batch_pod.cuh`.
+Rules read from flashinfer-python 0.7.2.post1: `attention/_core.py`, `persistent.cuh`, `scheduler.cuh`, `pod.py`, `batch_pod.cu`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 The states are given, so what is timed is the last step of a composition (`flashinfer_cascade.py`, `flashinfer_chunks.py`).
 `kernels/inputs/states.py` makes them: each request's keys are cut into ranges, and a state is attention over one of them. The
-merged answer must be attention over all keys, so the oracle is that of `paged_decode`. A query that sees no key of a range has a
-log-sum-exp of minus infinity there, as in chunks behind the end of a short context.
+merged answer must be attention over all keys. A query that sees no key of a range has a log-sum-exp of minus infinity there.
 
 Rules read from flashinfer-python 0.7.2.post1, `cascade.py` and `data/include/flashinfer/attention/cascade.cuh`.
 """

@@ -1,21 +1,18 @@
 """SGLang's attention in Triton for drafts, prompts and chunks of them (`--attention-backend triton`): `extend_attention_fwd`.
 
-Rules and the call read from SGLang 0.5.23: `sglang/kernels/ops/attention/extend_attention.py`, and `forward_extend` in
-`sglang/srt/layers/attention/triton_backend.py`, which runs it for prompts and on CUDA devices for every target verify (the kernels
-of `verify_splitkv.py` and `verify_mla.py` are for gfx95). It reads the context from the cache, and the keys and values of the query
-tokens from tensors of their own. An engine has these as the output of its QKV product; here `NewTokens` copies them from the
-cache, outside of what is timed.
-`extend_attention_fwd_unified` reads all keys from the cache, and SGLang calls it with `--enable-deterministic-inference` alone.
+Rules and the call read from SGLang 0.5.23 and 0.5.12.post1: `extend_attention.py`, and `forward_extend` of `triton_backend.py`,
+which runs it for prompts and on CUDA devices for every target verify. It reads the context from the cache, and the keys and values
+of the query tokens from tensors of their own. An engine has these as the output of its QKV product; here `NewTokens` copies them
+from the cache, outside of what is timed.
 
-A tree of drafts is a mask over all keys of a request, of which the kernel reads the drafts' columns alone. SGLang hands one over
-for each draft of EAGLE, also for a chain; here a causal mask is none, and the tree `chain` is one.
+A tree of drafts is a mask over all keys, of which the kernel reads the drafts' columns alone. SGLang hands one over for a chain
+too; here a causal mask is none, and the tree `chain` is one.
 
 Over an FP8 cache its arithmetic on the context is coarse, as that of SGLang's decode kernel: it rounds queries and probabilities to
 the cache's dtype, without a scale (`_fwd_kernel`: `q.to(k.dtype)`, `p.to(v.dtype)`). New tokens keep 16 bits.
 
 Keys of 192, as in DeepSeek's prompts, it multiplies as 128 + 64. Over an FP8 cache with values of up to 128, Triton 3.6 compiles
-these two products wrongly for SM90, where SGLang takes 8 warps for 64 query rows: an H100 was off by 0.59 to 4.6. With Triton
-3.7.1 it was right, and with values of 160, 192 and 256 with 3.6 too. Other devices were not measured, and the rule is theirs too.
+that wrongly for SM90: an H100 was off by 0.59 to 4.6, and right with Triton 3.7.1. The rule is that of other devices too.
 """
 
 # T = query tokens of all requests, B = batch_size, H = num_qo_heads, K = stored KV heads, D = head_dim
@@ -27,7 +24,7 @@ from functools import partial
 from typing import Any
 
 from kernels.adapter import Adapter, Device, EngineMaximum, Inputs, Need, Problem, QueryLengths, Runner
-from kernels.contract.releases import is_from
+from kernels.contract.releases import Since, is_from
 from kernels.inputs.copies import NewTokens
 from kernels.inputs.masks import flat_custom
 from kernels.inputs.rows import rows_of, token_rows
@@ -54,12 +51,16 @@ class SglangExtend(Adapter):
     # By the source no slot behind the last token is loaded; no GPU has shown it yet, so `skips_unused` stays False.
     distributions: tuple[str, ...] = ("sglang",)
     also_calls: tuple[str, ...] = (TRITON,)  # where the answer depends on its release
-    rules_hold_for: tuple[str, ...] = ("sglang>=0.5.23,<0.6",)
+    rules_hold_for: tuple[str, ...] = ("sglang>=0.5.12.post1,<0.6",)
     imports: str = "sglang"
     passes: frozenset[Feature] | None = ALL_BUT_BLOCKS
 
     def distributions_for(self, problem: Problem) -> tuple[str, ...]:
         return self.all_distributions if _depends_on_triton(problem) else self.distributions
+
+    def since(self, problem: Problem, device: Device) -> tuple[Since, ...]:
+        asked = problem.return_lse or problem.key_dim > 128
+        return (Since("0.5.23", "a log-sum-exp or keys of more than 128 (older rules are not known)", asked),)
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p = problem
@@ -85,16 +86,20 @@ class SglangExtend(Adapter):
         return copies + picked + 8 * p.num_kv_tokens + mask
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
-        from sglang.kernels.ops.attention.extend_attention import extend_attention_fwd
-
         p, out, lse = inputs.problem, inputs.empty_output(), inputs.empty_lse()
         new = NewTokens(inputs)
         given: dict[str, Any] = {
             "q_extend": inputs.q, "k_extend": new.k, "v_extend": new.v, "o_extend": out, **_context(inputs),
             "qo_indptr": inputs.qo_indptr.long(),  # SGLang's has 64 bits for prompts
             **_mask(inputs), "max_len_extend": p.s_qo, "k_scale": inputs.k_scale, "v_scale": inputs.v_scale,
-            "sm_scale": inputs.sm_scale, "logit_cap": p.soft_cap or 0.0, "sinks": inputs.sinks, "lse_extend": lse, "page_size": 1,
+            "sm_scale": inputs.sm_scale, "logit_cap": p.soft_cap or 0.0, "sinks": inputs.sinks,
         }  # fmt: skip
+        try:
+            from sglang.kernels.ops.attention.extend_attention import extend_attention_fwd
+
+            given |= {"lse_extend": lse, "page_size": 1}
+        except ImportError:  # 0.5.12.post1
+            from sglang.srt.layers.attention.triton_ops.extend_attention import extend_attention_fwd
         launch = partial(extend_attention_fwd, **given)
         launch()  # compiles
         # Operands of the context have the cache's dtype. New tokens, of which a prompt from its start consists, have the query's.

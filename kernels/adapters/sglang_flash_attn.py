@@ -2,12 +2,10 @@
 
 Calls read from SGLang 0.5.23, `srt/layers/attention/flashattention_backend.py`, and from `flash_attn.py` of `sgl_kernel` in
 sglang-kernel 0.4.2.post2 and 0.4.10, which make the same. Rules read from the messages of the compiled library of 0.4.10,
-`flash_ops.abi3.so`. It has kernels for SM80 to SM89 too, but on those devices SGLang takes `fa3` only if it is typed, and nothing
-is known of them here.
+`flash_ops.abi3.so`. Its kernels for SM80 to SM89, which SGLang takes only if `fa3` is typed, are not known here.
 
-For one query token and no window SGLang makes the plan once a step. With a window, for drafts and prompts, and in MLA a small
-kernel makes it in every call (`_compute_scheduler_metadata`, and its use in `forward_decode` and `forward_extend`). Without pages,
-as for the prompts of MLA, it takes the function's default of one split.
+For one query token and no window SGLang makes the plan once a step, else a small kernel makes it in every call, in MLA too
+(`_compute_scheduler_metadata`). Without pages, as for the prompts of MLA, it takes the function's default of one split.
 """
 
 # T = query tokens of all requests, H = num_qo_heads, K = num_kv_heads, P = pages, N = slots a page, D = D_ckv + D_kpe

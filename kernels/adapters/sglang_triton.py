@@ -1,8 +1,7 @@
 """SGLang's decode attention in Triton (`--attention-backend triton`), for one query token a request.
 
-Rules and the call read from SGLang 0.5.23: `sglang/kernels/ops/attention/decode_attention.py` (`decode_attention_fwd`), and
-`sglang/srt/layers/attention/triton_backend.py`, which chooses the splits and sizes the buffers. Drafts and prompts run another
-kernel (`kernels/adapters/sglang_extend.py`).
+Rules and the call read from SGLang 0.5.23: `decode_attention.py` (`decode_attention_fwd`), and `triton_backend.py`, which chooses
+the splits and sizes the buffers. Drafts and prompts run another kernel (`kernels/adapters/sglang_extend.py`).
 
 MLA runs the same kernels: one KV head, whose values are the first elements of its keys. There SGLang raises the number of parts to
 that of the processors, and the kernel for grouped heads takes the tile of keys for one of values (`HAS_MLA`), so both must be of

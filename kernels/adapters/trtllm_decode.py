@@ -2,11 +2,9 @@
 
 `trtllm-native` is `trtllm_batch_decode_with_kv_cache`, which chooses between them; FlashInfer's benchmark calls it so too. The
 wrapper with `backend="trtllm-gen"` is another path to that kernel, and another backend (`flashinfer_decode_other.py`). Rules read
-from flashinfer-python 0.7.2.post1: `decode.py` (trtllm_batch_decode_with_kv_cache, xqa_batch_decode_with_kv_cache), `xqa.py`,
-`jit/xqa.py`.
+from flashinfer-python 0.7.2.post1: `decode.py`, `xqa.py`, `jit/xqa.py`.
 
-Both functions get the engine's maximum. trtllm-gen takes its split count from the argument `max_seq_len`, XQA from the width of the
-page table.
+Both get the engine's maximum: trtllm-gen takes its splits from `max_seq_len`, XQA from the width of the page table.
 """
 
 from __future__ import annotations

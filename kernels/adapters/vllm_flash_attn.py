@@ -2,13 +2,11 @@
 
 vLLM takes version 3 on Hopper, and version 2 on Ampere, Ada and SM12x, or where `flash_attn_version=2` is typed
 (`get_flash_attn_version` in `v1/attention/backends/fa_utils.py`). Calls read from vLLM 0.25.1: `flash_attn_interface.py` of
-`vllm/vllm_flash_attn`, `v1/attention/backends/flash_attn.py`, and for prompts of MLA `mla/prefill/flash_attn.py`. In 0.32.0 and
-0.33.0 the functions have the same arguments. Rules read from the messages of the two compiled libraries of 0.25.1, and from
-`hopper/flash_api.cpp` and `csrc/flash_attn/flash_api.cpp` of vllm-project/flash-attention, commit 617264c.
+`vllm/vllm_flash_attn`, `v1/attention/backends/flash_attn.py`, and for prompts of MLA `mla/prefill/flash_attn.py`; 0.32.0 and
+0.33.0 have the same arguments. Rules read from messages of both libraries, and vllm-project/flash-attention, commit 617264c.
 
-Over pages vLLM makes version 3's plan once a step (`get_scheduler_metadata`), ragged it makes none. Version 2 has no plan. For one
-query token a request, grouped heads and no window it splits the keys and brings queries and output into another order and back.
-vLLM passes no number of splits, except in full CUDA graphs of version 3, where 32 is the limit.
+Over pages vLLM makes version 3's plan once a step (`get_scheduler_metadata`), ragged it makes none. Version 2 has no plan, and for
+one query token and grouped heads splits the keys. vLLM passes 32 splits in full CUDA graphs of version 3 alone.
 """
 
 # T = query tokens of all requests, H = num_qo_heads, K = num_kv_heads, B = batch_size

@@ -3,6 +3,9 @@
 Rules and the call read from vLLM 0.32.0: `vllm/v1/attention/ops/triton_unified_attention.py` (`unified_attention`, which 0.25.1 has
 alike) and `vllm/v1/attention/backends/triton_attn.py`, which sizes the buffers. With one query token a request and few requests the
 keys are split into segments that a second kernel merges. Otherwise one program goes over all keys of a request.
+
+Over an FP8 cache vLLM's layer hands it FP8 queries (`attention.py:466`, `query_quant`) and three scales. Then both products are of
+8 bits; 0.25.1 rounds probabilities without a scale (`P.to(V.dtype)`), 0.32.0 times 256.
 """
 
 # T = query tokens of all requests, B = batch_size, H = num_qo_heads, K = stored KV heads, D = head_dim
@@ -43,15 +46,10 @@ class VllmTriton(Adapter):
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p = problem
         return (
-            *needs_of_triton(p, device),
+            *needs_of_triton(p, device, takes_8_bits=True),
             Need("equal head_dims of keys and values, of 32 or more", p.head_dim_qk == p.head_dim_vo >= 32),
             Need("a page_size that is a multiple of 16", p.page_size % 16 == 0),
         )
-
-    def not_passed(self, problem: Problem, device: Device) -> tuple[str, ...]:
-        """Over an FP8 cache of the query's dtype vLLM's kernel reads no scale (`KVQuantMode.NONE`)."""
-        dropped = ("scales of keys and values",) if problem.q_dtype == problem.kv_dtype in FP8 else ()
-        return (*super().not_passed(problem, device), *dropped)
 
     def workspace_bytes(self, problem: Problem) -> int:
         p = problem
@@ -62,7 +60,6 @@ class VllmTriton(Adapter):
         from vllm.v1.kv_cache_interface import KVQuantMode
 
         p, out = inputs.problem, inputs.empty_output()
-        quantized = p.kv_dtype != p.q_dtype
         given: dict[str, Any] = {
             **_tensors(inputs),
             **_segments(inputs),
@@ -73,7 +70,7 @@ class VllmTriton(Adapter):
             "causal": p.mask != "full",  # under a tree too: no token sees a later one
             "window_size": (window_left(p), 0 if p.window is not None else -1),
             "softcap": p.soft_cap or 0.0,
-            "kv_quant_mode": KVQuantMode.FP8_PER_TENSOR if quantized else KVQuantMode.NONE,
+            "kv_quant_mode": KVQuantMode.FP8_PER_TENSOR if p.kv_dtype in FP8 else KVQuantMode.NONE,
         }
         unified_attention(**given)  # compiles
         is_split = p.s_qo == 1 and p.batch_size <= _max_split_requests(p)
@@ -91,11 +88,12 @@ def _max_split_requests(p: Problem) -> int:
 def _tensors(inputs: Inputs) -> dict[str, Any]:
     p = inputs.problem
     k, v = (token_major(p, cache) for cache in inputs.kv)  # any strides
-    scales = (torch.full((1,), scale, device=inputs.device) for scale in (inputs.k_scale, inputs.v_scale))
+    q_descale, *scales = (torch.full((1,), scale, device=inputs.device) for scale in (1.0, inputs.k_scale, inputs.v_scale))
     k_descale, v_descale = (scale.expand(p.batch_size, p.num_kv_heads) for scale in scales)
     return {
         "q": inputs.q, "k": k, "v": v, "cu_seqlens_q": inputs.qo_indptr, "seqused_k": inputs.kv_lens,
-        "block_table": inputs.page_table, "q_descale": None, "k_descale": k_descale, "v_descale": v_descale,
+        "block_table": inputs.page_table, "k_descale": k_descale, "v_descale": v_descale,
+        "q_descale": q_descale if p.q_dtype in FP8 else None,
         "sinks": inputs.sinks, "qq_bias": None if p.tree is None else _bias(inputs),
     }  # fmt: skip
 

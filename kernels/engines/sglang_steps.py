@@ -1,7 +1,7 @@
 """SGLang with a model of a few layers, and the steps of one point in it. Read in 0.5.12.post1.
 
-Runs in the engine's own environment, in a process of its own (`kernels/environment/serve.py`). SGLang's scheduler runs its own
-event loop there, which asks for requests before each step: the one place where it is held. There is no tokenizer and no server.
+Runs in a process of the engine's own environment, without tokenizer and server. SGLang's scheduler runs its own event loop there,
+which asks for requests before each step: the one place where it is held.
 """
 
 from __future__ import annotations
@@ -61,10 +61,7 @@ def start(spec: Mapping[str, Any]) -> tuple[RunningSglang, dict[str, Any]]:
 
 
 def _arguments(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """What is given to SGLang. A flag is the decode backend alone, and prompts run the default; with drafts it is that of both.
-
-    Its n-grams draft a chain if a tree has a breadth of one. A draft is always whole, whatever was found.
-    """
+    """What is given to SGLang. A flag is the decode backend alone, with drafts that of prompts too; n-grams draft whole chains."""
     batches, drafts = spec["batches"], spec["drafts"]
     lookup = {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": drafts + 1, "speculative_eagle_topk": 1}
     how = {**lookup, "speculative_ngram_max_bfs_breadth": 1, "attention_backend": spec["flag"]} if drafts else {}

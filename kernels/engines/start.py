@@ -1,7 +1,6 @@
 """One start of an engine: the model that it loads, which points it serves, and how large it must be for all of them.
 
-The model is a config.json of a few layers with the problem's heads and dummy weights. One GPU has its share of the heads and of the
-MLP under tensor parallelism, without communication. Pure Python, no torch.
+The model is a config.json of a few layers with dummy weights. One GPU has its share of heads and MLP, without communication. Pure.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from kernels.step.shapes import WEIGHT_BYTES, LayerShape, nope_dim, weight_bytes
 LAYERS = 4  # of the model, unless timing.step_layers says otherwise
 START_S = 33.0  # 25 to 40 s on an H200, its imports included; the first time of a backend takes longest
 VOCABULARY = 32_000  # so that embeddings take little memory
+WINDOW = 128  # of gpt-oss, in its layers 0, 2, ...
 PREFILL_TOKENS = 16_384  # of all requests in one step
 # Steps, and how often a profile is tried. During the first ones the clock recovers from the prefill, which reaches the power cap.
 WARM, TIMED, TIMED_DRAFTS, PROFILED, PROFILES = 40, 100, 40, 12, 3
@@ -51,7 +51,13 @@ class EngineStart:
         """The model, as a row says it."""
         tp = self.problems[0].tp
         share = f", the share of 1 of {tp} GPUs by heads and MLP, without communication" if tp > 1 else ""
-        return f"{self._model()['architectures'][0]}, {self.layers} layers, dummy weights{share}"
+        measured = f", measured in layers {', '.join(map(str, of))}" if len(of := self._measured()) < self.layers else ""
+        return f"{self._model()['architectures'][0]}, {self.layers} layers, dummy weights{share}{measured}"
+
+    def _measured(self) -> list[int]:
+        """The layers of the problem's kind: vLLM's gpt-oss has its window in 0, 2, ..., whatever their types."""
+        first = self.problems[0]
+        return list(range(int(first.window is None), self.layers, 2) if first.sinks else range(self.layers))
 
     def spec(self) -> dict[str, Any]:
         """What the program of the engine is told to start."""
@@ -62,6 +68,7 @@ class EngineStart:
             "off": off or None,
             "model": self._model() | {"max_position_embeddings": longest},
             "layers": self.layers,
+            "measured": self._measured(),
             "drafts": first.s_qo - 1,
             "page_size": first.page_size,
             "kv_cache_dtype": KV_DTYPES[first.kv_dtype],
@@ -73,7 +80,7 @@ class EngineStart:
         }
 
     def _model(self) -> dict[str, Any]:
-        """A config.json: DeepSeek-V3's class for a latent, gpt-oss's for sinks, else Llama's. All layers are of the problem's kind.
+        """A config.json: DeepSeek-V3's class for a latent, gpt-oss's for sinks, else Llama's. Only gpt-oss's layers differ.
 
         An MLP of experts becomes one as wide as those of a token together; gpt-oss has 8 of its experts.
         """
@@ -88,9 +95,8 @@ class EngineStart:
             return {**found, "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
         found |= {"head_dim": p.head_dim_qk, "hidden_act": "silu", "rms_norm_eps": 1e-5}
         if p.window is not None or p.sinks:
-            kind = "full_attention" if p.window is None else "sliding_attention"
-            # vLLM's gpt-oss gives its window to every other layer, whatever their types: one of whole contexts is none.
-            found |= {"layer_types": [kind] * self.layers, "sliding_window": p.window or max(map(longest_request, self.problems))}
+            kinds = ["sliding_attention", "full_attention" if p.sinks else "sliding_attention"]
+            found |= {"layer_types": [kinds[layer % 2] for layer in range(self.layers)], "sliding_window": p.window or WINDOW}
         if not p.sinks:
             return {**found, "architectures": ["LlamaForCausalLM"], "model_type": "llama"}
         found |= {"num_local_experts": 8, "num_experts_per_tok": layer.experts_per_token or 1}
@@ -101,8 +107,8 @@ class EngineStart:
 def point_request(problem: Problem) -> dict[str, Any]:
     """What the program of the engine is told to measure. `most` is how many tokens a request may get.
 
-    Prompts are so long that a request has about `s_kv` tokens in the profiled steps if all drafts are accepted. The first requests
-    are decoded while the last ones are prefilled: on average for half of the prefill steps.
+    A request has about `s_kv` tokens in the profiled steps if all drafts are accepted. The first ones are decoded while the last
+    are prefilled: on average for half of the prefill steps.
     """
     # Fewer steps with drafts, which lengthen the context by several tokens a step, and half as many more in case some are short.
     timed = TIMED if problem.s_qo == 1 else TIMED_DRAFTS

@@ -1,7 +1,6 @@
 """Steps of a running engine, whichever it is: which of them count, what they take, and the kernels in their profile.
 
-Runs in the engine's own process. A *pure* step is one in which every request of a point has exactly `q` tokens: one, or its draft
-and one more. Only pure steps are timed and profiled, under the engine's own CUDA graphs.
+A *pure* step is one in which every request of a point has exactly `q` tokens: one, or its draft and one more. Only these are timed.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ MAX_NAME, MAX_OTHER, MAX_KERNELS = 320, 60, 16  # characters of an attention ker
 MAX_BESIDE = 0.01  # of attention's time, in which kernels of another part run, before a row says so
 READS = 4  # how often the clocks are read while steps are timed
 Found = TypeVar("Found")
+Spans = dict[str, list[tuple[int, int]]]  # begin and end in nanoseconds, of the kernels of a name
 
 
 class NotMeasured(Exception):
@@ -51,7 +51,7 @@ def profiled() -> Iterator[Any]:
 class Watch:
     """Counts the steps of an engine, which tells it when one begins and what it calls in it, and times the pure ones.
 
-    `spec` says how many `layers` there are, and how kernels of attention are named; `graph` is a word for the engine's CUDA graphs.
+    `spec` has `layers`, which are `measured`, and names of attention's kernels; `graph` is a word for the engine's CUDA graphs.
     """
 
     def __init__(self, spec: Mapping[str, Any], graph: str) -> None:
@@ -142,28 +142,22 @@ class Watch:
 def kernels_of(events: Sequence[Any], spec: Mapping[str, Any], steps: int, graph: str) -> dict[str, Any]:
     """The kernels of `steps` profiled steps by phase, as columns of a row. `reason`: some did not run equally often in each layer.
 
-    The time of each phase is a sum. `attention_us` counts the time in which a main and a combining kernel run together once: a
-    combining one may be launched before the main one ends, and waits for it. Time beside kernels of another part is counted whole,
-    and `reason` says so. Raises NotMeasured if no kernel of attention ran.
+    Attention is that of the `measured` layers of `spec`; its share and `engine_kernels_us` are of all. Each phase is a sum, but
+    `attention_us` counts the time in which a main and a combining kernel run together once: a combining one may be launched before
+    the main one ends. Time beside other kernels is counted whole, and `reason` says so. Raises NotMeasured without any attention.
     """
-    layers, phases = spec["layers"], {**BESIDE, "main": spec["main_kernels"]}  # the first that has a part of a name is its phase
-    spans: dict[str, dict[str, list[tuple[int, int]]]] = {phase: defaultdict(list) for phase in (*phases, "other")}
-    launches = 0
-    for event in events:
-        name = event.name()
-        if str(event.device_type()).endswith("CUDA"):
-            phase = next((phase for phase, parts in phases.items() if any(part in name for part in parts)), "other")
-            begin = event.start_ns()
-            spans[phase][name.removeprefix("void ")[:MAX_NAME]].append((begin, begin + event.duration_ns()))
-        else:
-            launches += "GraphLaunch" in name
+    phases = {**BESIDE, "main": spec["main_kernels"]}  # the first that has a part of a name is its phase
+    spans, mains, launches = _spans(events, phases, spec)
     ordered = {phase: sorted(of, key=lambda name: -summed_us(of[name]))[:MAX_KERNELS] for phase, of in spans.items()}
-    if not spans["main"]:
+    if not mains:
         raise NotMeasured(f"no kernel of attention is known among those that ran: {' | '.join(ordered['other'])}")
-    combine, metadata, main, other = ([span for of in named.values() for span in of] for named in spans.values())
+    layers, measured = spec["layers"], len(spec["measured"])
+    if measured < layers and mains != steps * layers:
+        raise NotMeasured(f"{mains} kernels of attention in {steps} steps of {layers} layers: layers cannot be told apart")
+    combine, metadata, main, other, elsewhere = ([span for of in named.values() for span in of] for named in spans.values())
     in_layers = {**spans["main"], **spans["combine"]}
-    uneven = [name for name, of in in_layers.items() if len(of) % (steps * layers)]
-    attention, every = covered_us(main + combine), covered_us(main + combine + metadata + other)
+    uneven = [name for name, of in in_layers.items() if len(of) % (steps * measured)]
+    attention, every = covered_us(main + combine), covered_us(main + combine + metadata + other + elsewhere)
     beside = attention + covered_us(other) - covered_us(main + combine + other)
     amiss = [f"not equally often in each layer: {', '.join(uneven)}"] if uneven else []
     amiss += [f"{beside / attention:.0%} of attention's time beside other kernels"] if beside > MAX_BESIDE * attention else []
@@ -172,15 +166,34 @@ def kernels_of(events: Sequence[Any], spec: Mapping[str, Any], steps: int, graph
         "other_kernels": " | ".join(
             f"{name[:MAX_OTHER]} {summed_us(spans['other'][name]) / steps:.1f}" for name in ordered["other"]
         ),
-        "attention_us": attention / steps / layers,
-        "attention_main_us": summed_us(main) / steps / layers,
-        "attention_combine_us": summed_us(combine) / steps / layers,
+        "attention_us": attention / steps / measured,
+        "attention_main_us": summed_us(main) / steps / measured,
+        "attention_combine_us": summed_us(combine) / steps / measured,
         "attention_metadata_us": summed_us(metadata) / steps,
-        "attention_share": covered_us(main + combine + metadata) / every,
+        "attention_share": covered_us(main + combine + metadata + elsewhere) / every,
         "engine_kernels_us": every / steps,
         "engine_graph": f"{graph}, {launches / steps:g} graph launches a step",
         "reason": "; ".join(amiss),
     }
+
+
+def _spans(
+    events: Sequence[Any], phases: Mapping[str, Sequence[str]], spec: Mapping[str, Any]
+) -> tuple[dict[str, Spans], int, int]:
+    """Kernels by phase (`elsewhere`: attention of other layers), main ones, each of which begins a layer, and graph launches."""
+    spans: dict[str, Spans] = {phase: defaultdict(list) for phase in (*phases, "other", "elsewhere")}
+    launches = mains = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        name, begin = event.name(), event.start_ns()
+        if str(event.device_type()).endswith("CUDA"):
+            phase = next((phase for phase, parts in phases.items() if any(part in f"{name} " for part in parts)), "other")
+            mains += phase == "main"
+            if phase in ("main", "combine") and (mains - 1) % spec["layers"] not in spec["measured"]:
+                phase = "elsewhere"
+            spans[phase][name.removeprefix("void ")[:MAX_NAME]].append((begin, begin + event.duration_ns()))
+        else:
+            launches += "GraphLaunch" in name
+    return spans, mains, launches
 
 
 def summed_us(spans: Iterable[tuple[int, int]]) -> float:

@@ -1,8 +1,4 @@
-"""vLLM with a model of a few layers, and the steps of one point in it. Seen running: vLLM 0.25.1 on Hopper.
-
-Runs in the engine's own environment, in a process of its own (`kernels/environment/serve.py`). Each request has a random prompt
-of its own, which is prefilled for real.
-"""
+"""vLLM with a model of a few layers in a process of its own environment, and the steps of one point in it. Seen running: 0.25.1."""
 
 from __future__ import annotations
 
@@ -63,10 +59,7 @@ def _arguments(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _custom_ops(spec: Mapping[str, Any]) -> list[str]:
-    """Rotary embeddings in PyTorch over an FP8 cache, whose queries FLASHINFER of 0.25.1 wants contiguous (its flashinfer.py:1587).
-
-    Inductor makes them so; vLLM's own operation, in place, leaves them a part of the projection. All flags, so that steps compare.
-    """
+    """Rotary embeddings in PyTorch over an FP8 cache: FLASHINFER of 0.25.1 wants contiguous queries (flashinfer.py:1587)."""
     return ["-rotary_embedding"] if spec["kv_cache_dtype"] == "fp8" else []
 
 

@@ -24,15 +24,20 @@ def power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def needs_of_triton(problem: Problem, device: Device) -> tuple[Need, ...]:
-    """16-bit queries and output over a cache of the same dtype, or over an FP8 one on devices that convert FP8."""
+def needs_of_triton(problem: Problem, device: Device, *, takes_8_bits: bool = False) -> tuple[Need, ...]:
+    """16-bit queries and output over a cache of the same dtype, or over an FP8 one on devices that convert FP8.
+
+    With `takes_8_bits` queries in fp8_e4m3 over such a cache too.
+    """
     p = problem
+    in_8_bits = takes_8_bits and p.q_dtype in FP8
+    queries, output = (", or fp8_e4m3 over a cache of fp8_e4m3", ", of FP8 queries in 16 bits") if takes_8_bits else ("", "")
     return (
         Need("a CUDA device of SM80 or later", device.kind == "cuda" and device.major >= 8),
-        Need("fp16 or bf16 queries", p.q_dtype in HALF),
-        Need("output of the query's dtype", p.output_dtype == p.q_dtype),
+        Need(f"fp16 or bf16 queries{queries}", p.q_dtype in HALF or (in_8_bits and p.q_dtype == p.kv_dtype == "fp8_e4m3")),
+        Need(f"output of the query's dtype{output}", p.output_dtype in (HALF if in_8_bits else {p.q_dtype})),
         Need("keys and values of the query's dtype or in FP8", p.kv_dtype == p.q_dtype or p.kv_dtype in FP8),
-        Need("with an FP8 cache, SM89 or later", p.kv_dtype == p.q_dtype or (device.compute_capability or (0, 0)) >= (8, 9)),
+        Need("with an FP8 cache, SM89 or later", p.kv_dtype not in FP8 or (device.compute_capability or (0, 0)) >= (8, 9)),
     )
 
 

@@ -24,7 +24,9 @@ def unified_attention(
     mm_prefix_range=None, rswa_prefix_lens=None, rswa_window=None, use_alibi_sqrt=False, kv_quant_mode=0, k_scale_cache=None,
     v_scale_cache=None, chunk_lookback=-1, use_td=False, mm_prefix_clamp_sliding_window=False,
 ) -> None:  # fmt: skip
-    """vLLM 0.32.0. Without a quantised cache it does not read the scales."""
+    """vLLM 0.25.1. Without a quantised cache it reads no scales; with FP8 queries probabilities are rounded without one."""
+    in_8_bits = q.dtype == torch.float8_e4m3fn
+    assert in_8_bits == (q_descale is not None) and k.dtype == v.dtype == (q.dtype if in_8_bits else k.dtype)
     assert softmax_segm_output.shape[:3] == softmax_segm_max.shape == softmax_segm_expsum.shape
     for request in range(len(seqused_k)):
         rows, length = slice(int(cu_seqlens_q[request]), int(cu_seqlens_q[request + 1])), int(seqused_k[request])
@@ -35,7 +37,8 @@ def unified_attention(
         seen = sees(drafts, length, causal, window_size[0])
         if qq_bias is not None:
             seen[:, length - drafts :] &= qq_bias[:drafts, :drafts] == 0
-        out[rows] = attend(q[rows], keys, values, softmax_scale, seen, sinks).to(out.dtype)
+        scale = softmax_scale * (float(q_descale) if in_8_bits else 1.0)
+        out[rows] = attend(q[rows], keys, values, scale, seen, sinks, q.dtype if in_8_bits else None).to(out.dtype)
 
 
 class NumberOfSplits:

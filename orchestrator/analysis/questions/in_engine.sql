@@ -52,17 +52,17 @@ WITH isolated AS (
     SELECT row, unnest(string_split(main_kernels, ' | ')) AS name FROM engine_points
     UNION ALL
     SELECT DISTINCT row, name FROM (SELECT row, unnest(string_split(combine_kernels, ' | ')) AS name FROM engine_points)
-    JOIN kernel_names ON contains(name, part)
+    JOIN kernel_names ON contains(name || ' ', part)
 ), profiles AS (
-    SELECT row, array_to_string(list_sort(list(DISTINCT coalesce(part, regexp_extract(name, '[^<(]{1,60}')))), ', ') AS ran
-    FROM names LEFT JOIN (SELECT DISTINCT part FROM kernel_names) ON contains(name, part)
+    SELECT row, array_to_string(list_sort(list(DISTINCT coalesce(trim(part), regexp_extract(name, '[^<(]{1,60}')))), ', ') AS ran
+    FROM names LEFT JOIN (SELECT DISTINCT part FROM kernel_names) ON contains(name || ' ', part)
     GROUP BY row
 ), compared AS (
     SELECT row, bool_and(part IS NOT NULL) AND count(DISTINCT part) = any_value(parts) AS is_same
     FROM matched
     LEFT JOIN (SELECT routine, kernel, count(DISTINCT part) AS parts FROM kernel_names GROUP BY ALL) USING (routine, kernel)
     JOIN names USING (row)
-    LEFT JOIN kernel_names AS k ON k.routine = matched.routine AND k.kernel = matched.kernel AND contains(name, part)
+    LEFT JOIN kernel_names AS k ON k.routine = matched.routine AND k.kernel = matched.kernel AND contains(name || ' ', part)
     GROUP BY row
 ), told AS (
     SELECT e.*, m.routine || '/' || m.backend AS called, m.kernel AS isolated_kernel, m.isolated_row, m.own_us AS isolated_us, m.rough,

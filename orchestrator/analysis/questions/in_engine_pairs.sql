@@ -8,12 +8,12 @@
 -- `idle_share` is the larger one of the two: where the GPU waits for the host, the wall shows the host. `so` is what became of a
 -- predicted difference, and where a whole step does not show it, why.
 WITH every AS (
-    SELECT device_name, coalesce(device_uuid, '') AS device_uuid, engine, engine_version, model, tp, kv_dtype, batch_size, s_qo, s_kv, page_size, layers,
+    SELECT device_name, coalesce(device_uuid, '') AS device_uuid, engine, engine_version, model, tp, kv_dtype, batch_size, s_qo, s_kv, page_size, "window", layers,
            flag, any_value(called) AS called, count(*) AS starts, median(isolated_us) AS isolated_us,
            median(measured_us * isolated_us / predicted_us) AS attention_us, median(kernels_us) AS kernels_us, median(step_us) AS step_us,
            median(wall_us) AS wall_us,
            median(idle_share) AS idle_share, median(host_us) AS host_us
-    FROM in_engine
+    FROM (SELECT * REPLACE (coalesce("window", 0) AS "window") FROM in_engine)
     WHERE error IS NOT NULL
     GROUP BY ALL
 ), limits AS (
@@ -45,7 +45,7 @@ FROM (SELECT a.* EXCLUDE (flag, called, starts, isolated_us, attention_us, kerne
        coalesce(step_floor, 0) AS step_floor, coalesce(wall_floor, 0) AS wall_floor,
        greatest(a.idle_share, b.idle_share) AS idle_share, a.host_us, b.host_us AS other_host_us
 FROM every AS a
-JOIN every AS b USING (device_name, device_uuid, engine, engine_version, model, tp, kv_dtype, batch_size, s_qo, s_kv, page_size, layers)
+JOIN every AS b USING (device_name, device_uuid, engine, engine_version, model, tp, kv_dtype, batch_size, s_qo, s_kv, page_size, "window", layers)
 JOIN limits USING (device_name, engine, engine_version)
 LEFT JOIN floors USING (device_name, engine, engine_version)
 WHERE a.flag < b.flag AND a.called <> b.called

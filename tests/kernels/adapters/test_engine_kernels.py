@@ -27,6 +27,7 @@ MLA = {**LATENT, "routine": "mla", "batch_size": 2, "s_qo": 2, "s_kv": 70, "num_
 MISTRAL = {"head_dim_qk": 128, "head_dim_ckv": 256}
 EIGHT_BITS = {"q_dtype": "fp8_e4m3", "kv_dtype": "fp8_e4m3"}
 DIM_128 = {"head_dim_qk": 128, "head_dim_vo": 128}
+OR_8_BITS = "fp16 or bf16 queries, or fp8_e4m3 over a cache of fp8_e4m3"
 ONE_TILE = "a latent of 512 + 64, of 256 + 32, or whose keys and values need one power of two"
 Call = dict[str, Any]
 
@@ -48,6 +49,8 @@ CASES: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "vLLM, lengths that differ": ("vllm_triton", H200, {"min_s_qo": 1, "seq_lens": "random"}),
     "vLLM, a full mask": ("vllm_triton", H200, {"mask": "full"}),
     "vLLM, an FP8 cache": ("vllm_triton", H200, {"kv_dtype": "fp8_e4m3"}),
+    "vLLM, 8 bits": ("vllm_triton", H200, EIGHT_BITS),
+    "vLLM, 8 bits, one token in fp16": ("vllm_triton", H200, {**EIGHT_BITS, "s_qo": 1, "out_dtype": "fp16"}),
     "vLLM, a tree": ("vllm_triton", H200, TREE),
     "vLLM, trees that are cut": ("vllm_triton", H200, {**TREE, "min_s_qo": 1, "seq_lens": "random"}),
     "SGLang": ("sglang_triton", H200, {"s_qo": 1}),
@@ -166,7 +169,11 @@ def test_8_bit_operands_of_flash_mla_are_right_as_such_alone():
 @pytest.mark.parametrize(
     ("backend", "device", "keys", "sentence"),
     [
-        ("vllm_triton", H200, {"q_dtype": "fp32", "kv_dtype": "fp32"}, "fp16 or bf16 queries"),
+        ("vllm_triton", H200, {"q_dtype": "fp32", "kv_dtype": "fp32"}, OR_8_BITS),
+        ("vllm_triton", H200, {**EIGHT_BITS, "kv_dtype": "fp8_e5m2"}, OR_8_BITS),
+        ("vllm_triton", H200, {**EIGHT_BITS, "out_dtype": "fp8_e4m3"}, "output of the query's dtype, of FP8 queries in 16 bits"),
+        ("vllm_triton", A100, EIGHT_BITS, "with an FP8 cache, SM89 or later"),
+        ("sglang_triton", H200, {**EIGHT_BITS, "s_qo": 1, "out_dtype": "fp8_e4m3"}, "fp16 or bf16 queries"),
         ("vllm_triton", H200, {"kv_dtype": "fp16"}, "keys and values of the query's dtype or in FP8"),
         ("vllm_triton", A100, {"kv_dtype": "fp8_e4m3"}, "with an FP8 cache, SM89 or later"),
         ("vllm_triton", H200, {"head_dim_qk": 16, "head_dim_vo": 16}, "equal head_dims of keys and values, of 32 or more"),

@@ -203,6 +203,23 @@ def test_a_condition_of_its_rule_stands_alone(device: Any, keys: dict[str, Any],
     assert EXTEND.unmet(problem(**keys), device) == [sentence]
 
 
+def test_an_older_release_has_it_elsewhere_without_a_log_sum_exp(monkeypatch: pytest.MonkeyPatch):
+    def extend_attention_fwd(*, q_extend: torch.Tensor, o_extend: torch.Tensor, **keys: Any) -> None:
+        assert not {"lse_extend", "page_size"} & keys.keys()
+        o_extend.fill_(1.0)
+
+    older = {"sglang.srt.layers.attention.triton_ops.extend_attention": {"extend_attention_fwd": extend_attention_fwd}}
+    for name, module in modules(older).items():
+        monkeypatch.setitem(sys.modules, name, module)
+    runner = EXTEND.prepare(draw(problem(), "cpu"), H200)
+    adapter = EXTEND.for_versions({"sglang": "0.5.12.post1", "triton": "3.6.0"})
+
+    assert (runner.out == 1).all() and adapter.unmet(problem(), H200) == []
+    assert adapter.unmet(problem(return_lse=True), H200) == [
+        "sglang 0.5.23 or later for a log-sum-exp or keys of more than 128 (older rules are not known)"
+    ]
+
+
 def test_the_copies_are_counted():
     """Keys and values of 3 * 5 tokens in 2 heads of 32, what of one of them is picked, and the list of all tokens."""
     copies, list_of_tokens = 2 * 2 * 15 * 2 * 32, 8 * 3 * 70

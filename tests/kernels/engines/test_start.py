@@ -10,6 +10,8 @@ from kernels.engines.start import EngineStart, longest_request, memory_bytes, po
 from orchestrator.config.settings import Settings
 from orchestrator.planning.expand import expand
 
+KINDS = ["sliding_attention", "full_attention"]
+
 
 def start_of(settings: Settings) -> EngineStart:
     points = expand(settings)
@@ -24,8 +26,8 @@ def start_of(settings: Settings) -> EngineStart:
         (["sweep.tp=8"], "LlamaForCausalLM", {"num_attention_heads": 8, "num_key_value_heads": 1, "intermediate_size": 3584}),
         (["model=mistral_7b_v0_3", "sweep.window=4096"], "LlamaForCausalLM", {"layer_types": ["sliding_attention"] * 4}),
         (["model=deepseek_v3"], "DeepseekV3ForCausalLM", {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "first_k_dense_replace": 4}),
-        (["model=gpt_oss_120b"], "GptOssForCausalLM", {"layer_types": ["full_attention"] * 4, "num_local_experts": 8}),
-        (["model=gpt_oss_120b", "sweep.s_kv=[8192]"], "GptOssForCausalLM", {"sliding_window": 8343}),  # its longest request
+        (["model=gpt_oss_120b"], "GptOssForCausalLM", {"layer_types": KINDS * 2, "sliding_window": 128, "num_local_experts": 8}),
+        (["model=gpt_oss_120b", "sweep.window=[64]"], "GptOssForCausalLM", {"layer_types": KINDS * 2, "sliding_window": 64}),
     ],
 )
 def test_its_model_has_the_heads_of_the_sweep(
@@ -37,6 +39,16 @@ def test_its_model_has_the_heads_of_the_sweep(
     assert model["architectures"] == [architecture] and model | keys == model
     assert start.in_words.startswith(f"{architecture}, 4 layers, dummy weights")
     assert ("1 of 8 GPUs" in start.in_words) == ("sweep.tp=8" in words)
+
+
+@pytest.mark.parametrize(("window", "layers"), [("null", [1, 3]), ("128", [0, 2])])
+def test_of_gpt_oss_the_layers_of_the_problem_s_kind_are_measured(
+    window: str, layers: list[int], settings: Callable[..., Settings]
+):
+    start = start_of(settings("+sweep=in_engine", "model=gpt_oss_120b", f"sweep.window=[{window}]"))
+
+    assert start.spec()["measured"] == layers
+    assert start.in_words.endswith(f"dummy weights, measured in layers {layers[0]}, {layers[1]}")
 
 
 @pytest.mark.parametrize("drafts", [0, 7])

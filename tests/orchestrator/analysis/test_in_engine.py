@@ -121,6 +121,43 @@ def test_what_did_not_run_the_isolated_row_s_kernel_is_not_compared_and_says_why
     assert {line["error"] for line in lines(grids, "attention in a layer")} == {"–"}
 
 
+EXTEND = {"engine": "sglang", "engine_version": "0.5.12.post1", "page_size": 1, "s_qo": 4}
+LATENT = {"head_dim_qk": 192, "head_dim_vo": 128, "head_dim_ckv": 512, "num_kv_heads": 128, "num_qo_heads": 128, "routine": "mla"}
+
+
+@pytest.mark.parametrize(
+    ("isolated", "engine", "ran"),
+    [
+        (
+            alone("sglang_triton", 60.0, "triton_extend", routine="paged_prefill", s_qo=4, page_size=1),
+            inside("triton", 66.0, "_fwd_kernel", **EXTEND),
+            "_fwd_kernel",
+        ),
+        (
+            alone("flash_mla_vllm", 60.0, "flash_mla", **LATENT),
+            inside(
+                "FLASHMLA", 66.0, "sm90::flash_fwd_splitkv_mla_kernel<T>", combine_kernels="flash_fwd_mla_combine_kernel", **LATENT
+            ),
+            "flash_fwd_splitkv_mla",
+        ),
+    ],
+)
+def test_a_kernel_whose_name_holds_that_of_another_one_is_compared(isolated: Row, engine: Row, ran: str):
+    found = told(answered(isolated, engine))
+
+    assert (found["ran"], found["why_not"], found["error"]) == (ran, None, pytest.approx(0.1))
+
+
+def test_a_kernel_of_decode_is_not_that_of_drafts_whose_name_it_holds():
+    drafts = alone("sglang_triton", 60.0, "triton_extend", routine="paged_prefill", s_qo=4, page_size=1)
+    one = alone("sglang_triton", 50.0, "triton_decode_grouped", page_size=1)
+    decode = inside("triton", 55.0, "_fwd_grouped_kernel_stage1", combine_kernels="_fwd_kernel_stage2", **EXTEND | {"s_qo": 1})
+    data = answered(drafts, one, decode, inside("triton", 66.0, "_fwd_kernel_stage1", **EXTEND))
+
+    assert told(data, phase="verify")["why_not"] == "it ran _fwd_kernel_stage1, and paged_prefill/sglang_triton does not"
+    assert told(data, phase="decode")["error"] == pytest.approx(0.1)
+
+
 def test_drafts_in_0_25_1_are_predicted_with_the_kernel_that_was_seen_and_not_with_xqa():
     rows = [alone("trtllm-native", 86.0, "xqa", s_qo=4), alone("fa3", 460.0, s_qo=4, routine="paged_prefill")]
     found = told(answered(*rows, inside("FLASHINFER", 466.0, PREFILL, s_qo=4)))

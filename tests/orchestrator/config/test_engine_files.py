@@ -93,6 +93,7 @@ def test_sglang_names_one_default_for_a_workload():
         ("vllm_0_33_0", 9, "mla", "verify", "fp8_e4m3", False, False, "FLASHMLA", "flash_mla_vllm"),
         ("vllm_0_32_0", 9, "mla", "prefill", "bf16", False, False, "FLASH_ATTN", "flash_attn_3_vllm"),
         ("sglang_0_5_12_post1", 9, "full", "decode", "bf16", False, False, "fa3", "flash_attn_3_sglang"),
+        ("sglang_0_5_12_post1", 9, "full", "verify", "fp8_e4m3", False, False, "fa3", "flash_attn_3_sglang"),
         ("sglang_0_5_23", 9, "full", "verify", "bf16", True, False, "flashinfer", "fa2"),
         ("sglang_0_5_23", 9, "sliding", "verify", "bf16", True, True, "fa3", "flash_attn_3_sglang"),
         ("sglang_0_5_23", 8, "sliding", "decode", "bf16", False, True, "triton", "sglang_triton"),
@@ -128,7 +129,7 @@ def test_what_flashinfer_runs_for_drafts_on_hopper_changed_between_releases_of_v
 def test_a_profile_has_kernels_of_a_call_that_the_flag_makes(name: str):
     """What rows call a kernel is nearly its backend: `flash_attn_3` of `flash_attn_3_vllm`, `xqa` of `trtllm-native`."""
     others = {"xqa": "trtllm-native", "triton_unified_3d": "vllm_triton", "triton_mla_grouped": "triton_mla"}
-    others |= {"triton_decode_grouped": "sglang_triton"}
+    others |= {"triton_decode_grouped": "sglang_triton", "triton_extend": "sglang_triton"}
     for one in RELEASES[name].seen:
         (major,), (layers,) = one.cc, one.layers
         for phase, kv_dtype in product(one.phases, one.kv):

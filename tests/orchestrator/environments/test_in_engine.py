@@ -16,7 +16,7 @@ import pytest
 
 from kernels.engines import start
 from kernels.engines.flags import ENGINES
-from kernels.engines.steps import kernels_of
+from kernels.engines.steps import NotMeasured, kernels_of
 from orchestrator import ROOT
 from orchestrator.cli import main
 from orchestrator.process import start_time
@@ -96,10 +96,36 @@ def test_time_in_which_several_kernels_run_counts_once(kernels: list[tuple[str, 
         Mock(**{"device_type.return_value": "CUDA", "name.return_value": name, "start_ns.return_value": 1000 * begin,
                 "duration_ns.return_value": 1000 * (end - begin)}) for name, begin, end in kernels
     ]  # fmt: skip
-    found = kernels_of(events, {"layers": layers, "main_kernels": ["kernel_mha"]}, 1, "FULL")
+    found = kernels_of(events, {"layers": layers, "measured": range(layers), "main_kernels": ["kernel_mha"]}, 1, "FULL")
 
     assert (found["attention_us"], found["reason"]) == (us, words)
     assert found["engine_kernels_us"] == len({at for _, begin, end in kernels for at in range(begin, end)})
+
+
+def test_layers_of_two_kinds_are_told_apart(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As in gpt-oss: a window in the layers 0 and 2, whose kernel takes 4 us and splits nothing, and none in 1 and 3."""
+    write_engine(tmp_path)
+    monkeypatch.chdir(ROOT)
+    words = [*SMALL, "model=gpt_oss_120b", "model.num_qo_heads=8", "model.num_kv_heads=1", "model.layer.hidden_size=64"]
+    words += [f"+env.mine={{requirements: ['vllm==0.25.1'], wheels: '{tmp_path}'}}", "sweep.env=[mine]", "sweep.window=[null,128]"]
+    words += ["sweep.flag=[FLASH_ATTN]", "sweep.batch_size=[2]", "sweep.drafts=[0,3]", f"results.path={tmp_path / 'rows'}"]
+    assert main(words) == 0
+    rows = pd.read_parquet(tmp_path / "rows").set_index(rows_of := ["window", "s_qo"]).sort_index()
+    full, windowed = rows.loc[rows.index.get_level_values(rows_of[0]).isna()], rows.loc[128]
+
+    assert set(full["attention_us"]) == {42} and set(windowed["attention_us"]) == {4}
+    assert set(full["combine_kernels"]) == {"FlashAttnFwdCombine"} and windowed["combine_kernels"].isna().all()
+    assert windowed["main_kernels"].str.endswith("with a window").all() and not full["main_kernels"].str.contains("window").any()
+    assert set(rows["engine_kernels_us"]) == {4 * 100 + 2 * 46 + 3} and set(rows["reason"]) == {""}
+
+
+def test_layers_with_several_kernels_cannot_be_told_apart():
+    events = [
+        Mock(**{"device_type.return_value": "CUDA", "name.return_value": "kernel_mha", "start_ns.return_value": 10 * at,
+                "duration_ns.return_value": 5}) for at in range(3)
+    ]  # fmt: skip
+    with pytest.raises(NotMeasured, match="3 kernels of attention in 1 steps of 2 layers: layers cannot be told apart"):
+        kernels_of(events, {"layers": 2, "measured": [1], "main_kernels": ["kernel_mha"]}, 1, "FULL")
 
 
 def test_steps_are_pure_and_near_the_length_that_was_asked_for(ran: pd.DataFrame):
@@ -168,6 +194,7 @@ def test_sglang_verifies_chains_of_drafts(sglang: pd.DataFrame):
 
     assert set(rows["status"]) == {"ok"} and set(rows["engine_steps"]) == {start.TIMED_DRAFTS}
     assert set(rows.loc["triton", "resolved_backend"]) == {"triton"} and set(rows.loc["default", "resolved_backend"]) == {"fa3"}
+    assert set(rows.loc["triton", "main_kernels"]) == {"_fwd_kernel"} and set(rows.loc["triton", "attention_us"]) == {60}
     assert rows["engine_runner"].str.endswith("synchronous scheduling").all()
     assert rows["engine_kv_tokens"].between(240, 512 + 20).all()
 

@@ -47,6 +47,7 @@ class Runner:
 
     flag: str
     layers: int
+    windows: bool
     attn_groups: Any = field(init=False)
 
     def __post_init__(self) -> None:
@@ -64,7 +65,11 @@ class Runner:
         if self.flag == "FAKE_ASSERT" and len(scheduled.num_scheduled_tokens) == 2:
             raise AssertionError
         launched.append(("CPU", "cudaGraphLaunch", 0, 0))
-        launched.extend(("CUDA", *kernel) for _ in range(self.layers) for kernel in KERNELS.get(self.flag, KERNELS["FLASH_ATTN"]))
+        for layer in range(self.layers):
+            kernels = KERNELS.get(self.flag, KERNELS["FLASH_ATTN"])
+            if self.windows and layer % 2 == 0:  # as gpt-oss has them
+                kernels = [(f"{kernels[0][0]} with a window", 4_000, 0)]
+            launched.extend(("CUDA", *kernel) for kernel in kernels)
         if self.flag == "FLASH_ATTN":
             launched.append(("CUDA", "prepare_varlen_num_blocks_kernel", 3_000, 0))
         launched.extend(("CUDA", "nvjet_product", 100_000, 0) for _ in range(self.layers))
@@ -125,7 +130,12 @@ class LLM:
         layers, q = config["num_hidden_layers"], 1 + keys.get("speculative_config", {}).get("num_speculative_tokens", 0)
         assert (os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "0") == (q > 1)
         of_token = 2 * 2 * config["num_key_value_heads"] * config["head_dim"] * layers
-        self.core = Core(Runner(flag, layers), q, keys["max_num_batched_tokens"], keys["kv_cache_memory_bytes"] // of_token)
+        self.core = Core(
+            Runner(flag, layers, config["model_type"] == "gpt_oss"),
+            q,
+            keys["max_num_batched_tokens"],
+            keys["kv_cache_memory_bytes"] // of_token,
+        )
         self.llm_engine, self.engine_core, self.max_len = self, SimpleNamespace(engine_core=self.core), keys["max_model_len"]
         self.vllm_config = SimpleNamespace(
             cache_config=SimpleNamespace(block_size=keys["block_size"]),

@@ -18,6 +18,7 @@ from sglang.srt.managers.io_struct import AbortReq, TokenizedGenerateReqInput
 KERNELS = {
     "fa3": [("prepare_varlen_num_blocks_kernel", 3_000), ("void cutlass::device_kernel<flash::FlashAttnFwdSm90<...>>", 40_000)],
     "triton": [("_fwd_grouped_kernel_stage1", 50_000), ("_fwd_kernel_stage2", 5_000)],
+    "triton, drafts": [("_fwd_kernel", 60_000)],
     "flashinfer": [("BatchPrefillWithPagedKVCacheKernel", 45_000)],
 }
 
@@ -49,7 +50,9 @@ class Scheduler:
         self.q = server_args.speculative_num_draft_tokens if drafts else 1
         config = json.loads(Path(server_args.model_path, "config.json").read_text())
         assert config["max_position_embeddings"] == server_args.context_length
-        self.tp_worker = self.model_worker = Worker(server_args.get_attention_backends()[1], config["num_hidden_layers"])
+        flag = server_args.get_attention_backends()[1]
+        ran = f"{flag}, drafts" if drafts and flag == "triton" else flag
+        self.tp_worker = self.model_worker = Worker(ran, config["num_hidden_layers"])
         self.waiting: list[Any] = []
         self.running: list[Any] = []
 
