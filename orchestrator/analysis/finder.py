@@ -39,6 +39,8 @@ KEPT = ("s_qo", "tp", "device_name", "model")  # of a deployment; what comes las
 ISOLATED = """status = 'ok' AND coalesce(context, 'isolated') = 'isolated' AND coalesce(twin, 0) = 0 AND shared_prefix IS NULL
     AND batch_spec IS NULL AND routine IN ('paged_decode', 'paged_prefill', 'ragged_prefill', 'mla', 'sparse_mla', 'gated_delta')
     AND coalesce(l2, 'clean') = 'clean' AND coalesce(icache, 'warm') = 'warm' AND coalesce(pace, 'bursts') = 'bursts'"""
+EVERY = f"""FROM (FROM read_parquet([{{}}], union_by_name = true, filename = true)
+    UNION ALL BY NAME SELECT NULL::VARCHAR AS pace WHERE false) WHERE {ISOLATED}"""  # no file may have a later column
 SIZES = "count(DISTINCT (batch_size, s_qo, s_kv, kv_dtype))"
 EVERY_DTYPE = 3  # of `HAS["fp8"]`
 # What a dataset has if it answers a question that others do not, as SQL over its rows; for FP8, better with both dtypes of queries.
@@ -90,8 +92,7 @@ def find(
     if not places:
         raise NoRows(f"{RESULTS}/: there is no dataset here; type results.path=DIR, or run a sweep: +sweep=specdec_long_ctx")
     with duckdb.cursor() as con:
-        listed = ", ".join(map(file_literal, places))
-        every = f"FROM read_parquet([{listed}], union_by_name = true, filename = true) WHERE {ISOLATED}"
+        every = EVERY.format(", ".join(map(file_literal, places)))
         length = [] if drafts is None else [f"s_qo = {drafts + 1}"]
         asked = [(wanted, "true"), *([alike] if alike else [])]
         queries = [(" AND ".join([condition(values), *length]), having) for values, having in asked]
@@ -173,8 +174,7 @@ def served_alike(names: Iterable[str] | None = None) -> list[tuple[str, int, str
 
     found = []
     with duckdb.cursor() as con:
-        every = f"read_parquet([{', '.join(map(file_literal, _places()))}], union_by_name = true, filename = true)"
-        con.execute(f"CREATE TEMP TABLE rows AS FROM {every} WHERE {ISOLATED}")
+        con.execute(f"CREATE TEMP TABLE rows AS {EVERY.format(', '.join(map(file_literal, _places())))}")
         for model in (Model.model_validate(shipped()[name]) for name in (shipped() if names is None else names)):
             for tp, alike in ((tp, same_heads(model, tp, {})) for tp in model.tp):
                 values, having = alike or ({}, "false")
