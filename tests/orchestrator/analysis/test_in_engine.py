@@ -32,7 +32,7 @@ NATIVE = "FLASHINFER:no-use_trtllm_attention"
 def alone(backend: str, us: float, kernel: str | None = None, **keys: Any) -> Row:
     """An isolated row without a launch in its time."""
     row = made(backend, us, **{**SHAPE, "resolved_backend": kernel or backend, "context": "isolated", "l2": "clean", **keys})
-    return {**row, "point_id": "-".join(map(str, (row["point_id"], row["routine"], row["kv_dtype"])))}
+    return {**row, "point_id": "-".join(map(str, (row["point_id"], row["routine"], row["kv_dtype"], row.get("window"))))}
 
 
 def inside(flag: str, us: float, kernels: str, **keys: Any) -> Row:
@@ -45,7 +45,10 @@ def inside(flag: str, us: float, kernels: str, **keys: Any) -> Row:
     }  # fmt: skip
     about = {"engine": "vllm", "engine_version": "0.25.1", "flag": flag, "engine_start": 1, "context": "engine"}
     row = made(f"vllm/{flag}", None, **{**SHAPE, **about, **times, **keys})
-    return {**row, "point_id": "-".join(str(row.get(key)) for key in ("point_id", "engine_version", "step_layers", "engine_start"))}
+    return {
+        **row,
+        "point_id": "-".join(str(row.get(key)) for key in ("point_id", "engine_version", "step_layers", "engine_start", "window")),
+    }
 
 
 def answered(*rows: Row) -> Dataset:
@@ -224,6 +227,21 @@ def test_a_difference_that_starts_have_too_is_not_shown_by_a_step():
 
     assert (started["starts"], started["attention"], started["step (GPU)"]) == ("2", "0.0%", "3.0%")
     assert pair["so"] == "hidden by a step: it is 0.9% of one, and two starts differ by 3.0%"
+
+
+def test_layers_with_a_window_and_without_are_two_points():
+    """Of gpt-oss, over its sinks: each kind of layer is predicted by a row of its own."""
+    rows = []
+    for window, us in ((None, 100.0), (128.0, 10.0)):
+        keys = {"window": window, "sinks": True}
+        rows += [alone("flash_attn_3_vllm", us, "flash_attn_3", **keys), alone("vllm_triton", 2 * us, "triton_unified_2d", **keys)]
+        rows += [inside("FLASH_ATTN", us, FLASH, **keys), inside("TRITON_ATTN", 2 * us, TRITON, **keys)]
+    data = answered(*rows)
+    grids = in_engine.grids(data)
+
+    assert [found["error"] for found in data.records("FROM in_engine")] == pytest.approx([0.0] * 4)
+    assert [line["predicted"] for line in lines(grids, "each two flags")] == ["+100.0%"] * 2
+    assert not any(grid.title.startswith("what starts of one point differ by") for grid in grids if grid.cells)
 
 
 def test_the_statement_has_its_figures_and_says_what_is_missed():
