@@ -316,11 +316,11 @@ class Part:
         return self._of_all() if self.who == HERE else self._of_engine()
 
     def _of_all(self) -> Advice:
-        best = next(iter(self.measured), None)
-        if best is None:
+        if (best := next(iter(self.measured), None)) is None:
             return Advice(None, "no backend was right")
         if not best.is_complete:
-            return Advice(None, f"no backend was right at every workload; nearest: {best.name}, at {best.served:,}")
+            words = f"no backend has a right answer for every workload; nearest: {best.name}, at {best.served:,}"
+            return Advice(None, f"{words} ({best.not_right})")
         return Advice(best, "")
 
     def _of_engine(self) -> Advice:

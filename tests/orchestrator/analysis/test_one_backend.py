@@ -388,6 +388,10 @@ def test_each_device_has_the_traffic_once_and_other_pages_share_it():
 def test_where_no_engine_has_a_flag_the_title_says_so(data: Dataset):
     nets = open_views(RESULTS / "h200_gated_delta/gated_delta", threads=1, where={"tp": 8, "kv_dtype": "bf16"})
     titles = [one_backend.grids(of)[0].title for of in (nets, data)]
+    fp32 = open_views(RESULTS / "h200_gated_delta/gated_delta", threads=1, where={"tp": 8, "kv_dtype": "fp32"})
+    assert [part.answer.words for part in parts(fp32)] == [
+        "no advice: no backend has a right answer for every workload; nearest: gdn_decode, at 12 (not measured at 6)"
+    ]
 
     assert [one_backend.NO_FLAG in title for title in titles] == [True, False]
 
