@@ -50,7 +50,9 @@ HAS = {
     "energy": "bool_or(energy_j > 0)",
     "fp8": "(count(DISTINCT kv_dtype LIKE 'fp8%') > 1)::INT * count(DISTINCT (kv_dtype LIKE 'fp8%', q_dtype LIKE 'fp8%'))",
     "padding": "bool_or(graph_batch IS NOT NULL)",
+    "q_len": "least(4, count(DISTINCT s_qo) FILTER (s_qo <= 64 AND tree IS NULL)) * bool_or(s_qo = 1)::INT",
     "regret": "bool_or(backend = 'auto')",
+    "step": "bool_or(plan_host_us IS NOT NULL)",
 }
 
 

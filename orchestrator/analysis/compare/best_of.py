@@ -141,8 +141,7 @@ def grids(found: BestOfSides, same: float = SAME) -> list[Grid]:
 
 
 def headline(found: BestOfSides) -> str:
-    baseline, candidate = found.names
-    yours = _yours(found)
+    (baseline, candidate), yours = found.names, _yours(found)
     parts = [
         f"{_title(key, found.problems)} {own[0] if (own := yours[number]) else _words(ranges, few=True)}"
         for number, (key, ranges) in enumerate(_parts(found))

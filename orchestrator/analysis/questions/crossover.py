@@ -18,9 +18,8 @@ def grids(data: Dataset) -> list[Grid]:
     title = "verify by decode or by prefill, µs of the faster (ahead by), err: relative error of its worst row"
     found = fetch(data, "crossover")
     title += legend(*(record["rough"] for record in found))
-    last = ("prefill ahead from", prefill_from)
     return [
-        across_contexts(f"{title} · {name}", part, _cell, last=last)
+        across_contexts(f"{title} · {name}", part, _cell, last=("prefill ahead from", prefill_from))
         for name, part in split_by_title(found, ("s_qo", "batch_size", "s_kv"))
     ]
 
