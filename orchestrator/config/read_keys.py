@@ -26,6 +26,7 @@ CHOOSE_A_MODEL = ("report", "site", "export")  # of the rows
 TAKE_ADAPTERS = ("support", "conformance")
 SWEEPS = ("sweep", "import")  # the keys that name one
 SUSPECTS = "rerun=suspects"
+ALSO = {"engine": ", which answer for each cache of an engine", "drafts": "; 'where={s_qo: 4}' chooses rows with drafts of 3"}
 
 
 def modes_with(key: str) -> tuple[str, ...]:
@@ -79,7 +80,7 @@ def complaint(overrides: Sequence[str], mode: str, question: str | None = None) 
             else:
                 does_not = f"question={question}"
                 does = " or ".join(f"question={name}" for name in _questions_of(override, "best"))
-                does += ", which answer for each cache of an engine" * (key == "engine")
+                does += ALSO.get(key, "")
             return f"{path_of(override)}: {does_not} does not read it; leave it out, or type {does}"
     return _of_measuring(overrides, mode)
 

@@ -33,7 +33,8 @@ MUTANTS, DRAWN, DRAWN_OF_EACH = (f"{kernels.__name__}.{name}" for name in ("muta
 MAX_TRAFFIC_POINTS = 1_000  # at each batch size: more are nearer to the traffic than any measurement
 NO_SWEEP_PATH = "results/none"  # results.path in conf/config.yaml if there is no sweep
 PARQUET, TRACES = ".parquet", ".jsonl"  # of result files that name their GPU themselves
-RENAMED = {"dashboard.where": "where", "timing.ci95_rel": "timing.limit"}  # keys of older versions, with today's names
+# Keys of older versions and of other tools, with today's names.
+RENAMED = {"dashboard.where": "where", "gpu": "device", "timing.ci95_rel": "timing.limit"}
 
 
 Question = Literal[
@@ -379,10 +380,8 @@ def all_keys() -> tuple[str, ...]:
 def nearest_key(key: str) -> str:
     """The key that was probably meant: `key`, its name of today, the full one if its first part is missing; else empty."""
     known = all_keys()
-    if key in known:
-        return key
-    if key in RENAMED:
-        return RENAMED[key]
+    if key in known or key in RENAMED:
+        return RENAMED.get(key, key)
     by_last_part = {full.rpartition(".")[2]: full for full in known}
     if (axis := f"sweep.{SHORT_NAMES.get(key.removeprefix('sweep.'))}") in known:
         return axis

@@ -66,6 +66,13 @@ STUDY = "results.path=results/h200_engines/vllm_triton"
             "engine: question=fp8 does not read it; leave it out, or type question=one_backend or question=engine_default, "
             "which answer for each cache of an engine",
         ),
+        (
+            ["drafts=3"],
+            "report",
+            "best",
+            "drafts: question=best does not read it; leave it out, or type question=one_backend or question=engine_default; "
+            "'where={s_qo: 4}' chooses rows with drafts of 3",
+        ),
         (["best.max_rel_err=1"], "report", "roofline", "best.max_rel_err: question=roofline does not read it"),
         (["question=best"], "plan", None, "question: mode=plan does not read it; leave it out, or type mode=report"),
         (
@@ -194,6 +201,7 @@ def test_a_column_as_a_bare_key_is_answered_with_where(words: list[str], typed: 
         (["question=best", "columns=[seqlen]"], "columns: there is no 'seqlen'; did you mean 's_kv'?"),
         (["question=best", "columns=[draft]"], "columns: there is no 'draft'; did you mean 's_qo'?"),
         (["where={batch: 1}"], "where: there is no 'batch'; did you mean 'batch_size'?"),
+        (["gpu=h200"], "gpu: there is no such key; did you mean 'device'?"),
         (["+sweep=smoke", "sweep.batch=[1]"], "sweep.batch: there is no such key; did you mean 'sweep.batch_size'?"),
         (["+sweep=smoke", "+sweep.context=[1]"], "sweep: there is no 'context'; did you mean 's_kv'?"),
     ],
