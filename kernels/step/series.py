@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -20,7 +19,7 @@ from kernels.timing.series import Series
 from kernels.timing.sm_clock import Clock, clock_of_device
 from kernels.timing.stats import interval_of_blocks
 from kernels.timing.stopping import StopReason
-from kernels.timing.sustained import spread_samples
+from kernels.timing.sustained import Call, spread_samples
 from kernels.timing.timers import Block, Timer
 
 SHORT_US = 20.0  # a shorter call need not be known better than one of so many microseconds
@@ -122,9 +121,7 @@ class StepTimer(Timer):
     l2 = icache = "as the step leaves them"
     host_us = math.nan
 
-    def __init__(
-        self, runner: Runner, step: Callable[[], None], stand_in: Callable[[], None], layers: int, loads: Loads | None = None
-    ) -> None:
+    def __init__(self, runner: Runner, step: Call, stand_in: Call, layers: int, loads: Loads | None = None) -> None:
         super().__init__(runner)
         self.step, self.stand_in, self.layers = step, stand_in, layers
         self.loads, self._turns = {} if loads is None else loads, 0

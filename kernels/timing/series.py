@@ -30,11 +30,10 @@ MIN_CLOCK_FRACTION = 0.95  # of a backend's fastest: its clock spreads by half a
 # raises its clock, and all other samples would seem slow. On a busy host that set aside the right ones
 # (`results/h100_mla/mla_engines`).
 UNDISTURBED = 1.1
-LOW = "SM clock under"  # NVML's reading says so too (`nvml.py`)
-SLOW_CLOCK = f"{LOW} {MIN_CLOCK_FRACTION:.0%} of its fastest"
+SLOW_CLOCK = f"SM clock under {MIN_CLOCK_FRACTION:.0%} of its fastest"
 MAX_WITH_GAPS = 1.5  # blocks and the idle time before them may take this many times `max_seconds`
 MIN_UNTHROTTLED = 6  # samples that may represent a point on their own: of fewer, a median has no confidence interval
-POWER_CAP = "SwPowerCap"  # NVML's name
+OF_LOAD = ("SwPowerCap", "SM clock under")  # how causes begin that are a load's own
 LONG_CALL_S = 0.025  # a power cap reacts within about this time: longer calls are throttled whatever the block size
 
 
@@ -71,7 +70,7 @@ class ThrottleFilter:
         outdated = self._judged if self._fastest_mhz != before else self._judged[-1:]
         slow = 0.0 if self.sustained else MIN_CLOCK_FRACTION * self._fastest_mhz
         for judged in outdated:
-            faults = judged.causes if not self.sustained else {c for c in judged.causes if c != POWER_CAP and not c.startswith(LOW)}
+            faults = {cause for cause in judged.causes if not (self.sustained and cause.startswith(OF_LOAD))}
             # Not slow if NaN, of a clock that is not known.
             judged.unthrottled = [not (faults or mhz < slow) for mhz in judged.block.mhz]
         return not all(self._judged[-1].unthrottled)
@@ -220,9 +219,8 @@ class Series:
         if block is not None:
             self._samples.add(block)
             if len(self._samples.blocks) == len(ORDERS):
-                is_known = len(blocks := self._blocks_to_judge()) > 1 and self._is_enough(blocks)
                 otherwise: StopReason = "throttled" if self._samples.num_throttled else "max_seconds"
-                self.stop_reason = self.timing.criterion if is_known else otherwise
+                self.stop_reason = self._find_stop_reason(False) or otherwise
 
     def _taken(self, take: Callable[[], Block]) -> Block | None:
         """A block and its wall time; None if the series ends with an error."""
