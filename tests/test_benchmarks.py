@@ -9,8 +9,7 @@ import sys
 import pandas as pd
 import pytest
 
-from benchmarks import gate, planning, referee, seconds_per_point, sustained
-from kernels.timing.nvml import DeviceMonitor
+from benchmarks import gate, planning, referee, seconds_per_point
 from orchestrator import ROOT
 
 RESULTS = ROOT / "results"
@@ -46,25 +45,6 @@ def test_intervals_miss_a_twentieth_of_aa_pairs_and_the_launch_leaves_a_tenth_of
     assert len(pairs) > 700 and pairs["independent"].mean() > 0.05 > pairs["blocks"].mean()
     assert pairs.loc[pairs["us"] < referee.SHORT_US, "blocks"].mean() < 0.05
     assert all(len(of) > 20 and abs(of.median()) < 0.15 for of in left.values())
-
-
-def test_steps_take_turns_in_bursts_and_without_pause_and_in_the_reverse_order(monkeypatch: pytest.MonkeyPatch):
-    played: list[tuple[str, int, int]] = []
-
-    def replayed(step: object, monitor: object, samples: int, each: int = 1, before: int = 1) -> sustained.Taken:
-        played.append((str(step), samples * each, before))
-        return [400.0] * samples, [1900.0] * samples, "SwPowerCap"
-
-    monkeypatch.setattr(sustained, "replayed", replayed)
-    monkeypatch.setattr(sustained, "REST_S", 0)
-    arms = [({"backend": name, "layers": 4}, name) for name in ("fa2_tc", "trtllm-native")]
-    rows = pd.DataFrame(sustained.turns(arms, DeviceMonitor()))  # type: ignore[arg-type]
-
-    assert list(rows["backend"]) == 2 * ["fa2_tc", "trtllm-native"] + 2 * ["trtllm-native", "fa2_tc"]
-    assert list(rows["pace"]) == 2 * (2 * ["in bursts"] + 2 * ["back to back"])
-    assert set(rows["us"]) == {100} and rows["watts"].isna().all()
-    pause_less = {count for _, count, before in played if before > 1}
-    assert pause_less == {2499} and {count for _, count, before in played if before == 1} == {3, 15}
 
 
 def test_a_check_seldom_waits_for_the_device(monkeypatch: pytest.MonkeyPatch):
