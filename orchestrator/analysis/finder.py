@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from difflib import get_close_matches
+from functools import lru_cache
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.analysis.noise import SAME
 from orchestrator.analysis.sources import NEAR, RULE_EDGES
-from orchestrator.analysis.sql import LentRows, condition, file_literal, literal, quoted
+from orchestrator.analysis.sql import LentRows, condition, file_literal, literal, quoted, sql_type
 from orchestrator.config.base import own_files
 from orchestrator.config.engine import Engine, EngineCall, calls_of
 from orchestrator.config.model import CUSTOM, HEADS, LENT, Model, shipped
@@ -20,6 +21,7 @@ from orchestrator.grouped import grouped
 from orchestrator.machines import known_devices
 from orchestrator.notes import note_once
 from orchestrator.storage import parquet
+from orchestrator.storage.columns import COLUMNS
 
 if TYPE_CHECKING:
     import duckdb
@@ -33,14 +35,14 @@ OF_HEADS = ("paged_decode", "paged_prefill", "ragged_prefill")  # routines over 
 NAMED = {"device_name": "device"}  # what is typed for a column with another name
 LENGTHS = ("batch_size", "s_kv")  # of a workload
 WORKLOAD = ("device_name", "routine", *HEADS, "tp", "sinks", "window", "mask", "page_size", "s_qo", *LENGTHS)
+OF_ROW = ("model", "sweep", "backend", "compute_capability", "finished_at", "libraries", "median_us", "energy_j", "plan_host_us")
+READ = (*WORKLOAD, *OF_ROW, "kv_dtype", "q_dtype", "tree", "graph_batch", "soft_cap", "min_s_qo")  # columns that queries name
 MAX_NEAR = 3  # of the deployments nearest to one that is not measured
 KEPT = ("s_qo", "tp", "device_name", "model")  # of a deployment; what comes last is changed last
 # Rows that stand for a server: timed one call at a time, as the default settings do.
 ISOLATED = """status = 'ok' AND coalesce(context, 'isolated') = 'isolated' AND coalesce(twin, 0) = 0 AND shared_prefix IS NULL
     AND batch_spec IS NULL AND routine IN ('paged_decode', 'paged_prefill', 'ragged_prefill', 'mla', 'sparse_mla', 'gated_delta')
     AND coalesce(l2, 'clean') = 'clean' AND coalesce(icache, 'warm') = 'warm' AND coalesce(pace, 'bursts') = 'bursts'"""
-EVERY = f"""FROM (FROM read_parquet([{{}}], union_by_name = true, filename = true)
-    UNION ALL BY NAME SELECT NULL::VARCHAR AS pace WHERE false) WHERE {ISOLATED}"""  # no file may have a later column
 SIZES = "count(DISTINCT (batch_size, s_qo, s_kv, kv_dtype))"
 EVERY_DTYPE = 3  # of `HAS["fp8"]`
 # What a dataset has if it answers a question that others do not, as SQL over its rows; for FP8, better with both dtypes of queries.
@@ -88,20 +90,14 @@ def find(
     `typed` is what stands for the model in a command, if not its name.
     Raises NoRows, with what there is, for no such rows and no question.
     """
-    import duckdb
-
     places = _places()
     if not places:
         raise NoRows(f"{RESULTS}/: there is no dataset here; type results.path=DIR, or run a sweep: +sweep=specdec_long_ctx")
-    with duckdb.cursor() as con:
-        every = EVERY.format(", ".join(map(file_literal, places)))
-        length = [] if drafts is None else [f"s_qo = {drafts + 1}"]
-        asked = [(wanted, "true"), *([alike] if alike else [])]
-        queries = [(" AND ".join([condition(values), *length]), having) for values, having in asked]
-        query = f"WITH rows AS MATERIALIZED ({every}) {_best_first(queries, engines, question)}"
-        found = con.execute(query).fetchall() if wanted else []
-        if not found or question == "fp8":
-            con.execute(f"CREATE TEMP VIEW rows AS {every}")
+    length = [] if drafts is None else [f"s_qo = {drafts + 1}"]
+    asked = [(wanted, "true"), *([alike] if alike else [])]
+    queries = [(" AND ".join([condition(values), *length]), having) for values, having in asked]
+    with _opened(places, *(name for values, _ in asked for name in values)) as con:
+        found = con.execute(_best_first(queries, engines, question)).fetchall() if wanted else []
         if not found:
             raise NoRows(_nothing(con, wanted, drafts, alike[0] if alike else {}, typed))
         (file, turn, *_, answers, _, _) = found[0]
@@ -164,19 +160,10 @@ def _over_both(con: duckdb.DuckDBPyConnection, where: str, files: Set[str]) -> l
     return found
 
 
-def _by_heads(con: duckdb.DuckDBPyConnection, name: str) -> list[tuple[str, int, str]]:
-    """The deployments of a model that rows with its heads answer for, if no row has its name."""
-    is_named = con.execute(f"SELECT 1 FROM rows WHERE model = {literal(name)} LIMIT 1").fetchall()
-    return served_alike([name]) if name in shipped() and not is_named else []
-
-
 def served_alike(names: Iterable[str] | None = None) -> list[tuple[str, int, str]]:
     """Model, tp and device of shipped models, all by default, that rows with their heads answer for, and none of their name."""
-    import duckdb
-
     found = []
-    with duckdb.cursor() as con:
-        con.execute(f"CREATE TEMP TABLE rows AS {EVERY.format(', '.join(map(file_literal, _places())))}")
+    with _opened(_places()) as con:
         for model in (Model.model_validate(shipped()[name]) for name in (shipped() if names is None else names)):
             for tp, alike in ((tp, same_heads(model, tp, {})) for tp in model.tp):
                 values, having = alike or ({}, "false")
@@ -186,6 +173,23 @@ def served_alike(names: Iterable[str] | None = None) -> list[tuple[str, int, str
                     EXCEPT SELECT device_name FROM rows WHERE {own} ORDER BY 1""").fetchall()
                 found += [(model.name, tp, device) for (device,) in devices]
     return found
+
+
+def _opened(places: Mapping[str, Path], *more: str) -> duckdb.DuckDBPyConnection:
+    """A connection with the table `rows`: those of all datasets that stand for a server, with what is asked of them and `more`."""
+    return _rows(tuple((file, Path(file).stat().st_mtime_ns) for file in places), frozenset({*READ, *more})).cursor()
+
+
+@lru_cache(1)
+def _rows(files: tuple[tuple[str, int], ...], columns: Set[str]) -> duckdb.DuckDBPyConnection:
+    """Kept while no file changes, since it takes a third of a second."""
+    import duckdb
+
+    con, listed = duckdb.connect(), ", ".join(file_literal(file) for file, _ in files)
+    today = ", ".join(f"NULL::{sql_type(name)} AS {quoted(name)}" for name in COLUMNS)  # no file may have a later column
+    every = f"FROM read_parquet([{listed}], union_by_name = true, filename = true) UNION ALL BY NAME SELECT {today} WHERE false"
+    con.execute(f"CREATE TABLE rows AS SELECT filename, {', '.join(map(quoted, sorted(columns)))} FROM ({every}) WHERE {ISOLATED}")
+    return con
 
 
 def _places() -> dict[str, Path]:
@@ -227,10 +231,11 @@ def _nothing(con: duckdb.DuckDBPyConnection, wanted: Wanted, drafts: int | None,
         hint = "type model=NAME device=NAME and, if you like, tp=N drafts=N engine=NAME; or results.path=DIR"
         return f"nothing says which deployment; {hint}; there are: {'; '.join(_there(con, {}, MAX_LISTED))}"
 
-    alike = _by_heads(con, str(wanted["model"][0])) if heads else []
+    models = [model for (model,) in con.execute("SELECT DISTINCT model FROM rows ORDER BY model").fetchall() if model]
+    name = str(wanted["model"][0]) if heads else ""
+    alike = served_alike([name]) if name in shipped() and name not in models else []  # rows with its heads, and none of its name
     missing = _missing_alike(asked, alike) if alike else _missing(con, asked)
     rest = {name: values for name, values in asked.items() if name not in missing}
-    models = [model for (model,) in con.execute("SELECT DISTINCT model FROM rows ORDER BY model").fetchall() if model]
     near = get_close_matches(str(asked["model"][0]), models, n=1, cutoff=NEAR) if "model" in missing else []
     first, then = ({**rest, "model": near}, {"model": near}) if near else (rest, rest)
     nearest = _there(con, first, of=None if near else heads) or _there(con, then)

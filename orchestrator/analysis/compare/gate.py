@@ -141,12 +141,10 @@ class Gate:
     def _red_groups(self, plain: Floats, clipped: Floats, changes: Floats) -> Flags:
         """Within a group, pairs are clipped about its own median, so that a pair that is off by itself does not make it red."""
         red = np.zeros(len(self.given.members), dtype=bool)
-        if not len(self.tested):
-            return red
-        least, of_clipped = -NORMAL.inv_cdf(SPENT_ON_GROUPS / len(self.tested)), self.weights.T @ clipped
+        least, of_clipped = -NORMAL.inv_cdf(SPENT_ON_GROUPS / max(1, len(self.tested))), self.weights.T @ clipped
         for i, (group, rows) in enumerate(zip(self.tested, self.of_group, strict=True)):
             middle = np.median(plain[rows])
-            if min(middle, np.median(changes[rows])) >= MIN_GROUP:
+            if middle >= MIN_GROUP and np.median(changes[rows]) >= MIN_GROUP:
                 values = np.clip(plain[rows], middle - self.reach[rows], middle + self.reach[rows])
                 total = of_clipped[i] + self.weights[rows, i] @ (values - clipped[rows])
                 red[group] = total / math.sqrt(self.information[i]) >= least
@@ -226,7 +224,7 @@ def group_members(pairs: pd.DataFrame, by: Sequence[str]) -> Floats:
     """Which pairs each group has: all pairs first, then those of each value of each column, in the order of `judge_groups`."""
     found = [np.ones(len(pairs))]
     for name in by:
-        codes = pairs.groupby(name, dropna=False, sort=True).ngroup().to_numpy()
+        codes = pairs[[name]].groupby(name, dropna=False, sort=True).ngroup().to_numpy()
         found += [(codes == code).astype(float) for code in range(int(codes.max(initial=-1)) + 1)]
     return np.array(found)
 

@@ -28,8 +28,8 @@ LONG_CODE_KERNELS = "xqa"  # their names begin so; with drafts their code fills 
 
 
 def pair(baseline: pd.DataFrame, candidate: pd.DataFrame) -> pd.DataFrame:
-    """Newest rows of both sides side by side (`_a`, `_b`), a line for each point, and for each device if both have several."""
-    a, b = _summarised(baseline), _summarised(candidate)
+    """Newest rows of both sides, or of their `summary`, side by side (`_a`, `_b`): a line for each point, and device if several."""
+    a, b = (side if "log_us" in side else summary(side) for side in (baseline, candidate))
     places = [place for place in PLACE_COLUMNS if min(a[place].nunique(), b[place].nunique()) > 1]
     key = [*POINT_COLUMNS, *places]
     newest = [side.sort_values("finished_at", kind="stable").drop_duplicates(key, keep="last") for side in (a, b)]
@@ -37,7 +37,7 @@ def pair(baseline: pd.DataFrame, candidate: pd.DataFrame) -> pd.DataFrame:
     return paired.assign(**{f"{place}_{side}": paired[place] for place in places for side in "ab"})
 
 
-def _summarised(rows: pd.DataFrame) -> pd.DataFrame:
+def summary(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows with their samples summarised and trees as text. Of A/A pairs only the first row stays."""
     first = first_of_aa_pairs(rows)
     alone = first.assign(context="isolated")  # a step's own time has no launch, but its samples have

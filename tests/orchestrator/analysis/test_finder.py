@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from orchestrator import ROOT
@@ -335,6 +336,15 @@ def test_a_folder_without_results_says_what_to_type(monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     with pytest.raises(NoRows, match=r"there is no dataset here; type results\.path=DIR"):
         finder.find(LLAMA, selected(), None)
+
+
+def test_a_file_without_later_columns_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    older = pq.read_table(ROOT / "results/h200_main/servers.parquet").drop_columns(["energy_j", "plan_host_us", "soft_cap"])
+    (tmp_path / "results" / "mine").mkdir(parents=True)
+    pq.write_table(older, tmp_path / "results" / "mine" / "old.parquet")
+    monkeypatch.chdir(tmp_path)
+
+    assert finder.find(LLAMA, selected(), 3) == ("results/mine/old.parquet", LLAMA)
 
 
 def test_three_commands_give_one_flag_for_sglang_with_drafts_over_an_fp8_cache(invoke: Invoke):

@@ -118,25 +118,26 @@ def test_a_point_that_did_not_settle_is_not_red_alone():
     assert not decide_gate(given._replace(settled=np.full(20, False))).points.any()
 
 
-@pytest.mark.timeout(600)  # 20 s and 35 s of one core
+@pytest.mark.timeout(600)  # 10 s and 25 s of one core
 @pytest.mark.parametrize("kind", ["h100", "h200"])
 def test_the_rates_over_all_committed_datasets_on_one_gpu_and_on_two(kind: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(committed, "DRAWN", 12)  # points of each comparison: some hundred in all
     names = [f"{file.parent.name}/{file.stem}" for file in sorted((ROOT / "results").glob(f"{kind}_*/*.parquet"))]
-    lines = committed.all_rates(committed.committed(names))
+    lines = committed.all_rates(committed.committed(names), every=False)
     one_gpu = lines["gpus"].str.startswith("the same")
 
     for part in (lines[one_gpu], lines[~one_gpu]):
-        of = part[list(committed.COUNTS)].sum()
+        of = part.sum(numeric_only=True)
         assert len(part) >= 8
         assert of["red"] <= committed.MAX_RED * len(part)
         assert of["found"] >= committed.FOUND_GROUPS * of["backends"]
         assert of["points found"] >= committed.FOUND_POINTS * of["points"]
 
 
-def test_a_whole_run_that_is_slower_is_red_on_the_same_card():
+def test_a_whole_run_that_is_slower_is_red_on_the_same_card_and_one_that_is_faster_or_exchanged_is_not():
     (one,) = committed.committed(["h200_main/specdec_long_ctx_noise", "h200_studies/specdec_dirty"])
     given = evidence(one.pairs, ["backend"], NoiseFloors({}), Cards())
 
     assert one.gpus == "the same H200"
     assert Gate(given).decide(np.full(len(one.pairs), np.log(1.03))).by_group.all()
+    assert not committed.all_rates([one])[list(committed.COUNTS[:3])].any(axis=None)
