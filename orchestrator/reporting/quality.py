@@ -145,7 +145,7 @@ def size_grids(current: pd.DataFrame) -> list[Grid]:
     title = "smallest size from which the check catches 99% of all faults as large or larger"
     found = []
     for device, rows in drawn_faults(current).groupby("device_name", sort=True):
-        groups = rows.groupby(["judged_as", "kind", "kv_dtype"], sort=True)
+        groups = rows[["judged_as", "kind", "kv_dtype", "size", "caught"]].groupby(["judged_as", "kind", "kv_dtype"], sort=True)
         cells = tuple(
             (*map(str, names), *_from_size(part, "pair" if str(names[1]).startswith("pair") else "key")) for names, part in groups
         )
