@@ -84,4 +84,4 @@ class MeanErrors:
 
 
 def _in_words(what: str, found: float, limit: float) -> str:
-    return f"{what}: off by {found * limit:.2f} of the tolerance in root mean square, more than {limit:.2f}"
+    return f"{what}: off by {found * limit:.3f} of the tolerance in root mean square, more than {limit:.3f}"
