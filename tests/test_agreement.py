@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from orchestrator import ROOT
-from orchestrator.analysis.questions import best, engine_default, one_backend, open_views
+from orchestrator.analysis.questions import best, engine_default, in_engine, one_backend, open_views
 from orchestrator.analysis.questions.deployments import HERE, PLACE, parts
 from orchestrator.config.draft_cost import Draft
 from orchestrator.config.engine import Engine, releases, selected
@@ -101,6 +101,27 @@ def test_the_finding_of_servers_says_what_the_report_says():
         )
     assert {server: ["; ".join(sorted(cell)) for cell in cells] for server, cells in answers.items()} == printed
     assert len(printed) == 18
+
+
+def test_the_finding_of_engines_says_what_its_command_prints():
+    """The command of both pages reads the rows of the finding's table; README begins as its verdict does."""
+    pages = [(ROOT / f"docs/{name}.md").read_text() for name in ("report", "contexts")]
+    named = [re.findall(r"question=in_engine 'results\.path=\[(.*?)\]'", page) for page in pages]
+    found = (ROOT / "docs/findings/in_engine.md").read_text()
+    printed = [line.strip("| ").split(" | ") for line in found.splitlines() if line.startswith("| H200/")]
+    grid = in_engine.statement(open_views(named[0][0], threads=1))
+    told = {(engine.casefold(), what): (value.removesuffix("%"), so) for _, engine, what, value, _, so in grid.cells}
+
+    assert named[0] == named[1] and len(printed) == 3
+    for card, points, *figures in printed:
+        engine, of_points = card.removeprefix("H200/").casefold(), "points with an error of at most 5% or 2 µs"
+        whats = ("median error of attention", of_points, "of these with the same sign in attention")
+        assert told[engine, "points compared"][0].startswith(f"{points} of ")
+        assert [f"{float(told[engine, what][0]):.{n}f}%" for what, n in zip(whats, (1, 0, 0), strict=True)] == figures
+    holds = {engine for engine, _ in told if {so for (of, _), (_, so) in told.items() if of == engine} == {"", "holds"}}
+    verdict = re.findall(r"(?m)^\*\*(It holds in .*?): ", found)[0]
+    assert f"- **{verdict}** (" in (ROOT / "README.md").read_text()
+    assert {engine for engine, _ in told if engine in verdict.casefold().partition(";")[0]} == holds
 
 
 def test_the_finding_of_energy_says_what_the_report_says():

@@ -59,7 +59,8 @@ def index(found: dict[str, tuple[Document, Rendered]]) -> str:
     lines = "\n".join(headline(name, *one) for name, one in found.items())
     return f"""# What the sweeps found on an H200 and an H100
 
-Gain: how much longer the alternative takes, at the median where no range is given.
+What to use instead of what, then what each finding says.
+*Gain*: how much longer the alternative takes, at the median where no range is given.
 
 {table}
 

@@ -1,6 +1,11 @@
 -- The figures of `in_engine` and `in_engine_pairs`, a row for each GPU and release of an engine. `within`: the share of the points whose
 -- error is at most 5% or 2 µs. `shown`: of the decided pairs those that differ by more of a step than two starts do.
-SELECT *
+-- What an isolated time is good for: `most_median`, the error at the median, `least_within` and `least_same`, the pairs of one sign;
+-- `holds`: all, the order of flags alone, or nothing.
+SELECT *, 0.02::DOUBLE AS most_median, 0.9::DOUBLE AS least_within, 0.98::DOUBLE AS least_same, median_error <= most_median AS median_holds,
+       within >= least_within AS within_holds, same_attention / nullif(decided, 0) >= least_same AS order_holds,
+       CASE WHEN order_holds AND median_holds AND within_holds THEN 'all' WHEN order_holds THEN 'order' ELSE 'nothing' END AS holds,
+       replace(replace(engine, 'vllm', 'vLLM'), 'sglang', 'SGLang') || ' ' || engine_version AS title
 FROM (
     SELECT device_name, engine, engine_version, count(*) AS points, count(error) AS compared, median(share) AS share, median(abs(error)) AS median_error,
            quantile_cont(abs(error), 0.9) AS most_error, max(abs(error)) AS worst_error,
