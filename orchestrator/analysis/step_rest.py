@@ -113,8 +113,7 @@ def create_measured_rest(data: Dataset, source: Dataset | None, draft: Draft) ->
         of_place = known.get(ModelPlace(model, device, tp), Measured({}, {}, ""))
         if (us := us_at(of_place.layer, batch * s_qo)) is not None:
             if draft.layers is None and layers_of(model) is None:
-                words = "does not say how many layers it has; type draft.layers=80, or its own number"
-                raise UserError(f"draft.layers: model {model} {words}")
+                raise UserError(f"draft.layers: model {model} does not say how many it has; type draft.layers=80, or its number")
             once = us_at(of_place.once, batch * s_qo) or 0.0
             found.append((model, device, tp, batch, s_qo, us, once, layers_of(model), of_place.by))
     place = "model VARCHAR, device_name VARCHAR, tp BIGINT"

@@ -38,6 +38,7 @@ CURVES = {
 }
 
 MAX_LAYERS = 100_000  # far more than any model has
+COSTS = ("rest_us", "start_us", "cost_us")  # of a whole step
 Microseconds = Annotated[NonNegativeFloat, Field(allow_inf_nan=False)]
 
 
@@ -83,10 +84,8 @@ class Draft(Frozen):
         """Costs of a whole step need the number of layers: a row times one layer."""
         if self.rest is not None and self.rest_us:
             raise ValueError(f"draft.rest_us={self.rest_us:g}: draft.rest={self.rest} measures it; leave one of them out")
-        given = [key for key in ("rest_us", "start_us", "cost_us") if getattr(self, key)]
+        given = [key for key in COSTS if getattr(self, key)]
         if given and self.layers is None and self.rest is None:
-            raise ValueError(
-                f"draft.layers: needed with draft.{given[0]}, since a row times one layer of attention; "
-                f"type draft.layers=80 for Llama-3.1-70B, 32 for 8B, 61 for DeepSeek-V3"
-            )
+            words = "since a row times one layer of attention; type model=NAME, or draft.layers=80 with its own number"
+            raise ValueError(f"draft.layers: needed with draft.{given[0]}, {words}")
         return self

@@ -30,8 +30,7 @@ class Model(Frozen):
     `max_positions` is the longest request in tokens, which limits a sweep if a person `typed` the model. `index_topk` is to how
     many keys each query token attends if attention is sparse. Tokens of an `is_encoder` see those after them. `routines` has the
     sizes of layers that run a routine of `kernels/routines`, by its name. `layer` has the sizes of its matrix products, which
-    timing.context=step needs. With heads or sparsity other than those of its file a model is called `custom`: its name would say
-    that the rows are of a model that they are not of.
+    timing.context=step needs. With heads or sparsity other than those of its file a model is called `custom`.
     """
 
     name: str
@@ -126,7 +125,11 @@ def shipped() -> Mapping[str, Mapping[str, Any]]:
 
 def layers_of(name: str, kinds_of: Sequence[str] = (FULL, WINDOWED)) -> int | None:
     """The layers of a model that comes with the project, those that attend if others do not; None if its file does not say."""
-    model = _file_of(name)
+    return layers_in(_file_of(name), kinds_of)
+
+
+def layers_in(model: Mapping[str, Any], kinds_of: Sequence[str] = (FULL, WINDOWED)) -> int | None:
+    """As `layers_of`, of what a model's file holds."""
     if kinds := model.get("kinds"):
         return sum(int(count) for kind, count in kinds.items() if kind in kinds_of)
     layers: int | None = (model.get("layer") or {}).get("num_layers")

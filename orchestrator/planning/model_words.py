@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orchestrator.config.model import FULL, WINDOWED
+from orchestrator.config.draft_cost import COSTS
+from orchestrator.config.model import FULL, WINDOWED, layers_in
 from orchestrator.config.settings import Settings
 from orchestrator.config.sweep import OF_MODEL
 from orchestrator.notes import note_once
@@ -23,11 +24,14 @@ def is_typed(words: Sequence[str]) -> bool:
 
 
 def with_typed(config: Mapping[str, Any], words: Sequence[str]) -> Config:
-    """The composed configuration; a typed model is marked so, and its heads replace those that the sweep's `heads` sets."""
+    """The composed configuration with a typed model marked, its heads in `sweep.heads`, and its layers for a step's costs."""
     sweep, model = config.get("sweep"), config.get("model")
     if not is_typed(words) or not isinstance(model, dict):
         return {**config}
     typed = {**config, "model": {**model, "typed": True}}
+    draft = config.get("draft")
+    if isinstance(draft, dict) and draft.get("rest") is None and any(draft.get(key) for key in COSTS):
+        typed["draft"] = {**draft, "layers": draft.get("layers") or layers_in(model)}
     if not isinstance(sweep, dict) or any(word.startswith(f"sweep.{AXIS}=") for word in words):
         return typed
     rules = sweep.get("include")

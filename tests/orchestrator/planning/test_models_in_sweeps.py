@@ -11,7 +11,7 @@ import yaml
 
 from orchestrator import ROOT
 from orchestrator.config.base import own_files
-from orchestrator.config.settings import Settings, load
+from orchestrator.config.settings import AskSettings, Settings, load
 from orchestrator.errors import UserError
 from orchestrator.machines import known_devices
 from orchestrator.planning.decide import make_plan
@@ -53,6 +53,22 @@ def test_a_plan_runs_something_or_says_why(sweep: str):
         for device in known_devices().values():
             plan = make_plan(distinct, [device], settings)
             assert plan.decisions_of("run") or "no point runs on" in why_nothing_runs(plan, settings.sweep)
+
+
+@pytest.mark.parametrize(
+    ("typed", "layers"),
+    [
+        (["model=deepseek_v3", "draft.rest_us=20000"], 61),
+        (["model=qwen3_next_80b_a3b", "draft.cost_us=400"], 12),  # those that attend
+        (["model=deepseek_v3", "draft.layers=8", "draft.cost_us=400"], 8),
+        (["model=deepseek_v3", "draft.rest=preset", "draft.cost_us=400"], None),  # of each model of the rows
+        (["model=deepseek_v3"], None),  # attention alone
+    ],
+)
+def test_costs_of_a_step_take_the_layers_of_the_typed_model(typed: list[str], layers: int | None):
+    settings = load(with_typed(composed("mode=report", "question=draft", "results.path=results/mine", *typed), typed))
+
+    assert isinstance(settings, AskSettings) and settings.draft.layers == layers
 
 
 @pytest.mark.parametrize("server", ["llama_3_1_70b 8", "gpt_oss_120b 2", "qwen3_next_80b_a3b 1"])
