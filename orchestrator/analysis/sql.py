@@ -88,9 +88,7 @@ def among(column: str, values: Sequence[object]) -> str:
 def require_column(name: str) -> None:
     """Raises UserError for a name in `where` that is no column of single values; it says so if a report computes it."""
     if name in COMPUTED:
-        raise UserError(
-            f"where: '{name}' is in no row, because a report computes it; type mode=report question=best columns=[{name}]"
-        )
+        raise UserError(f"where: '{name}' is in no row, as a report computes it; type mode=report question=best columns=[{name}]")
     single = [column for column in COLUMNS if COLUMNS[column].type not in LISTS]
     if name not in single:
         raise UserError(unknown("where", name, single))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # What a command to measure suspects again takes from the comparison; the rest is of the candidate's rows.
 OF_COMPARISON = ("baseline=", "candidate=", "where=", "noise=", "same=", "cards=", "missing=")
 FEW = 5  # lines of a table of two kinds of GPU
-MORE = "every point, and how the verdicts were reached: full=true; by your requests: traffic=FILE or weights=[...]"
+MORE, BY_YOURS = "every point, and how the verdicts were reached: full=true", "by your requests: traffic=FILE or weights=[...]"
 NOT_OF_ROWS = ("mode=", "point=", "rerun=", "cluster.workers=", "modules=")
 
 
@@ -39,9 +39,12 @@ def execute(invocation: Invocation[CompareSettings]) -> int:
     if settings.format == "markdown":
         print(f"**{for_markdown(headline)}**\n")
     if is_brief:
-        notes = [*best_of.too_small(found.baseline, found.candidate), *notes, headline, MORE]
+        more = MORE if "weight" in best.problems else f"{MORE}; {BY_YOURS}"
+        notes = [*best_of.too_small(found.baseline, found.candidate), *notes, headline, more]
         brief.comparison(invocation.console, [one.first(FEW) for one in best_of.grids(best)], notes)
         return BAD_POINTS if found.regressed else OK
+    if settings.format == "terminal":  # and at the end, which is in sight
+        invocation.say(f"{headline}\n")
     invocation.show([*best_of.grids(best), *tables.grids(found)], title=headline)
     if settings.format == "markdown":
         print("\n" + "\n".join(f"- {for_markdown(note)}" for note in notes))

@@ -208,9 +208,7 @@ def _parsed(word: str) -> Override:
     if not override.key_or_group:
         raise UserError(f"{word}: a key is needed before the =; type KEY=VALUE")
     if override.is_hydra_override():
-        raise UserError(
-            f"{word}: such a key is the project's own to set; leave it out; for files of your own type --config-dir DIR"
-        )
+        raise UserError(f"{word}: such a key is the project's own to set; leave it out; for your own files type --config-dir DIR")
     value = _value(override)
     if isinstance(value, list) and (inner := [one for one in value if isinstance(one, Sweep)]):
         raise UserError(f"{word}: no function stands in a list; type its values, or a range of an axis: {_as_range(inner[0])}")

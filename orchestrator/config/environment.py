@@ -78,9 +78,7 @@ class Environment(Frozen):
                 f"flashinfer-python==0.6.13; give wheels for a folder, or type UV_DEFAULT_INDEX=... before the command for an index"
             )
         if self.wheels is not None and not self.requirements:
-            raise ValueError(
-                f"env.{self.name}.wheels={self.wheels!r}: allowed only with requirements; give these, or leave wheels out"
-            )
+            raise ValueError(f"env.{self.name}.wheels={self.wheels!r}: allowed only with requirements; give these, or leave it out")
         return self
 
 

@@ -80,9 +80,7 @@ class Settings(Frozen):
                 "another model=..."
             )
         if "," in self.results.path and not (MODES[self.mode].reads_dataset or self.mode == "document"):
-            raise ValueError(
-                f"results.path={self.results.path!r}: mode={self.mode} takes one dataset; several are for mode=report and dashboard"
-            )
+            raise ValueError(f"results.path={self.results.path!r}: mode={self.mode} takes one dataset; mode=report takes several")
         if self.mode == "check_power" and self.timing.context == "engine":
             raise ValueError("timing.context=engine: mode=check_power tests the check of answers, and an engine shows none")
         if self.mode == "check_power" and not self.check.enabled:
@@ -247,9 +245,7 @@ class AskSettings(Answers, ForDeployment):
     @model_validator(mode="after")
     def _fit_the_question(self) -> Self:
         if self.traffic is not None and self.question not in ("best", "one_backend"):
-            raise ValueError(
-                f"traffic={self.traffic!r}: mode=report weights two answers by it; type question=one_backend or question=best"
-            )
+            raise ValueError(f"traffic={self.traffic!r}: it weighs two answers; type question=one_backend or question=best")
         if self.columns and self.question is None:
             raise ValueError("columns: they are those of one answer; type a question too, such as question=best")
         return self

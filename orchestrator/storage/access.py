@@ -36,9 +36,7 @@ def open_writer(path: str, *, background: bool = False) -> DatasetWriter:
 
         return ObjectStore(path)
     if (file := parquet.data_file(path)).name != parquet.DATA:
-        raise UserError(
-            f"results.path={path!r} is the file {file}, which can only be read; type another results.path=DIR to write to"
-        )
+        raise UserError(f"results.path={path!r} is the file {file}, which can only be read; type another results.path=DIR to write")
     return folder.FolderStore(path, background=background)
 
 

@@ -21,8 +21,9 @@ from orchestrator.analysis.noise import SAME, first_of_aa_pairs
 from orchestrator.analysis.questions import cache_size, contenders_by, ranked_by, ranking_of
 from orchestrator.analysis.questions.exactness import error, named
 from orchestrator.analysis.questions.tables import describe_point, l2_words, percent
+from orchestrator.analysis.questions.traffic_weights import far_line, warnings
 from orchestrator.analysis.sql import quoted
-from orchestrator.analysis.traffic import Mix, weights
+from orchestrator.analysis.traffic import Mix, axes_to_measure, weights
 from orchestrator.config.weights import WEIGHT, WeightRules
 from orchestrator.tables import Grid
 
@@ -46,6 +47,7 @@ class BestOfSides:
     names: tuple[str, str]
     of_devices: bool
     problems: pd.DataFrame
+    far: tuple[tuple[str, ...], ...] = ()  # lines of the warning of traffic that the problems say little about
 
     @property
     def changed(self) -> pd.DataFrame:
@@ -63,12 +65,15 @@ def weighed(found: BestOfSides, rules: WeightRules, mix: Mix | None) -> BestOfSi
     for entry in rules:
         same = [found.problems[key].astype(str).str.lower() == str(value).lower() for key, value in entry.items() if key != WEIGHT]
         weight += float(entry[WEIGHT]) * pd.concat([pd.Series(True, weight.index), *same], axis=1).all(axis=1)
+    far: list[tuple[str, ...]] = []
     if mix is not None:
-        for _, part in found.problems.groupby([*OF_LINE, "s_qo"]):
-            sizes = [*zip(part["batch_size"], part["s_kv"], strict=True)]
-            shares = weights(mix, sizes, prompts=bool((part["s_qo"] == part["s_kv"]).all())).by_workload
-            weight[part.index] *= [shares[size] / sizes.count(size) for size in sizes]
-    return replace(found, problems=found.problems.assign(weight=weight))
+        for (*line, s_qo), part in found.problems.groupby([*OF_LINE, "s_qo"]):
+            sizes, prompts = [*zip(part["batch_size"], part["s_kv"], strict=True)], bool((part["s_qo"] == part["s_kv"]).all())
+            length, shares = "prompts" if prompts else str(s_qo), weights(mix, sizes, prompts=prompts)
+            weight[part.index] *= [shares.by_workload[size] / sizes.count(size) for size in sizes]
+            title = _title(dict(zip(OF_LINE, line, strict=True)), found.problems, whole=True)
+            far += [(title, *cells) for cells in far_line(length, shares.far_share, axes_to_measure(shares))]
+    return replace(found, problems=found.problems.assign(weight=weight), far=tuple(far))
 
 
 def best_of(baseline: Selection, candidate: Selection, max_rel_err: float | None = None) -> BestOfSides:
@@ -137,7 +142,7 @@ def by_batch(part: pd.DataFrame) -> list[BatchRange]:
 
 def grids(found: BestOfSides, same: float = SAME) -> list[Grid]:
     """The ratio by dtypes, and where another kernel is best: keeping one costs something beyond `same`. Empty without problems."""
-    return [] if found.problems.empty else [_lines(found), *_changed(found, same)]
+    return [] if found.problems.empty else [_lines(found), *warnings("workloads", found.far), *_changed(found, same)]
 
 
 def headline(found: BestOfSides) -> str:

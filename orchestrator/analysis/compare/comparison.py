@@ -48,12 +48,12 @@ class Comparison:
         return bool(self.points["red"].any() or (len(self.groups) and self.groups["red"].any()))
 
     @property
-    def red_groups(self) -> list[str]:
-        """The groups that the gate found slower, as people read them."""
+    def red_groups(self) -> dict[str, float]:
+        """The groups that the gate found slower, as people read them, and their `adjusted` change."""
         if self.groups.empty:
-            return []
-        red = self.groups[self.groups["red"]]
-        return [f"{by} {value}".strip() for by, value in zip(red["by"], red["value"], strict=True)]
+            return {}
+        red = self.groups.loc[self.groups["red"], ["by", "value", "adjusted"]]
+        return {f"{by} {value}".strip(): change for by, value, change in red.itertuples(index=False)}
 
     @property
     def suspects(self) -> pd.DataFrame:

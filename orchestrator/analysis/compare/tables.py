@@ -30,7 +30,7 @@ SHOWN_IF_VARYING = (
 ALWAYS_SHOWN = GRID_AXES
 SIDE_COLUMNS = (*CONDITION_COLUMNS.values(), *TIMING_KEYS, "sweep", "backend")
 GROUPS = "groups: the mean change, and the number of points with each verdict; the verdict asks whether it is beyond ±{same:.3g}%"
-OF_GATE = ", and the gate whether it is more than unchanged runs show"
+OF_GATE = ", and the gate whether the median, less what GPUs and runs explain, is more than unchanged runs show"
 NO_GATE = "These are two kinds of GPU, so there is no gate: the exit code says nothing about a regression."
 
 
@@ -62,9 +62,8 @@ def of_points(found: Comparison) -> list[Grid]:
 def headline(found: Comparison) -> str:
     counts = found.points["verdict"].value_counts()
     counted = ", ".join(f"{counts[verdict]} {verdict}" for verdict in MEANING if verdict in counts)
-    changes = found.groups.loc[found.groups["red"], "adjusted"] if found.red_groups else ()
-    slower = ", ".join(f"{name} ({change:+.1%})" for name, change in zip(found.red_groups, changes, strict=True))
-    groups = f"; slower as a group: {slower}" if slower else ""
+    slower = ", ".join(f"{name} ({change:+.2%})" for name, change in found.red_groups.items())
+    groups = f"; slower as a group, which is known better than a point: {slower}" if slower else ""
     suspects = int((~found.suspects["red"]).sum())
     again = f"; {suspects} suspects" if suspects else ""
     answer = "regression" if found.regressed else "no regression"
@@ -178,7 +177,7 @@ def _groups(found: Comparison) -> Grid:
             str(row["points"]),
             *_change(row),
             str(row["verdict"]),
-            *("red" if row["red"] else "" for _ in gate),
+            *(f"red, {row['adjusted']:+.2%}" if row["red"] else "" for _ in gate),
             *(str(row[verdict]) for verdict in DECIDED),
         )
         for row in found.groups.to_dict("records")

@@ -84,7 +84,10 @@ def grids(data: Dataset, mix: Mix) -> list[Grid]:
                  graph_fill""")
     by_deployment = {place: part for place, part in group_by(records, PLACE).items() if place in titles}
     lines = {titles[place]: [*_lines(part)] for place, part in by_deployment.items()}
-    far = {titles[place]: [*_far_lines(part)] for place, part in by_deployment.items()}
+    far = {
+        titles[place]: [*dict.fromkeys(line for r in part for line in far_line(_length(r), r["far"], r["measure"]))]
+        for place, part in by_deployment.items()
+    }
     title = "; ".join(["weights of your traffic: the share that each workload stands for", *mix.notes])
     return [Grid(title, HEADER, _of_deployments(lines)), *warnings("deployment", _of_deployments(far))]
 
@@ -100,9 +103,10 @@ def tell_of_far(data: Dataset) -> None:
 
 
 def warnings(what: str, cells: Iterable[tuple[str, ...]]) -> list[Grid]:
-    """The warning of traffic that the answer says little about, with what to measure; nothing if there is none."""
+    """The warning of traffic that the answer says little about, with what to measure; lengths with the same have one line."""
     title = f"warning: no measured workload is near this part of your traffic; near is 1/{NEAR} to {NEAR} times its batch and s_kv"
-    kept = tuple(dict.fromkeys(cells))
+    alike = grouped(((first, *far), length) for first, length, *far in cells)
+    kept = tuple((first, ", ".join(dict.fromkeys(lengths)), *far) for (first, *far), lengths in alike.items())
     header = (what, "s_qo", "share", "measure with +sweep=NAME traffic=FILE, or with these axes")
     return [Grid(title, header, kept)] if kept else []
 
@@ -124,13 +128,6 @@ def _lines(of_deployment: list[Record]) -> Iterator[tuple[str, ...]]:
         counts = sum(r["counts"] for r in part) / whole if whole else 0.0
         far = (percent(first["far_batch"]), percent(first["far_s_kv"]))
         yield (", ".join([first["phase"], *way]), _length(first), percent(counts), _listed(part), *far)
-
-
-def _far_lines(of_deployment: list[Record]) -> Iterator[tuple[str, ...]]:
-    """A line for all draft lengths of which the same is far."""
-    firsts = [part[0] for part in group_by(of_deployment, ("length", "way")).values()]
-    for (far, measure), lengths in grouped(((r["far"], r["measure"]), _length(r)) for r in firsts).items():
-        yield from far_line(", ".join(dict.fromkeys(lengths)), far, measure)
 
 
 def far_line(length: str, far: float, measure: str) -> list[tuple[str, ...]]:

@@ -354,7 +354,7 @@ def test_rows_of_an_answer_tell_of_far_traffic_and_refuse_what_has_no_weights(tm
 
 
 def test_only_two_questions_are_weighed():
-    with pytest.raises(UserError, match="weights two answers by it; type question=one_backend or"):
+    with pytest.raises(UserError, match="it weighs two answers; type question=one_backend or"):
         load(composed("mode=report", "question=regret", "traffic=a.jsonl", "results.path=results/x"))
 
 

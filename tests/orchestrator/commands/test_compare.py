@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -276,3 +277,13 @@ def test_the_committed_aa_pairs_are_no_regression_on_a_terminal(invoke: Invoke):
 
     assert done.returncode == 0, done.stderr
     assert "no regression: " in done.stdout and "576 of 576 pairs were interleaved" in done.stdout
+
+
+def test_a_red_group_has_one_change_in_the_first_line_in_the_last_and_in_the_table(invoke: Invoke):
+    sides = ("results.path=results/h200_releases/flashinfer_0_6_16", "baseline=flashinfer:0.6.16", "candidate=env:default")
+    done = invoke("mode=compare", *sides)
+    first, *_, last = done.stdout.splitlines()
+    red = re.findall(r"│ (\S+ \S+) +│[^\n]* │ red, (\+\d\.\d\d%) │", done.stdout)
+
+    assert (done.returncode, first) == (1, last)
+    assert len(red) == 2 and all(f"{name} ({change})" in last for name, change in red)

@@ -163,3 +163,18 @@ def test_weights_and_traffic_weigh_the_best_of_both(tmp_path: Path, invoke: Invo
 
     assert "by your weights" not in plain and "1.10 at batch 1, 1.43" in plain
     assert all("best against best by your weights: q bf16, kv bf16 1.43 every point" in told for told in (ruled, mixed))
+
+
+def test_traffic_far_from_the_rows_is_told_as_the_flag_of_a_server_tells_it(tmp_path: Path, invoke: Invoke):
+    h100, h200 = (dataset(tmp_path / name, rows) for name, rows in zip(("h100", "h200"), sides(), strict=True))
+    (tmp_path / "steps.jsonl").write_text("".join(f'{{"s_kv": {s_kv}, "batch_size": 8}}\n' for s_kv in (8192, 1024, 1024, 8192)))
+    given = f"traffic={tmp_path / 'steps.jsonl'}"
+    compared = ("mode=compare", f"baseline={h100}", f"candidate={h200}", given)
+    screen, full, asked = (
+        " ".join(invoke(*words).stdout.replace("│", " ").split())
+        for words in (compared, (*compared, "full=true"), ("mode=report", "question=one_backend", f"results.path={h200}", given))
+    )
+
+    assert all("warning: no measured workload is near this part of your traffic" in told for told in (screen, full, asked))
+    assert all("50%" in told and "sweep.batch_size=[8] sweep.s_kv=[1024]" in told for told in (screen, full, asked))
+    assert screen.endswith("how the verdicts were reached: full=true")
