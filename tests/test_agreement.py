@@ -103,6 +103,19 @@ def test_the_finding_of_servers_says_what_the_report_says():
     assert len(printed) == 18
 
 
+def test_the_worst_workloads_of_a_default_name_the_routines_of_the_rows():
+    data = open_views(RESULTS / "h200_main/servers.parquet", threads=1, where={"model": "llama_3_1_70b", "tp": 8})
+    worst = next(grid for grid in engine_default.grids(data) if grid.title == "where a default costs most")
+    known = set(
+        data.execute("""SELECT format('{}/{} batch {}, s_kv {:,}, s_qo {}, {} cache', routine, backend,
+            batch_size, s_kv, s_qo, kv_dtype)
+        FROM current WHERE status = 'ok'""")
+    )
+    told = [f"{re.sub(r'[(].*', '', line[kernel])} {line[8]}" for line in worst.cells for kernel in (2, 5)]
+
+    assert any(one.startswith("paged_prefill/fa2 ") for one in told) and [one for one in told if (one,) not in known] == []
+
+
 def test_the_finding_of_engines_says_what_its_command_prints():
     """The command of both pages reads the rows of the finding's table; README begins as its verdict does."""
     pages = [(ROOT / f"docs/{name}.md").read_text() for name in ("report", "contexts")]

@@ -43,6 +43,7 @@ KEPT = ("s_qo", "tp", "device_name", "model")  # of a deployment; what comes las
 ISOLATED = """status = 'ok' AND coalesce(context, 'isolated') = 'isolated' AND coalesce(twin, 0) = 0 AND shared_prefix IS NULL
     AND batch_spec IS NULL AND routine IN ('paged_decode', 'paged_prefill', 'ragged_prefill', 'mla', 'sparse_mla', 'gated_delta')
     AND coalesce(l2, 'clean') = 'clean' AND coalesce(icache, 'warm') = 'warm' AND coalesce(pace, 'bursts') = 'bursts'"""
+CALLS = "filename, kv_dtype, split_part(compute_capability, '.', 1)::INT, routine, backend"
 SIZES = "count(DISTINCT (batch_size, s_qo, s_kv, kv_dtype))"
 EVERY_DTYPE = 3  # of `HAS["fp8"]`
 # What a dataset has if it answers a question that others do not, as SQL over its rows; for FP8, better with both dtypes of queries.
@@ -103,11 +104,13 @@ def find(
         (file, turn, *_, answers, _, _) = found[0]
         both = _over_both(con, queries[turn][0], {name for name, at, *_ in found if at == turn}) if question == "fp8" else []
         files = both if both and answers < EVERY_DTYPE else [file]
+        others = [] if turn else [name for name, at, *_ in found if not at and name not in files]
+        calls = con.execute(f"SELECT DISTINCT {CALLS} FROM rows WHERE {queries[0][0]}").fetchall() if others else ()
     best = ",".join(str(places[one]) for one in files)
     why = "whose kernels are the fastest over 16-bit and over FP8 caches" if len(files) > 1 else "which says most about this"
     note_once(f"read {best}, {why}")
-    if not turn and (others := sum(not one[1] for one in found) - len(files)) > 0:
-        note_once(f"{others} more have such rows: results.path=DIR reads another")
+    if others:
+        _tell_others({name: places[name] for name in others}, {(name, tuple(call)) for name, *call in calls}, engines, {*files})
     here, all_caches = ({kv for name, *_, of in found if name in some for kv in of} for some in (files, places))
     for kv in sorted(all_caches - here):
         note_once(f"these are over {' and '.join(sorted(here))}; for the others type 'where={{kv_dtype: {kv}}}'")
@@ -133,6 +136,20 @@ def _best_first(queries: Iterable[tuple[str, str]], engines: Sequence[Engine], q
     )
     first = "answers DESC, has_default DESC, choices > 1 DESC, turn"
     return f"{' UNION ALL '.join(selects)} ORDER BY {first}, by_own_build DESC, choices DESC, workloads DESC, ended DESC, filename"
+
+
+def _tell_others(others: Mapping[str, Path], rows: Set[tuple[str, Any]], engines: Sequence[Engine], read: Set[str]) -> None:
+    """Says which other datasets, best first, have such rows, and where flags have right ones that `read` has none of."""
+    more = ", ..." if len(others) > MAX_NEAR else ""
+    first = ", ".join(map(str, [*others.values()][:MAX_NEAR]))
+    note_once(f"{len(others)} more have such rows: {first}{more}; results.path=DIR reads another")
+    caches, found = {kv for name, (kv, *_) in rows if name in read}, list[str]()
+    for flag, of in grouped((one.name, one) for engine in engines for one in engine.flags).items():
+        calls = {(kv, cc, *call) for one in of for kv in caches & {*one.kv} for cc in one.cc for *_, call in calls_of(one)}
+        have = {name for name, call in rows if call in calls}
+        found += [f"{flag} in {place}" for name, place in others.items() if name in have and not have & read][:1]
+    if found:
+        note_once(f"right rows of other flags: {', '.join(found)}")
 
 
 def _over_both(con: duckdb.DuckDBPyConnection, where: str, files: Set[str]) -> list[str]:

@@ -374,11 +374,6 @@ def in_order(phases: Iterable[str]) -> list[str]:
     return sorted(phases, key=lambda phase: (PHASES.index(phase) if phase in PHASES else len(PHASES), phase))
 
 
-def costs(data: Dataset) -> list[Record]:
-    text = files(__package__).joinpath("costs.sql").read_text(encoding="utf-8")
-    return data.records(f"{text.format(place=', '.join(PLACE), rough=ROUGH, much=MUCH_SLOWER)} ORDER BY ALL")
-
-
 def deployment_titles(data: Dataset) -> dict[tuple[Any, ...], str]:
     """The title of each deployment of the dataset, by its values of `PLACE`."""
     return _titles(data.records(f"SELECT DISTINCT {', '.join(PLACE)} FROM one_backend"))
@@ -427,7 +422,8 @@ def _decision(part: Part) -> tuple[Any, ...]:
 
 
 def _parts(data: Dataset) -> list[Part]:
-    found = costs(data)
+    text = files(__package__).joinpath("costs.sql").read_text(encoding="utf-8")
+    found = data.records(f"{text.format(place=', '.join(PLACE), rough=ROUGH, much=MUCH_SLOWER)} ORDER BY ALL")
     titles, too_big, references = _titles(found), left_out(data, PLACE), _references(data)
     groups = group_by(found, (*PLACE, "phase", "who", "layers"))
     kinds = Counter(key[:-1] for key in groups)

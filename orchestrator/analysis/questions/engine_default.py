@@ -10,9 +10,9 @@ from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.names import all_shown, shown
 from orchestrator.analysis.noise import SAME
 from orchestrator.analysis.questions.cache_size import left_out
-from orchestrator.analysis.questions.deployments import HERE, PLACE, Part, parts
+from orchestrator.analysis.questions.deployments import HERE, PLACE, Part, at, parts
 from orchestrator.analysis.questions.exactness import error, named
-from orchestrator.analysis.questions.tables import describe_point, percent
+from orchestrator.analysis.questions.tables import percent
 from orchestrator.analysis.rough import legend, mark
 from orchestrator.tables import Grid
 
@@ -59,13 +59,9 @@ def close(data: Dataset) -> Close:
 
 def _worst(data: Dataset) -> Grid:
     worst = data.records(f"""
-        SELECT worst.*, rows.point_id
-        FROM (
-            FROM engine_default WHERE regret > 1 + {SAME}
-            ORDER BY regret DESC, row, engine LIMIT {MAX_REGRETS}
-        ) AS worst
-        JOIN rows USING (row)
-        ORDER BY regret DESC, row, engine""")
+        SELECT worst.*, rows.point_id, won.routine AS best_routine
+        FROM (FROM engine_default WHERE regret > 1 + {SAME} ORDER BY regret DESC, row, engine LIMIT {MAX_REGRETS}) AS worst
+        JOIN rows USING (row) JOIN rows AS won ON won.row = best_row ORDER BY regret DESC, worst.row, worst.engine""")
     header = ("regret", "engine", "takes", "µs", "its err", "fastest", "µs of it", "its err", "at", "point_id")
     return Grid("where a default costs most", header, tuple(map(_worst_line, worst)))
 
@@ -74,13 +70,13 @@ def _worst_line(r: Record) -> tuple[str, ...]:
     return (
         f"{mark(r['rough'], r['best_rough'])}{r['regret']:.2f}",
         r["engine"],
-        shown(r["taken"]),
+        f"{r['routine']}/{shown(r['taken'])}",
         f"{mark(r['rough'])}{r['taken_us']:,.1f}",
         error(r["taken_rel_err"]),
-        named(r["best"], r["best_kernel"]),
+        f"{r['best_routine']}/{named(r['best'], r['best_kernel'])}",
         f"{mark(r['best_rough'])}{r['best_us']:,.1f}",
         error(r["best_rel_err"]),
-        describe_point(r),
+        f"{at(r)}, {r['kv_dtype']} cache",
         r["point_id"],
     )
 
@@ -93,12 +89,8 @@ def summary(data: Dataset) -> str | None:
         FROM engine_default GROUP BY engine, phase ORDER BY engine DESC, phase""")
     found = (
         f"{r['engine']}'s default, {r['phase']}: within {SAME:.0%} of the fastest at {percent(r['right'])} of {r['workloads']:,} "
-        "workloads"
-        + (
-            f", up to {mark(r['worst_rough'])}{r['worst']:.2f} times as long ({all_shown(r['best'])})"
-            if r["worst"] > 1 + SAME
-            else ""
-        )
+        + "workloads"
+        + f", up to {mark(r['worst_rough'])}{r['worst']:.2f} times as long ({all_shown(r['best'])})" * (r["worst"] > 1 + SAME)
         for r in engines
     )
     return "; ".join(found) or None

@@ -18,6 +18,7 @@ NEEDS = (
     "rows of a running engine (+sweep=in_engine), and isolated rows of the same model, GPU and lengths beside them: "
     "'results.path=[ENGINE_DIR,ISOLATED_DIR]'"
 )
+SO = {True: "holds", False: "missed"}
 SELECT = "SELECT device_name AS device, engine || ' ' || engine_version AS engine, "
 TELLS = {  # flags and points apart
     "flag": "flag, phase, kv_dtype AS cache",
@@ -75,22 +76,18 @@ def _figures(r: Record) -> Iterator[tuple[str, str, str, str]]:
     yield "points compared", f"{r['compared']:,} of {r['points']:,}", "", ""
     if not r["compared"]:
         return
-    yield "median error of attention", percent(r["median_error"]), percent(r["most_median"]), _so(r["median_holds"])
-    yield "points with an error of at most 5% or 2 µs", f"{r['within']:.1%}", f"{r['least_within']:.0%}", _so(r["within_holds"])
+    yield "median error of attention", percent(r["median_error"]), percent(r["most_median"]), SO[r["median_holds"]]
+    yield "points with an error of at most 5% or 2 µs", f"{r['within']:.1%}", f"{r['least_within']:.0%}", SO[r["within_holds"]]
     yield "90th percentile of the error, and the largest", f"{percent(r['most_error'])}, {percent(r['worst_error'])}", "", ""
     yield "pairs of flags, and those that are predicted to differ by more", f"{r['pairs'] or 0:,}, {r['decided'] or 0:,}", "", ""
     if not r["decided"]:
         return
     same = r["same_attention"] / r["decided"]
-    yield "of these with the same sign in attention", f"{same:.1%}", f"{r['least_same']:.0%}", _so(r["order_holds"])
+    yield "of these with the same sign in attention", f"{same:.1%}", f"{r['least_same']:.0%}", SO[r["order_holds"]]
     yield "with the same sign in all kernels of a step", f"{r['same_kernels'] / r['decided']:.1%}", "", ""
     shown = f"{r['same_step'] / r['decided']:.1%} ({r['shown_same']:,} of {r['shown']:,} where two starts differ by less)"
     yield "with the same sign in steps on the GPU, with their gaps", shown, "", ""
     yield "with the same sign in steps by the wall", f"{r['same_wall'] / r['decided']:.1%}", "", ""
-
-
-def _so(holds: bool) -> str:
-    return "holds" if holds else "missed"
 
 
 def summary(data: Dataset) -> str | None:

@@ -90,7 +90,7 @@ SELECT problems.* EXCLUDE (problem, family, routine, q_dtype, out_dtype), phase,
        every.status = 'mismatch' AS wrong, one.tolerance AS tolerance,
        if(every.status = 'mismatch', one.reason, NULL) AS wrong_reason,
        best.backend AS best, best.kernel AS best_kernel, best.median_us AS best_us, best.own_us AS best_own_us,
-       best.rel_err AS best_rel_err, best.rough AS best_rough, keyed.major AS major,
+       best.rel_err AS best_rel_err, best.rough AS best_rough, best.row AS best_row, keyed.major AS major,
        if(every.status = 'ok' AND best.own_us IS NOT NULL, greatest(1, ran.own_us / best.own_us), NULL) AS regret,
        floor_at(noise.noise_floor, ran.us, ran.own_us) AS noise_floor
 FROM every
