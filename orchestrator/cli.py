@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, get_args
 
 import conf
 import orchestrator
@@ -18,6 +18,7 @@ from orchestrator.commands import BAD_POINTS, INTERRUPTED, OK, execute
 from orchestrator.composing import completion
 from orchestrator.composing.compose import CONFIG_DIR, VERSION, composed, with_sweep_of_row
 from orchestrator.composing.overrides import HELP, Arguments, read
+from orchestrator.config.settings import Format, Question
 from orchestrator.errors import UserError
 from orchestrator.untrusted.text import for_terminal
 
@@ -26,6 +27,8 @@ VERBOSE = ("-v", "--verbose")
 UNWRITTEN = 74  # EX_IOERR of sysexits.h: 1 would say that something was measured, and is slower
 ADVICE = "what was measured, or written to files, is kept; type the command again, with its output sent to another place"
 BROKEN_PIPE = 141  # what a shell reports for SIGPIPE
+ANSWERS = "; ".join(f"{key}={' | '.join(get_args(of))}" for key, of in {"question": Question, "format": Format}.items())
+OF_HELP = ("~trees", f"hydra.help.footer='{ANSWERS}'")  # without the tokens of trees
 MEASURING = ("flashinfer", "pynvml", "ray", "torch", "uv")  # what the extra `run` installs: no other command needs it
 
 
@@ -112,7 +115,8 @@ def _show(arguments: Arguments) -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises its errors instead of printing them
     folder = [] if arguments.config_dir is None else ["--config-dir", arguments.config_dir]
     # A shell completes a command by its name, so `python -m` installs that of the other one.
-    before, sys.argv = sys.argv, ["attention-orchestrator", *folder, *arguments.shows, *arguments.words]
+    own = OF_HELP if "--help" in arguments.shows else ()
+    before, sys.argv = sys.argv, ["attention-orchestrator", *folder, *arguments.shows, *arguments.words, *own]
     try:
         hydra.main(version_base=VERSION, config_path=f"pkg://{conf.__name__}", config_name="config")(lambda config: None)()
     except SystemExit as end:  # after --help

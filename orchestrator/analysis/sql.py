@@ -77,9 +77,7 @@ def among(column: str, values: Sequence[object]) -> str:
     for one in values:
         if isinstance(one, Bounds):
             if COLUMNS[column].type not in NUMBERS:
-                raise UserError(
-                    f"where.{column}={one!r}: allowed for columns of numbers; type {column}: a value, or several in brackets"
-                )
+                raise UserError(f"where.{column}={one!r}: allowed for columns of numbers; type a value, or [several]")
             ends = [f"{quoted(column)} {sign} {end}" for sign, end in ((">=", one.low), ("<=", one.high)) if end is not None]
             parts.append(f"({' AND '.join(ends)})")
     return f"({' OR '.join(parts)})"

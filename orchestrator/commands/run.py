@@ -58,7 +58,7 @@ def execute(invocation: Running) -> int:
                     import_module(".report", before_after.__package__)
                 job = Run(settings, invocation.overrides, store, pool, progress)
                 if all(point.env is None for point in points):  # an environment may be refused, and then nothing runs
-                    _say_without_gpu(invocation, job, ", so the reference alone runs (Ctrl-C ends it)")
+                    _say_without_gpu(invocation, job, ", so only backends that run on a CPU do (Ctrl-C ends it)")
                 counts, left_out = job.go(points), pool.left_out
         except (KeyboardInterrupt, NoWorkers, CannotStore) as error:
             return _stopped(invocation, error, store, same_command)

@@ -80,9 +80,7 @@ def read(argv: Sequence[str]) -> Arguments:
     for override in several:
         _require_several(override, typed.multirun)
     if math.prod(sum(1 for _ in itertools.islice(one.sweep_iterator(), MAX_JOBS + 1)) for one in several) > MAX_JOBS:
-        raise UserError(
-            f"-m: these values make more than {MAX_JOBS:,} jobs; allowed: up to {MAX_JOBS:,}; an axis takes a list, KEY=[1,2]"
-        )
+        raise UserError(f"-m: more than {MAX_JOBS:,} jobs; allowed: up to {MAX_JOBS:,}; an axis takes a list, KEY=[1,2]")
     return found
 
 

@@ -51,9 +51,7 @@ def _probabilities(given: Any) -> float | tuple[float, ...] | str:
     several = isinstance(given, list | tuple)
     found = tuple(given) if several else (given,)
     if not found or not all(isinstance(p, int | float) and not isinstance(p, bool) and 0 <= p <= 1 for p in found):
-        raise ValueError(
-            f"draft.acceptance={given!r}: allowed: a probability from 0 to 1, or one for each position such as [0.9,0.8,0.7]"
-        )
+        raise ValueError(f"draft.acceptance={given!r}: allowed: from 0 to 1, or one for each position such as [0.9,0.8,0.7]")
     return found if several else found[0]
 
 

@@ -26,7 +26,10 @@ CHOOSE_A_MODEL = ("report", "site", "export")  # of the rows
 TAKE_ADAPTERS = ("support", "conformance")
 SWEEPS = ("sweep", "import")  # the keys that name one
 SUSPECTS = "rerun=suspects"
-ALSO = {"engine": ", which answer for each cache of an engine", "drafts": "; 'where={s_qo: 4}' chooses rows with drafts of 3"}
+ALSO = {
+    "engine": " in its place, which answer for each cache of an engine; 'where={backend: [fa2_tc, cudnn]}' chooses rows",
+    "drafts": "; 'where={s_qo: 4}' chooses rows with drafts of 3",
+}
 
 
 def modes_with(key: str) -> tuple[str, ...]:

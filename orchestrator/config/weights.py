@@ -22,9 +22,7 @@ MAX_WEIGHT, MAX_WORKLOADS = 1e15, 10_000
 def checked_weights(given: Any) -> WeightRules:
     """Entries with keys of a problem and a weight above 0; a list stands for an entry of each value. Raises ValueError."""
     if given == []:
-        raise ValueError(
-            "weights=[]: allowed: one workload or more, such as [{s_qo: 4, weight: 1}]; leave it out to weigh all alike"
-        )
+        raise ValueError("weights=[]: allowed: one workload or more, such as [{s_qo: 4, weight: 1}]; or leave it out")
     entries = () if given is None else several(given)
     allowed = [name for name in Problem.model_fields if name != "tree"]  # a tree has a name, in `mask`
     for entry in entries:

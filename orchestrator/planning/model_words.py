@@ -57,9 +57,7 @@ def say(settings: Settings, points: Sequence[Point], words: Sequence[str]) -> No
         note_once(f"{count:,} of {len(points):,} points do not run: {reason}")
     if is_typed(words) and not ours:
         whose = f"import={settings.source}" if settings.source else f"sweep {settings.sweep.name}"
-        note_once(
-            f"model: no point has its heads, since {whose} brings its own; type sweep.{AXIS}=[{MODEL}] for those of model=..."
-        )
+        note_once(f"model: no point has its heads: {whose} brings its own; type sweep.{AXIS}=[{MODEL}] for those of model=...")
     if not ours:
         return
     window = model.sliding_window

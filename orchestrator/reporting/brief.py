@@ -14,7 +14,7 @@ from rich.text import Text
 
 from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
-from orchestrator.analysis.questions.deployments import PLACE, Part, briefs, is_usual, no_room_at, parts, server_name
+from orchestrator.analysis.questions.deployments import HERE, PLACE, Part, briefs, is_usual, no_room_at, parts, server_name
 from orchestrator.analysis.questions.exactness import named
 from orchestrator.analysis.questions.tables import group_by, spread, varying_keys
 from orchestrator.config.model import CUSTOM
@@ -166,7 +166,8 @@ def _decisions(data: Dataset, width: int) -> list[Text]:
     every = sorted(parts(data), key=lambda part: (not is_usual(part.place), _of(part, "model") == CUSTOM))
     groups = grouped(((part.place, part.what), part) for part in every)
     names = [name for name in ("device_name", "model", "tp") if len({_of(part, name) for part in every}) > 1]
-    words = "what to type: nothing for a default; mean time over the fastest's (at worst)"
+    typed = "what to type by a release's rules (default: none)" if any(part.who != HERE for part in every) else "backends, no flag"
+    words = f"{typed}; mean over fastest (at worst)"
     found = [Text(words)] if groups else []
     for of in list(groups.values())[:DECISIONS]:
         place = dict(zip(PLACE, of[0].place, strict=True))
@@ -256,7 +257,8 @@ def _short(tokens: int) -> str:
 
 def _source(data: Dataset) -> str:
     known = facts(data)
-    return "; ".join(filter(None, (", ".join(known["with"]), *(f"measured {day}" for day in known["measured"]))))
+    told = " ".join((*known["measured"], *[f"with {', '.join(known['with'])}"] * bool(known["with"])))
+    return f"measured {told}" if told else ""
 
 
 def _next(path: str, questions: Sequence[str]) -> str:

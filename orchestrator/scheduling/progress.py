@@ -72,7 +72,9 @@ class Progress:
                 if task.visible and not task.finished:
                     count = f" {task.completed:.0f} of {task.total:.0f}" if task.total else ""
                     left = task.fields.get("left")
-                    clocks = f"elapsed {_clock(task.elapsed or 0)}" + (f", left about {_clock(left.seconds)}" if left else "")
+                    clocks = f"elapsed {_clock(task.elapsed or 0)}" + (
+                        f", left about {_clock(left.seconds)}" if left and left.is_told else ""
+                    )
                     note = f"; {task.fields['note']}" if task.fields["note"] else ""
                     self.console.print(f"{task.description}{count}, {clocks}{note}", highlight=False, soft_wrap=True, markup=False)
 
@@ -151,6 +153,7 @@ class TimeLeft:
         self._total = self._left = sum(sum(costs) for costs in self._costs.values())
         self._workers, self._now = max(1, workers), now
         self._began = self._updated = None  # type: float | None
+        self.is_told = any(name != "cpu" for group in plan.groups for name in group.devices)  # a CPU's rates are guesses
 
     def finished(self, point_ids: Iterable[str]) -> None:
         """Takes points off. Time counts from the first one that ran, since modules may be compiled before."""
@@ -160,7 +163,7 @@ class TimeLeft:
         self._updated = self._now()
         self._left -= ended
         if self._began is None:
-            self._began, self._total = self._updated, self._left
+            self._began, self._total, self.is_told = self._updated, self._left, True
 
     @property
     def seconds(self) -> float:
@@ -183,4 +186,4 @@ class TimeLeftColumn(progress.TimeRemainingColumn):
         left = task.fields.get("left")
         if left is None or task.finished:
             return super().render(task)
-        return Text(_clock(left.seconds), style="progress.remaining")
+        return Text(_clock(left.seconds) if left.is_told else "-:--:--", style="progress.remaining")

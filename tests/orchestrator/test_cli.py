@@ -9,13 +9,14 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pandas as pd
 import pytest
 
 from orchestrator import ROOT, cli, commands
 from orchestrator.config.modes import MODES
+from orchestrator.config.settings import Format, Question
 from tests.helpers.command_line import Invoke, command, environment, run, run_from_scratch
 
 
@@ -87,6 +88,10 @@ def test_help_names_the_groups_and_starts_nothing(invoke: Invoke):
         word in done.stdout
         for word in ("specdec_long_ctx", "mode=plan device=b200", "cluster: inline, kuberay, local, ray, slurm", "h200")
     )
+    assert all(
+        f"{key}={' | '.join(get_args(values))}" in done.stdout for key, values in (("question", Question), ("format", Format))
+    )
+    assert "branches" not in done.stdout and "max_rel_err" in done.stdout  # every key, and no tokens of trees
 
 
 def test_help_imports_nothing_heavy():

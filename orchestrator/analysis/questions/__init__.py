@@ -241,9 +241,7 @@ def _note_unused(data: Dataset, weights: WeightRules) -> None:
     if unused:
         share = sum(float(entry[WEIGHT]) for entry in unused) / sum(float(entry[WEIGHT]) for entry in weights)
         keys = ", ".join(f"{{{', '.join(f'{key}: {value}' for key, value in e.items() if key != WEIGHT)}}}" for e in unused)
-        note_once(
-            f"weights: {len(unused)} of {len(weights)} entries, with {share:.0%} of the weight, fit no measured workload: {keys}"
-        )
+        note_once(f"weights: {len(unused)} of {len(weights)} entries, {share:.0%} of the weight, fit no measured workload: {keys}")
 
 
 def _create_own_builds(data: Dataset) -> None:

@@ -32,6 +32,7 @@ IN_TITLE = ("device_name", "model", "tp", "num_qo_heads", "kv_dtype", "l2")
 USUAL: dict[str, Sequence[str]] = {"l2": ["clean"], "icache": ["warm"], "context": ["isolated"], "pace": ["bursts"], "env": []}
 OF_CUSTOM = ("num_kv_heads", "head_dim_qk")  # they follow from a model's name; heads without one are told apart by them
 HERE = "backend"  # `who` of the choices that are backends of this project
+NAMED = 3  # of them in a brief answer, the fastest first
 MUCH_SLOWER = 1.2  # a choice that takes more than this many times the fastest one's time at some workload: an answer says so
 NOT_THERE = "not in the engine"  # the `status` of a flag that does not serve a workload
 MAX_REASON = 80  # characters of a wrong answer's reason
@@ -285,6 +286,8 @@ class Part:
         who = "" if self.who == HERE else f"{self.who}{kind}: "
         if choice is None:
             return f"{who}no advice"
+        if self.who == HERE:
+            return ", ".join(f"{one.label}{one.price(at_worst=at_worst)}" for one in self.measured[:NAMED])
         return f"{who}{choice.label}{' (default)' if choice.is_default else ''}{choice.price(at_worst=at_worst)}"
 
     @property

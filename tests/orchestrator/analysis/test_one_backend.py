@@ -247,7 +247,7 @@ def test_weights_that_fit_no_workload_are_named_with_their_share(capsys: pytest.
         notes.release()
 
     assert (
-        "weights: 2 of 3 entries, with 75% of the weight, fit no measured workload: {batch_size: 7}, {s_kv: 9}"
+        "weights: 2 of 3 entries, 75% of the weight, fit no measured workload: {batch_size: 7}, {s_kv: 9}"
         in capsys.readouterr().err
     )
 

@@ -37,7 +37,7 @@ from orchestrator.errors import UserError
             "type its values, or a range of an axis: {from: 256, to: 768, step: 256}",
         ),
         (["sweep.s_kv=choice(256,512)"], "in brackets, sweep.s_kv=[256,512]; to run"),
-        (["-m", "sweep.s_qo=range(1,10000000000000000)"], "these values make more than 1,000 jobs; allowed: up to 1,000"),
+        (["-m", "sweep.s_qo=range(1,10000000000000000)"], "-m: more than 1,000 jobs; allowed: up to 1,000"),
         (["-m", "a=" + ",".join(map(str, range(40))), "b=" + ",".join(map(str, range(40)))], "more than 1,000 jobs"),
         (["-m", "sweep.s_qo=interval(1,2)"], "allowed with -m: values with commas"),
         (["-m", "mode=glob(*)"], "allowed with -m: values with commas"),

@@ -45,7 +45,7 @@ def test_other_heads_get_nothing_of_a_model(invoke: Invoke):
     _, verdicts, said = planned(invoke, "+sweep=ragged_prefill", own, "model=gpt_oss_120b")
 
     assert verdicts == planned(invoke, "+sweep=ragged_prefill", own)[1]
-    assert "note: model: no point has its heads, since sweep ragged_prefill brings its own" in said
+    assert "note: model: no point has its heads: sweep ragged_prefill brings its own" in said
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_imported_points_say_that_a_model_is_not_theirs(tmp_path: Path, invoke: 
     )
     said = planned(invoke, f"import={tmp_path}/list.txt", "model=qwen3_8b")[2]
 
-    assert f"note: model: no point has its heads, since import={tmp_path}/list.txt brings its own" in said
+    assert f"note: model: no point has its heads: import={tmp_path}/list.txt brings its own" in said
 
 
 def test_a_model_that_nobody_typed_limits_no_length(invoke: Invoke):

@@ -81,6 +81,14 @@ def test_a_letter_stands_for_the_same_backend_in_every_report_and_is_explained_o
     assert len(set(brief.LETTERS.values())) == len(brief.LETTERS)
 
 
+def test_backends_without_a_flag_are_told_with_their_figures_and_no_flag_to_type():
+    rows = [made(name, us, routine="paged_decode") for name, us in (("gather_sdpa", 10.0), ("flex_attention", 25.0))]
+    brief.show(Console(file=(file := io.StringIO()), width=80), asked(*rows), "DIR", ["best"])
+
+    assert "gather_sdpa 1.00× (1.00), flex_attention 2.50× (2.50)" in file.getvalue()
+    assert "what to type" not in file.getvalue() and "backends, no flag; mean over fastest (at worst)" in file.getvalue()
+
+
 def test_a_lone_backend_is_called_no_fastest_one_and_an_empty_cell_is_explained():
     rows = [made("a", 10.0), made("a", 20.0, s_kv=16384), made("a", 20.0, batch_size=1)]
     found = []

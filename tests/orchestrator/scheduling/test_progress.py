@@ -15,6 +15,7 @@ from orchestrator.config.settings import Settings
 from orchestrator.machines import known_devices
 from orchestrator.planning.decide import make_plan
 from orchestrator.planning.expand import expand
+from orchestrator.planning.plan import Plan
 from orchestrator.scheduling.progress import EVERY_S, Progress, TimeLeft
 from orchestrator.storage.row import describe, finish
 
@@ -40,9 +41,13 @@ def test_a_terminal_shows_points_done_and_failures(settings: Callable[..., Setti
     assert "1 failed; last: " in screen and "22.2 µs (batch " in screen and "boom" in screen
 
 
+def plan_on_a_cpu(settings: Callable[..., Settings]) -> Plan:
+    return make_plan(expand(settings("+sweep=smoke")), [known_devices()["cpu"]], settings("+sweep=smoke"))
+
+
 def test_each_line_of_the_bar_shows_from_its_begin_on(settings: Callable[..., Settings]):
     screen = io.StringIO()
-    plan = make_plan(expand(settings("+sweep=smoke")), [known_devices()["cpu"]], settings("+sweep=smoke"))
+    plan = plan_on_a_cpu(settings)
     with Progress(Console(file=screen, force_terminal=True, width=160)) as progress:
         progress.stage("Ray starts")
         progress._bar.refresh()
@@ -54,10 +59,16 @@ def test_each_line_of_the_bar_shows_from_its_begin_on(settings: Callable[..., Se
 
     assert "Ray starts" in before and "points" not in before
     assert "0/8" in after and "kernel modules" not in after
+    assert "-:--:--" in after  # nobody has measured what a CPU does
 
 
 def test_elsewhere_it_is_a_line_every_now_and_then(settings: Callable[..., Settings]):
     assert shown(settings("+sweep=smoke"), terminal=False) == ""
+    plan, console = plan_on_a_cpu(settings), Console(file=(screen := io.StringIO()), width=160)
+    with Progress(console, every_s=0.05) as progress:
+        progress.begin(plan, plan, workers=1)
+        time.sleep(0.2)
+    assert "points 0 of 8, elapsed 0:00:00; workers load" in screen.getvalue() and "left" not in screen.getvalue()
     lines = shown(settings("+sweep=smoke"), terminal=False, seconds=0.1).splitlines()
 
     assert 2 <= len(lines) <= 5
