@@ -141,15 +141,15 @@ def _best_first(queries: Iterable[tuple[str, str]], engines: Sequence[Engine], q
 def _tell_others(others: Mapping[str, Path], rows: Set[tuple[str, Any]], engines: Sequence[Engine], read: Set[str]) -> None:
     """Says which other datasets, best first, have such rows, and where flags have right ones that `read` has none of."""
     more = ", ..." if len(others) > MAX_NEAR else ""
-    first = ", ".join(map(str, [*others.values()][:MAX_NEAR]))
-    note_once(f"{len(others)} more have such rows: {first}{more}; results.path=DIR reads another")
+    first = ",\n  ".join(map(str, [*others.values()][:MAX_NEAR]))
+    note_once(f"{len(others)} more have such rows; results.path=DIR reads another:\n  {first}{more}")
     caches, found = {kv for name, (kv, *_) in rows if name in read}, list[str]()
     for flag, of in grouped((one.name, one) for engine in engines for one in engine.flags).items():
         calls = {(kv, cc, *call) for one in of for kv in caches & {*one.kv} for cc in one.cc for *_, call in calls_of(one)}
         have = {name for name, call in rows if call in calls}
         found += [f"{flag} in {place}" for name, place in others.items() if name in have and not have & read][:1]
     if found:
-        note_once(f"right rows of other flags: {', '.join(found)}")
+        note_once("right rows of other flags:\n  " + ",\n  ".join(found))
 
 
 def _over_both(con: duckdb.DuckDBPyConnection, where: str, files: Set[str]) -> list[str]:
