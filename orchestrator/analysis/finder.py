@@ -9,6 +9,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.analysis.keys import USUAL_TIMING
 from orchestrator.analysis.noise import SAME
 from orchestrator.analysis.sources import NEAR, RULE_EDGES
 from orchestrator.analysis.sql import LentRows, condition, file_literal, literal, quoted, sql_type
@@ -40,9 +41,9 @@ READ = (*WORKLOAD, *OF_ROW, "kv_dtype", "q_dtype", "tree", "graph_batch", "soft_
 MAX_NEAR = 3  # of the deployments nearest to one that is not measured
 KEPT = ("s_qo", "tp", "device_name", "model")  # of a deployment; what comes last is changed last
 # Rows that stand for a server: timed one call at a time, as the default settings do.
-ISOLATED = """status = 'ok' AND coalesce(context, 'isolated') = 'isolated' AND coalesce(twin, 0) = 0 AND shared_prefix IS NULL
-    AND batch_spec IS NULL AND routine IN ('paged_decode', 'paged_prefill', 'ragged_prefill', 'mla', 'sparse_mla', 'gated_delta')
-    AND coalesce(l2, 'clean') = 'clean' AND coalesce(icache, 'warm') = 'warm' AND coalesce(pace, 'bursts') = 'bursts'"""
+ISOLATED = f"""status = 'ok' AND coalesce(twin, 0) = 0 AND shared_prefix IS NULL AND batch_spec IS NULL
+    AND routine IN ('paged_decode', 'paged_prefill', 'ragged_prefill', 'mla', 'sparse_mla', 'gated_delta')
+    AND {" AND ".join(f"coalesce({key}, '{usual}') = '{usual}'" for key, usual in USUAL_TIMING.items())}"""
 CALLS = "filename, kv_dtype, split_part(compute_capability, '.', 1)::INT, routine, backend"
 SIZES = "count(DISTINCT (batch_size, s_qo, s_kv, kv_dtype))"
 EVERY_DTYPE = 3  # of `HAS["fp8"]`

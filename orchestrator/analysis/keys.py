@@ -5,6 +5,7 @@ from __future__ import annotations
 from kernels.problem import Problem
 
 TIMING_KEYS = ("timer", "l2", "icache", "context", "pace")  # how a time was taken
+USUAL_TIMING = {"l2": "clean", "icache": "warm", "context": "isolated", "pace": "bursts"}  # as the default settings take it
 # Two times are compared only if all of these are equal: the place, the whole problem (so that a new axis joins by itself), and how
 # they were taken. `mask` stands for the tree too: if two trees have one name, `current` appends the tree to it.
 PROBLEM_KEYS = ("device_name", *(field for field in Problem.model_fields if field != "tree"), *TIMING_KEYS, "env")

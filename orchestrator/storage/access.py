@@ -36,7 +36,7 @@ def open_writer(path: str, *, background: bool = False) -> DatasetWriter:
 
         return ObjectStore(path)
     if (file := parquet.data_file(path)).name != parquet.DATA:
-        raise UserError(f"results.path={path!r} is the file {file}, which can only be read; type another results.path=DIR to write")
+        raise UserError(f"results.path={path!r} is the file {file}, which can only be read; type another results.path=DIR")
     return folder.FolderStore(path, background=background)
 
 

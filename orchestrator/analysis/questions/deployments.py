@@ -15,7 +15,7 @@ from typing import Any
 
 from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
-from orchestrator.analysis.keys import TIMING_KEYS
+from orchestrator.analysis.keys import TIMING_KEYS, USUAL_TIMING
 from orchestrator.analysis.names import shown
 from orchestrator.analysis.questions.cache_size import left_out, no_room
 from orchestrator.analysis.questions.exactness import named, share
@@ -29,7 +29,7 @@ PHASES = ("decode", "drafts", "tree drafts", "chunked prefill", "prefill")
 PLACE = ("device_name", "model", "tp", "num_qo_heads", "kv_dtype", *TIMING_KEYS, "env", "num_kv_heads", "head_dim_qk")
 IN_TITLE = ("device_name", "model", "tp", "num_qo_heads", "kv_dtype", "l2")
 # How the times of a server are taken.
-USUAL: dict[str, Sequence[str]] = {"l2": ["clean"], "icache": ["warm"], "context": ["isolated"], "pace": ["bursts"], "env": []}
+USUAL: dict[str, Sequence[str]] = {**{key: [usual] for key, usual in USUAL_TIMING.items()}, "env": []}
 OF_CUSTOM = ("num_kv_heads", "head_dim_qk")  # they follow from a model's name; heads without one are told apart by them
 HERE = "backend"  # `who` of the choices that are backends of this project
 NAMED = 3  # of them in a brief answer, the fastest first
