@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 # What a command to measure suspects again takes from the comparison; the rest is of the candidate's rows.
 OF_COMPARISON = ("baseline=", "candidate=", "where=", "noise=", "same=", "cards=", "missing=")
-FEW = 5  # lines of a table of two kinds of GPU
 MORE, BY_YOURS = "every point, and how the verdicts were reached: full=true", "by your requests: traffic=FILE or weights=[...]"
 NOT_OF_ROWS = ("mode=", "point=", "rerun=", "cluster.workers=", "modules=")
 
@@ -33,17 +32,18 @@ def execute(invocation: Invocation[CompareSettings]) -> int:
     found = compared(settings)
     best = best_of.best_of(found.baseline, found.candidate, settings.best.max_rel_err)
     best = best_of.weighed(best, settings.weights, mix_of(settings))
-    is_brief = best.of_devices and settings.format == "terminal" and not settings.full  # there is no gate, and many points
-    notes = [*tables.of_gate(found), tables.headline(found)] if is_brief else [*tables.notes(found), *_again(invocation, found)]
-    headline = best_of.headline(best) if best.of_devices and len(best.problems) else tables.headline(found)
+    of_devices, commands = best.of_devices and len(best.problems), _again(invocation, found)
+    headline = best_of.headline(best) if of_devices else tables.headline(found)
+    if settings.format == "terminal" and not settings.full:
+        counted = [*best_of.too_small(found.baseline, found.candidate), tables.headline(found)] if of_devices else []
+        notes = [*tables.of_gate(found), *counted, MORE if "weight" in best.problems else f"{MORE}; {BY_YOURS}"]
+        largest, rest = ([], []) if of_devices else tables.of_screen(found)
+        brief.comparison(invocation.console, headline, [*largest, *best_of.grids(best), *rest], notes, commands)
+        return BAD_POINTS if found.regressed else OK
+    notes = [*tables.notes(found), *commands]
     if settings.format == "markdown":
         print(f"**{for_markdown(headline)}**\n")
-    if is_brief:
-        more = MORE if "weight" in best.problems else f"{MORE}; {BY_YOURS}"
-        notes = [*best_of.too_small(found.baseline, found.candidate), *notes, headline, more]
-        brief.comparison(invocation.console, [one.first(FEW) for one in best_of.grids(best)], notes)
-        return BAD_POINTS if found.regressed else OK
-    if settings.format == "terminal":  # and at the end, which is in sight
+    elif settings.format == "terminal":  # and at the end, which is in sight
         invocation.say(f"{headline}\n")
     invocation.show([*best_of.grids(best), *tables.grids(found)], title=headline)
     if settings.format == "markdown":
@@ -63,8 +63,6 @@ def compared(settings: Compared) -> Comparison:
 def _again(invocation: Invocation[CompareSettings], found: Comparison) -> list[str]:
     """The commands that measure the suspects again, one for each sweep that they come from."""
     suspects = found.suspects
-    if suspects.empty:
-        return []
     asked = [override for override in invocation.overrides if override.startswith(OF_COMPARISON)]
     typed = dict.fromkeys(filter(None, (_sweep_of(command) for command in suspects["command_b"])))
     place = f"results.path={found.candidate.path}"  # a row's own command names no folder of the machine that measured

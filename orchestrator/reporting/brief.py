@@ -25,7 +25,7 @@ from orchestrator.tables import Grid, fitted, lines_of
 from orchestrator.untrusted.text import for_line
 
 LINES, WIDTH, MAX_WIDTH = 40, 80, 120  # of a screen
-OF_TWO = 60  # lines of a comparison of two kinds of GPU
+OF_TWO, FEW = 60, 5  # lines of a comparison, and of each of its tables
 DECISIONS = 5  # lines of what to type
 MAX_BATCHES = 8  # of a map
 CELLS, LABEL = (6, 5), 10  # letters of a cell of the map, narrower if more fit then, and before its first one
@@ -75,20 +75,22 @@ def answer(console: Console, data: Dataset, path: str, said: str, grids: Sequenc
     _print(console, [*found, *shown, *origin, *_wrapped(_rest(path, left), width)])
 
 
-def comparison(console: Console, grids: Sequence[Grid], notes: Sequence[str]) -> None:
-    """Prints as much of a comparison's tables as `OF_TWO` lines of 80 columns have room for, and then sentences."""
+def comparison(console: Console, said: str, grids: Sequence[Grid], notes: Sequence[str], commands: Sequence[str]) -> None:
+    """Prints what a comparison says, tables as far as `OF_TWO` lines of 80 columns have room, sentences, and commands to paste."""
     width = _width(console)
-    told = [line for note in notes for line in _wrapped(note, width)]
-    _print(console, [*_tables(grids, OF_TWO - len(told), width)[0], *told])
+    told = _wrapped(said, width, "bold")
+    end = [*(line for note in notes for line in _wrapped(note, width)), *(Text(for_line(one)) for one in commands)]
+    room = OF_TWO - len(told) - sum(max(1, math.ceil(len(line) / width)) for line in end)
+    _print(console, [*told, *_tables(grids, room, width, FEW)[0], *end])
 
 
-def _tables(grids: Sequence[Grid], room: int, width: int) -> tuple[list[Text], list[int]]:
-    """As much of tables as fits into so many lines, and how many rows of each are left."""
+def _tables(grids: Sequence[Grid], room: int, width: int, most: int = LINES) -> tuple[list[Text], list[int]]:
+    """As much of tables as fits into so many lines, at most `most` rows of each, and how many rows of each are left."""
     tables = [fitted(_common_once(grid), width) for grid in grids if grid.cells]
     found, left = list[Text](), [len(grid.cells) for grid in tables]
     for number, grid in enumerate(tables):
         warned = any(one.title.startswith("warning") for one in tables[number + 1 :])
-        lines, count = _fitting(grid, int(BEFORE_WARNING * room) if warned else room, width)
+        lines, count = _fitting(grid, int(BEFORE_WARNING * room) if warned else room, width, most)
         found, room = [*found, *lines], room - len(lines)
         left[number] -= count
     return found, left
@@ -104,15 +106,15 @@ def columns(console: Console, grids: Sequence[Grid]) -> None:
     _print(console, [line for words in (*told, ends) for line in _wrapped(words, width)])
 
 
-def _fitting(grid: Grid, room: int, width: int) -> tuple[list[Text], int]:
-    """A table's title, header and as many of its first rows as `room` lines have room for, and how many these are."""
+def _fitting(grid: Grid, room: int, width: int, most: int) -> tuple[list[Text], int]:
+    """A table's title, header and as many of its first rows, at most `most`, as `room` lines have room for, and how many."""
 
     def drawn(rows: int) -> list[Text]:
         part = grid.first(rows)
         return [*_wrapped(part.title, width, "bold"), *map(Text, lines_of(part, width))]
 
-    most = range(1, min(len(grid.cells), room - 1) + 1)  # a header has a line, and each row
-    count = bisect_right(most, room, key=lambda rows: len(drawn(rows)))
+    counts = range(1, min(len(grid.cells), room - 1, most) + 1)  # a header has a line, and each row
+    count = bisect_right(counts, room, key=lambda rows: len(drawn(rows)))
     return (drawn(count), count) if count else ([], 0)
 
 

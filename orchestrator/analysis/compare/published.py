@@ -4,10 +4,9 @@ Published times were taken in another way, so no verdict is given. Page size, pa
 tables often do not say them. What differs is named. On two kinds of GPU there is no ratio with rows of this project either: it
 would be read as that of the GPUs, and holds the difference between two timers and two states of the caches as well.
 
-Two imported sides are compared best against best. They have no samples, no clocks and no second measurement, so no noise floor of
-theirs is known and nothing is called significant. Two times count as apart only beyond twice what the same points of this project
-differed by in two runs, with the GPU throttled and the clocks of a side unknown: 5%, and 0.6 µs of short kernels. That is wider
-than any floor of measured rows.
+Two imported sides are compared best against best. Their noise is not known, so nothing is called significant: two times count as
+apart beyond twice what the same points of this project differed by in two runs, with the GPU throttled and the clocks of a side
+unknown: 5%, and 0.6 µs of short kernels.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 
@@ -19,8 +20,7 @@ from orchestrator.analysis.names import shown
 from orchestrator.analysis.noise import BETWEEN_RUNS, INTERLEAVED
 from orchestrator.tables import Grid
 
-MAX_POINTS_SHOWN = 20  # points in a table
-MAX_REGRESSIONS_SHOWN = 200  # points in a table of regressions
+MAX_SHOWN = 100  # points in a table
 MEANING: dict[str, str] = yaml.safe_load(files(__package__).joinpath("meaning.yaml").read_text(encoding="utf-8"))
 # Columns that identify a point in a table, in this order, if they vary; those of `ALWAYS_SHOWN` do in every table.
 SHOWN_IF_VARYING = (
@@ -40,22 +40,37 @@ def grids(found: Comparison) -> list[Grid]:
 
 
 def of_points(found: Comparison) -> list[Grid]:
-    """The tables of its points and groups."""
+    """The tables of its points and groups, the first lines of each."""
+    largest, others = _changes(found)
+    return [grid.first(MAX_SHOWN) for grid in (*largest, _groups(found), *others)]
+
+
+def of_screen(found: Comparison) -> tuple[list[Grid], list[Grid]]:
+    """The tables of the largest changes, and those for the room that is left: groups, the largest first, what differs, the rest."""
+    groups, (largest, others) = found.groups, _changes(found)
+    if len(groups):
+        groups = groups.sort_values(["red", "change"], ascending=False, key=abs, kind="stable")
+    return largest, [_groups(replace(found, groups=groups)), _differences(found), *others]
+
+
+def _changes(found: Comparison) -> tuple[list[Grid], list[Grid]]:
+    """The tables of points that are slower, without a time or faster, and those of the others."""
     points = found.points
     is_slower = (points["verdict"] == "slower") | (points["red"] & points["comparable"])
     slower = points[is_slower].sort_values("change", ascending=False, kind="stable")
     faster = points[points["verdict"] == "faster"].sort_values("change", kind="stable")
     undecided = points[points["verdict"] == "undecided"].sort_values("change", ascending=False, key=abs, kind="stable")
-    others = "suspects: slower, but an unchanged run may have such points" if found.has_gate else "slower, on another kind of GPU"
-    return [
-        _timed("slower, red", slower[slower["red"]], MAX_REGRESSIONS_SHOWN),
-        _untimed("no time any more, red", points[points["red"] & ~points["comparable"]], MAX_REGRESSIONS_SHOWN),
-        _groups(found),
-        _timed(others, slower[~slower["red"]], MAX_REGRESSIONS_SHOWN),
-        _timed("faster", faster, MAX_POINTS_SHOWN),
-        _timed("undecided, the largest change first", undecided, MAX_POINTS_SHOWN),
-        _untimed("fixed or new", points[points["verdict"].isin(["fixed", "new"])], MAX_POINTS_SHOWN),
-        _untimed("without a row to compare", points[(points["verdict"] == "missing") & ~points["red"]], MAX_POINTS_SHOWN),
+    suspects = "suspects: slower, but an unchanged run may have such points" if found.has_gate else "slower, on another kind of GPU"
+    largest = [
+        _timed("slower, red", slower[slower["red"]]),
+        _untimed("no time any more, red", points[points["red"] & ~points["comparable"]]),
+        _timed(suspects, slower[~slower["red"]]),
+        _timed("faster", faster),
+    ]
+    return largest, [
+        _timed("undecided, the largest change first", undecided),
+        _untimed("fixed or new", points[points["verdict"].isin(["fixed", "new"])]),
+        _untimed("without a row to compare", points[(points["verdict"] == "missing") & ~points["red"]]),
     ]
 
 
@@ -185,24 +200,20 @@ def _groups(found: Comparison) -> Grid:
     return Grid(GROUPS.format(same=100 * found.same) + (OF_GATE if gate else ""), header, tuple(cells))
 
 
-def _timed(what: str, rows: pd.DataFrame, limit: int) -> Grid:
+def _timed(what: str, rows: pd.DataFrame) -> Grid:
     names = _names(rows)
-    header = ("backend", *names, "baseline µs", "candidate µs", "change", "95% interval", "note")
+    header = ("backend", *names, "change", "95% interval", "baseline µs", "candidate µs", "note")
     cells = tuple(
-        (*_point(row, names), *(f"{math.exp(row[f'log_us_{side}']):,.2f}" for side in "ab"), *_change(row), str(row["note"]))
-        for row in rows.head(limit).to_dict("records")
+        (*_point(row, names), *_change(row), *(f"{math.exp(row[f'log_us_{side}']):,.2f}" for side in "ab"), str(row["note"]))
+        for row in rows.to_dict("records")
     )
-    return Grid(_title(what, rows, limit), header, cells)
+    return Grid(f"{what}: {len(rows)} points", header, cells)
 
 
-def _untimed(what: str, rows: pd.DataFrame, limit: int) -> Grid:
+def _untimed(what: str, rows: pd.DataFrame) -> Grid:
     names = _names(rows)
-    cells = [(str(row["verdict"]), *_point(row, names), str(row["note"])) for row in rows.head(limit).to_dict("records")]
-    return Grid(_title(what, rows, limit), ("verdict", "backend", *names, "why"), tuple(cells))
-
-
-def _title(what: str, rows: pd.DataFrame, limit: int) -> str:
-    return f"{what}: {len(rows)} points" if len(rows) <= limit else f"{what}: {limit} of {len(rows)} points"
+    cells = [(str(row["verdict"]), *_point(row, names), str(row["note"])) for row in rows.to_dict("records")]
+    return Grid(f"{what}: {len(rows)} points", ("verdict", "backend", *names, "why"), tuple(cells))
 
 
 def _names(rows: pd.DataFrame) -> list[str]:

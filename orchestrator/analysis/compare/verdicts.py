@@ -1,4 +1,4 @@
-"""Faster, slower, same or undecided: a verdict for each pair and for each group of pairs, and what to know of a pair beside it.
+"""A verdict for each pair and for each group of pairs, and what to know of a pair beside it.
 
 The log of the ratio of two medians is taken as normal around the log of the true change. Its variance has three parts: the samples
 of both sides, the noise floor (both in `noise`), and clocks and GPUs that differ. docs/timing.md derives and tests each part.

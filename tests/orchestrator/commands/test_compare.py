@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from orchestrator.analysis.compare import tables
 from orchestrator.analysis.compare.comparison import Comparison, compare
 from orchestrator.analysis.compare.selection import select
 from orchestrator.errors import UserError
+from orchestrator.reporting.brief import OF_TWO, WIDTH
 from orchestrator.storage.row import Row
 from tests.helpers.command_line import Invoke
 from tests.helpers.compared import MORNING, NIGHT, dataset, timed
@@ -136,7 +138,7 @@ def test_the_tables_name_the_slower_point_its_group_and_what_differs(tmp_path: P
 
     assert summary.cells == (("slower", "1", "slower in the candidate, beyond its own noise: red, or a suspect"),)
     assert ("flashinfer_version", "0.7.2.post1", "0.8.0") in differs.cells
-    assert slower.cells[0][:7] == ("fa2", "8", "1", "8192", "1,000.00", "1,100.00", "+10.00%")
+    assert slower.cells[0][:5] == ("fa2", "8", "1", "8192", "+10.00%") and slower.cells[0][6:8] == ("1,000.00", "1,100.00")
     assert tables.headline(found) == "regression: 1 slower"
 
 
@@ -273,17 +275,40 @@ def test_wrong_input_ends_with_code_2_and_words(args: list[str], words: list[str
 
 
 def test_the_committed_aa_pairs_are_no_regression_on_a_terminal(invoke: Invoke):
-    done = invoke("mode=compare", f"results.path={NOISE}", "baseline=twin:0", "candidate=twin:1")
+    done = invoke("mode=compare", f"results.path={NOISE}", "baseline=twin:0", "candidate=twin:1", "full=true")
 
     assert done.returncode == 0, done.stderr
     assert "no regression: " in done.stdout and "576 of 576 pairs were interleaved" in done.stdout
 
 
+UPGRADE = ("results.path=results/h200_releases/flashinfer_0_6_16", "baseline=flashinfer:0.6.16", "candidate=env:default")
+
+
 def test_a_red_group_has_one_change_in_the_first_line_in_the_last_and_in_the_table(invoke: Invoke):
-    sides = ("results.path=results/h200_releases/flashinfer_0_6_16", "baseline=flashinfer:0.6.16", "candidate=env:default")
-    done = invoke("mode=compare", *sides)
+    done = invoke("mode=compare", *UPGRADE, "full=true")
     first, *_, last = done.stdout.splitlines()
     red = re.findall(r"│ (\S+ \S+) +│[^\n]* │ red, (\+\d\.\d\d%) │", done.stdout)
 
     assert (done.returncode, first) == (1, last)
     assert len(red) == 2 and all(f"{name} ({change})" in last for name, change in red)
+
+
+@pytest.mark.parametrize(
+    ("sides", "changes"),
+    [
+        (UPGRADE, ("+10.06%", "+4.53%", "-3.98%")),
+        (("baseline=results/h200_studies/specdec_full", "candidate=results/h200_main/specdec_long_ctx"), ("+1.90%",)),
+        (("baseline=results/h200_releases/auto_routing_0_6_16", "candidate=results/h200_releases/auto_routing"), ("+17.29%",)),
+    ],
+)
+def test_one_kind_of_gpu_is_one_screen_with_the_verdict_first(sides: tuple[str, ...], changes: tuple[str, ...], invoke: Invoke):
+    screen, whole = (invoke("mode=compare", *sides, *keys) for keys in ((), ("full=true",)))
+    lines, told = screen.stdout.splitlines(), " ".join(screen.stdout.split())
+    suspects = [line for line in lines if line.startswith("to measure the suspects")]
+
+    assert sum(max(1, math.ceil(len(line) / WIDTH)) for line in lines) <= OF_TWO < len(whole.stdout.splitlines())
+    assert max(len(line) for line in lines if line not in suspects) <= WIDTH
+    assert screen.returncode == whole.returncode and told.startswith(whole.stdout.splitlines()[0])
+    assert suspects == [line for line in whole.stdout.splitlines() if line.startswith("to measure the suspects")]
+    assert "how the verdicts were reached: full=true" in told and "; the first 5 of " in told
+    assert all(change in told for change in changes)

@@ -162,7 +162,7 @@ def test_a_sweep_over_two_clusters_is_one_dataset_that_can_be_compared(tmp_path:
     keys = ["sweep.backend=torch_sdpa", "sweep.s_kv=256", "sweep.batch_size=1"]
     done = run("+sweep=smoke", "timing=quick", *keys, f"results.path={tmp_path}", "-m", "cluster=inline,local")
     table = pd.read_parquet(tmp_path)
-    compared = run("mode=compare", "baseline=cluster:inline", "candidate=cluster:local", f"results.path={tmp_path}")
+    compared = run("mode=compare", "baseline=cluster:inline", "candidate=cluster:local", f"results.path={tmp_path}", "full=true")
     wrong = run("mode=compare", "baseline=cluster:inline", "candidate=cluster:lab", f"results.path={tmp_path}")
 
     assert done.returncode == 0, done.stderr

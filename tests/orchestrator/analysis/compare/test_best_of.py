@@ -162,7 +162,7 @@ def test_weights_and_traffic_weigh_the_best_of_both(tmp_path: Path, invoke: Invo
     )
 
     assert "by your weights" not in plain and "1.10 at batch 1, 1.43" in plain
-    assert all("best against best by your weights: q bf16, kv bf16 1.43 every point" in told for told in (ruled, mixed))
+    assert all("best against best by your weights: q bf16, kv bf16 1.43 NVIDIA H200" in told for told in (ruled, mixed))
 
 
 def test_traffic_far_from_the_rows_is_told_as_the_flag_of_a_server_tells_it(tmp_path: Path, invoke: Invoke):
