@@ -31,12 +31,13 @@ Wanted = Mapping[str, Sequence[Any]]  # values of columns
 Alike = tuple[LentRows, str]  # values of rows with the heads of a model's share, and SQL on all such rows of a dataset
 RESULTS = "results"  # the folder that datasets are looked for in
 SERVERS, HOPPER = "servers", 9  # the sweep of the flags of engines, and the GPUs that it is for
-MAX_LISTED = 12
+MAX_LISTED, FEW = 12, 3
 OF_HEADS = ("paged_decode", "paged_prefill", "ragged_prefill")  # routines over the keys and values of each head
 NAMED = {"device_name": "device"}  # what is typed for a column with another name
 LENGTHS = ("batch_size", "s_kv")  # of a workload
 WORKLOAD = ("device_name", "routine", *HEADS, "tp", "sinks", "window", "mask", "page_size", "s_qo", *LENGTHS)
-OF_ROW = ("model", "sweep", "backend", "compute_capability", "finished_at", "libraries", "median_us", "energy_j", "plan_host_us")
+OF_GPU = ("compute_capability", "device_uuid")
+OF_ROW = ("model", "sweep", "backend", *OF_GPU, "finished_at", "libraries", "median_us", "energy_j", "plan_host_us")
 READ = (*WORKLOAD, *OF_ROW, "kv_dtype", "q_dtype", "tree", "graph_batch", "soft_cap", "min_s_qo")  # columns that queries name
 MAX_NEAR = 3  # of the deployments nearest to one that is not measured
 KEPT = ("s_qo", "tp", "device_name", "model")  # of a deployment; what comes last is changed last
@@ -47,6 +48,7 @@ ISOLATED = f"""status = 'ok' AND coalesce(twin, 0) = 0 AND shared_prefix IS NULL
 CALLS = "filename, kv_dtype, split_part(compute_capability, '.', 1)::INT, routine, backend"
 SIZES = "count(DISTINCT (batch_size, s_qo, s_kv, kv_dtype))"
 EVERY_DTYPE = 3  # of `HAS["fp8"]`
+IN_ENGINE = "in_engine"  # the question that compares rows of a running engine with isolated ones
 # What a dataset has if it answers a question that others do not, as SQL over its rows; for FP8, better with both dtypes of queries.
 HAS = {
     "crossover": "count(DISTINCT routine) > 1",
@@ -105,11 +107,15 @@ def find(
         (file, turn, *_, answers, _, _) = found[0]
         both = _over_both(con, queries[turn][0], {name for name, at, *_ in found if at == turn}) if question == "fp8" else []
         files = both if both and answers < EVERY_DTYPE else [file]
-        others = [] if turn else [name for name, at, *_ in found if not at and name not in files]
+        if question == IN_ENGINE:
+            files = [*dict.fromkeys((file, *_of_engines(con, places, queries[turn][0])))]
+        others = [] if turn or question == IN_ENGINE else [name for name, at, *_ in found if not at and name not in files]
         calls = con.execute(f"SELECT DISTINCT {CALLS} FROM rows WHERE {queries[0][0]}").fetchall() if others else ()
     best = ",".join(str(places[one]) for one in files)
-    why = "whose kernels are the fastest over 16-bit and over FP8 caches" if len(files) > 1 else "which says most about this"
-    note_once(f"read {best}, {why}")
+    why = "which says most about this" if len(files) == 1 else "whose kernels are the fastest over 16-bit and over FP8 caches"
+    if question == IN_ENGINE and len(files) > 1:
+        why = "which have rows of running engines, and isolated ones beside them"
+    note_once(f"read {best if len(files) < FEW else f'{len(files)} datasets'}, {why}")
     if others:
         _tell_others({name: places[name] for name in others}, {(name, tuple(call)) for name, *call in calls}, engines, {*files})
     here, all_caches = ({kv for name, *_, of in found if name in some for kv in of} for some in (files, places))
@@ -178,6 +184,18 @@ def _over_both(con: duckdb.DuckDBPyConnection, where: str, files: Set[str]) -> l
     return found
 
 
+def _of_engines(con: duckdb.DuckDBPyConnection, places: Iterable[str], where: str) -> list[str]:
+    """The files with rows of a running engine, and those with isolated rows of the same points on GPUs that ran an engine."""
+    point = "num_qo_heads, kv_dtype, page_size, batch_size, s_qo"
+    found = con.execute(f"""
+        WITH engines AS (FROM ({_every(places)}) WHERE status = 'ok' AND context = 'engine')
+        SELECT filename FROM engines WHERE {where}
+        UNION SELECT filename FROM rows
+        WHERE device_uuid IN (SELECT device_uuid FROM engines) AND ({point}) IN (SELECT ({point}) FROM engines WHERE {where})
+        ORDER BY ALL""")
+    return [name for (name,) in found.fetchall()]
+
+
 def served_alike(names: Iterable[str] | None = None) -> list[tuple[str, int, str]]:
     """Model, tp and device of shipped models, all by default, that rows with their heads answer for, and none of their name."""
     found = []
@@ -203,11 +221,15 @@ def _rows(files: tuple[tuple[str, int], ...], columns: Set[str]) -> duckdb.DuckD
     """Kept while no file changes, since it takes a third of a second."""
     import duckdb
 
-    con, listed = duckdb.connect(), ", ".join(file_literal(file) for file, _ in files)
-    today = ", ".join(f"NULL::{sql_type(name)} AS {quoted(name)}" for name in COLUMNS)  # no file may have a later column
-    every = f"FROM read_parquet([{listed}], union_by_name = true, filename = true) UNION ALL BY NAME SELECT {today} WHERE false"
-    con.execute(f"CREATE TABLE rows AS SELECT filename, {', '.join(map(quoted, sorted(columns)))} FROM ({every}) WHERE {ISOLATED}")
+    con, kept = duckdb.connect(), ", ".join(map(quoted, sorted(columns)))
+    con.execute(f"CREATE TABLE rows AS SELECT filename, {kept} FROM ({_every(file for file, _ in files)}) WHERE {ISOLATED}")
     return con
+
+
+def _every(files: Iterable[str]) -> str:
+    """SQL on all rows of files, with every column of today: no file may have a later one."""
+    listed, today = ", ".join(map(file_literal, files)), ", ".join(f"NULL::{sql_type(name)} AS {quoted(name)}" for name in COLUMNS)
+    return f"FROM read_parquet([{listed}], union_by_name = true, filename = true) UNION ALL BY NAME SELECT {today} WHERE false"
 
 
 def _places() -> dict[str, Path]:

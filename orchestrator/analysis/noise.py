@@ -6,7 +6,6 @@ There are two floors because a report and a comparison ask different things of t
 `mode=report` compares medians of one run and wants one percentage to remember: the percentile floor, by range of times.
 `mode=compare` judges thousands of pairs, also between runs, and adds the noise to each pair's own samples: the fitted floor.
 Both come from the same A/A pairs, and a test checks that they agree; docs/report.md has the figures.
-The standard error of a median by itself comes from its samples (`summarise_samples`).
 """
 
 from __future__ import annotations

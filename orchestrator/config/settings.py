@@ -41,7 +41,7 @@ Question = Literal[
     "best", "crossover", "fp8", "q_len", "regret", "engine_default", "one_backend", "roofline", "draft", "energy",
     "step", "in_engine", "padding", "odd", "columns",
 ]  # fmt: skip
-FOR_DEPLOYMENT = ("one_backend", "engine_default")  # questions whose dataset can be found
+FOR_DEPLOYMENT = ("one_backend", "engine_default")  # questions about flags of engines
 Format = Literal["terminal", "markdown", "svg", "csv", "json"]
 
 
@@ -428,7 +428,7 @@ def _require_no_sweep(config: Mapping[str, Any]) -> None:
     rules = MODES[mode]
     if rules.needs == "nothing" or (rules.reads_dataset and path != NO_SWEEP_PATH):
         return
-    if mode == "report" and (config.get("device") or config.get("question") in (*FOR_DEPLOYMENT, "columns")):
+    if mode == "report" and (config.get("device") or config.get("question")):
         return  # the dataset is found by its deployment; columns are of every dataset
     if mode == "export" and config.get("export") in exports.ENGINES:
         return

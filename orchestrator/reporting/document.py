@@ -1,17 +1,6 @@
 """A person's Markdown with the answers of datasets in it: blocks of questions and SQL become tables, `{{ }}` becomes numbers.
 
-A document begins with YAML between two lines `---` (`Head`). Its blocks:
-
-    ```question NAME [DATASET]    the table of mode=report question=NAME; its body is YAML: where, columns, traffic, tables
-    ```sql [SPEC] [TITLE]         the table of a query
-    ```view NAME                  a query that later blocks and {{ }} read by that name; it prints nothing
-    ```expect                     SQL booleans with ; between them: a false one is a failure
-
-`{{ SQL | SPEC }}` is the value of `SELECT SQL`; several columns become `1.0 to 2.0`, several rows `a, b`. SPEC is Python's, such as
-`.2f` or `.0%`, or `tally` for names and counts: `a at 3, b at 1`. A column of a table takes one behind a bar: `AS "gain|.2f"`.
-
-Each dataset is a schema: `h200.best`. A view without one is that of all datasets, with a column `dataset`. Rows are data here: what
-they say is no SQL, no path and no markup. A query reads no file.
+docs/dashboard.md has its head, its blocks and its schemas. What rows say is no SQL, no path and no markup.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """Published times, such as aiconfigurator's tables: imported rows beside rows of this project, or two imported sides.
 
-Published times were taken in another way, so no verdict is given. Page size, page order and layout may differ too, since published
-tables often do not say them. What differs is named. On two kinds of GPU there is no ratio with rows of this project either: it
-would be read as that of the GPUs, and holds the difference between two timers and two states of the caches as well.
-
-Two imported sides are compared best against best. Their noise is not known, so nothing is called significant: two times count as
-apart beyond twice what the same points of this project differed by in two runs, with the GPU throttled and the clocks of a side
-unknown: 5%, and 0.6 µs of short kernels.
+They were taken in another way, so no verdict is given, and what differs is named (docs/compare.md). On two kinds of GPU there is no
+ratio with rows of this project either: it would hold the difference between two timers and two states of the caches as well.
+Of two imported sides the noise is not known: two times count as apart beyond twice what the same points of this project differed by
+in two runs, with the GPU throttled and the clocks of a side unknown: 5%, and 0.6 µs of short kernels.
 """
 
 from __future__ import annotations

@@ -80,6 +80,17 @@ def test_an_fp8_cache_is_judged_by_the_fastest_kernels_of_all_datasets_of_a_serv
     assert len(libraries) == len({name.split(" ")[0] for name in libraries})
 
 
+def test_rows_of_running_engines_are_found_with_the_isolated_ones_beside_them(invoke: Invoke):
+    """As the command of the page, which names each dataset, has them."""
+    (typed,) = set(re.findall(r"question=in_engine '(results\.path=.*?)'", (ROOT / "docs/report.md").read_text()))
+    asked, kept = ("mode=report", "question=in_engine", "format=json"), "where={model: llama_3_1_70b}"
+    found, named = invoke(*asked, "model=llama_3_1_70b"), invoke(*asked, typed, kept)
+    points = [[(row["flag"], row["why_not"], row["predicted_us"]) for row in json.loads(done.stdout)] for done in (found, named)]
+
+    assert "datasets, which have rows of running engines, and isolated ones beside them" in found.stderr
+    assert len(points[0]) > 270 and sorted(points[0], key=str) == sorted(points[1], key=str)
+
+
 def test_a_dataset_over_one_cache_says_what_to_type_for_the_other_where_the_default_was_wrong(invoke: Invoke):
     asked = ("export=vllm", "model=deepseek_v3", "tp=8", "device=h200")
     (typed,) = re.findall(r"these are over bf16; for the others type '(.*)'", invoke(*asked).stderr)
