@@ -28,6 +28,7 @@ from tests.helpers.problems import SMALL
 # They take the longest, so they come first.
 DISTURBING = ("tests/faults/machines/", "tests/faults/processes/")
 TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
+collect_ignore: list[str] = []
 # One fixture, which takes seconds, for all tests of a place: environments are made once, and not once in each process.
 SHARING = (
     "tests/kernels/check/test_prompts.py",
@@ -42,7 +43,7 @@ SHARING = (
 )
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Restores Ctrl-C, which a shell ignores in background jobs, and so would every command that a test starts.
 
     Ray starts a worker when it is asked for one, and not one for each core beforehand. Its workers get as much of the machine as
@@ -60,6 +61,8 @@ def pytest_configure() -> None:
         os.environ[TOKEN_PATH] = str(token)
         atexit.register(shutil.rmtree, token.parent, ignore_errors=True)
     parse_once()
+    # What `-m` leaves out is not even imported.
+    collect_ignore.extend(name for name in ("browser", "gpu", "slurm") if f"not {name}" in config.option.markexpr)
     gc.disable()  # until all is imported
 
 
@@ -71,7 +74,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
-    """Of the three processes of `make test`, two begin with a place of DISTURBING each, and then help the third with all else."""
+    """Of the processes of `make test`, two begin with a place of DISTURBING each, and then help the others with all else."""
     from xdist.scheduler import LoadScopeScheduling
 
     class OneForEachPlace(LoadScopeScheduling):
