@@ -1,7 +1,4 @@
-"""An attention flag of an engine as a backend: `vllm/FLASHINFER`. Its kernels are called by the engine alone, in its own process.
-
-`default` is what the engine takes by itself. `FLASHINFER:no-use_trtllm_attention` is one with an option that is off.
-"""
+"""An attention flag of an engine as a backend: `vllm/FLASHINFER`. The engine alone calls its kernels, in its own process."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from dataclasses import dataclass
 
 from kernels.adapter import Adapter, Device, EngineMaximum, Inputs, Need, Problem, QueryLengths, Runner
 
-DEFAULT, OFF = "default", ":no-"
+DEFAULT, OFF = "default", ":no-"  # what the engine takes by itself; `FLASHINFER:no-use_trtllm_attention` has an option off
 # The engines by the names of their packages, each with the release that fits this project's torch (vLLM's 0.33.0 was seen too).
 ENGINES = {"vllm": "0.25.1", "sglang": "0.5.12.post1"}
 PAGES = {"sglang": 1}  # tokens of a page, where that is the engine's own choice and not the model's

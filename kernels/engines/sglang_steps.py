@@ -1,4 +1,4 @@
-"""SGLang with a model of a few layers, and the steps of one point in it. Read in 0.5.12.post1.
+"""SGLang with a model of a few layers, and the steps of one point in it. Read in 0.5.12.post1 and 0.5.23.
 
 Runs in a process of the engine's own environment, without tokenizer and server. SGLang's scheduler runs its own event loop there,
 which asks for requests before each step: the one place where it is held.
@@ -10,6 +10,7 @@ import json
 import os
 import random
 import tempfile
+from array import array
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -22,7 +23,6 @@ from kernels.engines.steps import NotMeasured, Refused, Watch
 ENVIRONMENT = {"SGLANG_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1"}
 ENVIRONMENT |= {"TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "SGLANG_ENABLE_JIT_DEEPGEMM": "0"}
 KV_DTYPES = {"fp8": "fp8_e4m3"}  # SGLang's names, where they are others than a spec's
-FOREVER = 1e7  # seconds until its watchdog ends a step: the worker sees to that
 
 
 class Finished(Exception):
@@ -34,7 +34,6 @@ def start(spec: Mapping[str, Any]) -> tuple[RunningSglang, dict[str, Any]]:
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     from sglang.srt.entrypoints.engine import _set_envs_and_config
-    from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.server_args import ATTENTION_BACKEND_CHOICES, PortArgs, ServerArgs
 
     if spec["off"] is not None:
@@ -47,20 +46,33 @@ def start(spec: Mapping[str, Any]) -> tuple[RunningSglang, dict[str, Any]]:
         model = spec["model"] | {"torch_dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2}
         Path(folder, "config.json").write_text(json.dumps(model))
         try:
-            args = ServerArgs(model_path=folder, **_arguments(spec))
+            args = ServerArgs(model_path=folder, **_arguments(spec, later := hasattr(ServerArgs, "resolve_once")))
+            if later:
+                args.resolve_once()
         except ValueError as error:
             raise Refused(str(error)) from None
         _set_envs_and_config(args)
-        ports = PortArgs.init_new(args)
-        ranks = dict.fromkeys(("gpu_id", "tp_rank", "moe_ep_rank", "pp_rank", "attn_cp_rank", "moe_dp_rank"), 0)
-        scheduler = Scheduler(server_args=args, port_args=ports, dp_rank=None, **ranks)
+        scheduler = _scheduler(args, ports := PortArgs.init_new(args), later)
     for name in vars(ports).values():  # files that only reserve the names of its sockets
         if str(name).startswith("ipc://"):
             Path(str(name).removeprefix("ipc://")).unlink(missing_ok=True)
     return (engine := RunningSglang(scheduler, spec)), engine.about()
 
 
-def _arguments(spec: Mapping[str, Any]) -> dict[str, Any]:
+def _scheduler(args: Any, ports: Any, later: bool) -> Any:
+    """Its ranks are published in `later` releases (0.5.23), and given to it in 0.5.12.post1."""
+    from sglang.srt.managers.scheduler import Scheduler
+
+    if not later:
+        ranks = dict.fromkeys(("gpu_id", "tp_rank", "moe_ep_rank", "pp_rank", "attn_cp_rank", "moe_dp_rank"), 0)
+        return Scheduler(server_args=args, port_args=ports, dp_rank=None, **ranks)
+    from sglang.srt.runtime_context import SpawnRanks, publish
+
+    publish(args, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
+    return Scheduler(args, ports)
+
+
+def _arguments(spec: Mapping[str, Any], later: bool) -> dict[str, Any]:
     """What is given to SGLang. A flag is the decode backend alone, with drafts that of prompts too; n-grams draft whole chains."""
     batches, drafts = spec["batches"], spec["drafts"]
     lookup = {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": drafts + 1, "speculative_eagle_topk": 1}
@@ -68,10 +80,11 @@ def _arguments(spec: Mapping[str, Any]) -> dict[str, Any]:
     sizes = {"context_length": spec["max_model_len"], "page_size": spec["page_size"], "max_total_tokens": spec["cache_tokens"]}
     # One more request, since one whose prompt is cut in chunks counts twice.
     sizes |= {"max_running_requests": max(batches) + 1, "chunked_prefill_size": spec["prefill_tokens"]}
-    graphs = {"cuda_graph_bs": batches, "cuda_graph_max_bs": max(batches), "disable_piecewise_cuda_graph": True}  # that of prompts
+    of, prompts = ("_decode", "prefill") if later else ("", "piecewise")
+    graphs = {f"cuda_graph_bs{of}": batches, f"cuda_graph_max_bs{of}": max(batches), f"disable_{prompts}_cuda_graph": True}
     model = {"load_format": "dummy", "dtype": "bfloat16", "random_seed": 0, "skip_tokenizer_init": True}
     cache = {"kv_cache_dtype": KV_DTYPES.get(spec["kv_cache_dtype"], spec["kv_cache_dtype"])}
-    other = {"sampling_backend": "pytorch", "watchdog_timeout": FOREVER, "log_level": "warning"}
+    other = {"sampling_backend": "pytorch", "watchdog_timeout": 1e7, "log_level": "warning"}  # seconds: the worker ends a step
     return {**model, **sizes, **graphs, **cache, **other, **(how or {"decode_attention_backend": spec["flag"]})}
 
 
@@ -81,16 +94,22 @@ class RunningSglang:
     def __init__(self, scheduler: Any, spec: Mapping[str, Any]) -> None:
         self.spec, self.scheduler = spec, scheduler
         self.runner = scheduler.tp_worker.model_runner
-        graphs = self.runner.graph_runner
+        self.later = hasattr(scheduler, "request_receiver")
+        graphs = self.runner.decode_cuda_graph_runner if self.later else self.runner.graph_runner
         self.graph = "no graphs" if graphs is None else type(graphs).__name__
         self.watch = Watch(spec, self.graph)
-        self._receive, self._points = scheduler.recv_requests, 0
+        self._receiver = scheduler.request_receiver if self.later else scheduler
+        self._receive, self._points = self._receiver.recv_requests, 0
         _wrap(scheduler.model_worker, self.watch)
 
     def about(self) -> dict[str, Any]:
         """What the engine resolved its flag to, and how it runs, as columns of a row."""
         args = self.scheduler.server_args
-        prefill, decode = args.get_attention_backends()
+        if self.later:  # they stay as they were typed
+            from sglang.srt.arg_groups.model_override_base import resolved_view
+
+            args = resolved_view(args)
+        prefill, decode = (getattr(args, f"{of}_attention_backend") or args.attention_backend for of in ("prefill", "decode"))
         words = [f"{name}={getattr(args, name)}" for name in ("context_length", "page_size", "kv_cache_dtype")]
         ahead = "async" if self.scheduler.enable_overlap else "synchronous"
         return {
@@ -105,16 +124,16 @@ class RunningSglang:
         """Columns of a row (`Watch.measure`). Requests have `prompt` tokens and may get `most`."""
         script = self._script(self._requests(batch, prompt, most), self.watch.measure(batch, steps, read, self._going))
 
-        def receive() -> list[Any]:
-            if (more := next(script, None)) is None:
-                raise Finished
-            return [*self._receive(), *more]
+        def receive(**local: Any) -> list[Any]:
+            return [*self._receive(**local), *next(script)]
 
-        self.scheduler.recv_requests = receive
+        type(self._receiver).recv_requests = staticmethod(receive)  # an object of 0.5.23 is frozen
         try:
             self.scheduler.run_event_loop()
-        except Finished:
+        except (Finished, NotMeasured) as ended:
             self.scheduler.flush_cache()
+            if isinstance(ended, NotMeasured):
+                raise
         return self.watch.found
 
     def _going(self) -> bool:
@@ -124,19 +143,17 @@ class RunningSglang:
         """What the scheduler receives before each step: all requests before the first, and that they end behind the last."""
         from sglang.srt.managers.io_struct import AbortReq
 
-        missed: NotMeasured | None = None
+        ended: Exception = Finished()
         yield requests
         try:
             for _ in measure:
                 yield []
         except NotMeasured as error:
-            missed = error
+            ended = error
         yield [AbortReq(abort_all=True)]
         while self._going():
             yield []
-        if missed is not None:
-            self.scheduler.flush_cache()
-            raise missed
+        raise ended
 
     def _requests(self, batch: int, prompt: int, most: int) -> list[Any]:
         from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
@@ -145,14 +162,14 @@ class RunningSglang:
         self._points += 1
         draw, vocabulary = random.Random(self._points), range(10, self.spec["model"]["vocab_size"] - 90)
         keys = {"input_text": "", "mm_inputs": None, "return_logprob": False, "logprob_start_len": -1, "top_logprobs_num": 0}
-        keys |= {"token_ids_logprob": None, "stream": False}
+        keys |= {"token_ids_logprob": None, "stream": False, "input_embeds": None, "token_type_ids": None}
         found = []
         for request in range(batch):
             params = SamplingParams(max_new_tokens=most, ignore_eos=True, temperature=0.0)
             params.normalize(None)
             ids = draw.choices(vocabulary, k=prompt)
-            one = TokenizedGenerateReqInput(input_ids=ids, sampling_params=params, rid=f"{self._points}-{request}", **keys)
-            found.append(one)
+            of = {"input_ids": array("q", ids) if self.later else ids, "rid": f"{self._points}-{request}"}
+            found.append(TokenizedGenerateReqInput(sampling_params=params, **of, **keys))
         return found
 
 

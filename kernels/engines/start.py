@@ -80,10 +80,7 @@ class EngineStart:
         }
 
     def _model(self) -> dict[str, Any]:
-        """A config.json: DeepSeek-V3's class for a latent, gpt-oss's for sinks, else Llama's. Only gpt-oss's layers differ.
-
-        An MLP of experts becomes one as wide as those of a token together; gpt-oss has 8 of its experts.
-        """
+        """A config.json: DeepSeek-V3's class for a latent, gpt-oss's (8 experts) for sinks, else Llama's. Experts are one MLP."""
         p, layer = self.problems[0], self.layer
         wide = layer.intermediate_size * (layer.experts_per_token or 1) + (layer.shared_intermediate_size or 0)
         found: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": layer.hidden_size, "num_hidden_layers": self.layers}
@@ -95,7 +92,7 @@ class EngineStart:
             return {**found, "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
         found |= {"head_dim": p.head_dim_qk, "hidden_act": "silu", "rms_norm_eps": 1e-5}
         if p.window is not None or p.sinks:
-            kinds = ["sliding_attention", "full_attention" if p.sinks else "sliding_attention"]
+            kinds = ["sliding_attention", "full_attention" if p.sinks else "sliding_attention"]  # only gpt-oss's layers differ
             found |= {"layer_types": [kinds[layer % 2] for layer in range(self.layers)], "sliding_window": p.window or WINDOW}
         if not p.sinks:
             return {**found, "architectures": ["LlamaForCausalLM"], "model_type": "llama"}

@@ -18,7 +18,7 @@ from kernels.lazy import torch
 # vLLM's FLASH_ATTN, FLASHINFER and TRITON_ATTN, and SGLang's fa3 and triton; the others were read in their sources.
 BESIDE = {
     "combine": ("FlashAttnFwdCombine", "splitkv_combine", "MergeStates", "reduce_segments", "mla_combine", "_fwd_kernel_stage2"),
-    "metadata": ("prepare_varlen_num_blocks", "get_mla_metadata", "create_flashinfer_kv_indices", "_fused_metadata_kernel"),
+    "metadata": ("prepare_varlen_num_blocks", "get_mla_metadata", "create_flashinfer_kv_indices", "_metadata_kernel"),
 }
 MAX_NAME, MAX_OTHER, MAX_KERNELS = 320, 60, 16  # characters of an attention kernel's name, and another's; kernels of a kind
 MAX_BESIDE = 0.01  # of attention's time, in which kernels of another part run, before a row says so
@@ -104,12 +104,11 @@ class Watch:
     def opens(self, kv_tokens: float | None) -> None:
         """A step begins, with so many KV tokens of a request; None if it is not pure."""
         self.steps, self._open = self.steps + 1, kv_tokens is not None
+        self._starts.append(None if kv_tokens is None else time.perf_counter())
         if kv_tokens is None:
-            self._starts.append(None)
             return
         self.pure += 1
         self.kv_tokens.append(kv_tokens)
-        self._starts.append(time.perf_counter())
         self._host.append(0.0)
         event: Any = torch.cuda.Event
         self._events.append((event(enable_timing=True), event(enable_timing=True)))

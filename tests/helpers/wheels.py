@@ -28,9 +28,9 @@ def run(kernel, out):
 '''
 
 
-def write_engine(folder: Path, engine: str = "vllm") -> Path:
+def write_engine(folder: Path, engine: str = "vllm", release: str | None = None) -> Path:
     """A wheel of the stand-in for an engine. Unpacked it is a folder for PYTHONPATH."""
-    here, version = Path(__file__).parent, ENGINES[engine]
+    here, version = Path(__file__).parent, release or ENGINES[engine]
     info = f"{engine}-{version}.dist-info"
     files = {
         str(file.relative_to(here / f"fake_{engine}")): file.read_text() for file in sorted((here / f"fake_{engine}").rglob("*.py"))

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -5,7 +6,7 @@ from typing import Any
 @dataclass
 class TokenizedGenerateReqInput:
     input_text: str
-    input_ids: list[int]
+    input_ids: Sequence[int]
     mm_inputs: object
     sampling_params: Any
     return_logprob: bool
@@ -14,6 +15,8 @@ class TokenizedGenerateReqInput:
     token_ids_logprob: object
     stream: bool
     rid: str
+    input_embeds: object
+    token_type_ids: object
     computed: int = 0  # the stand-in's own: tokens that are in the cache
 
 

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import json
+from array import array
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +16,7 @@ import torch
 from fake_gpu import launched
 
 from sglang.srt.managers.io_struct import AbortReq, TokenizedGenerateReqInput
+from sglang.srt.server_args import LATER, ServerArgs
 
 KERNELS = {
     "fa3": [("prepare_varlen_num_blocks_kernel", 3_000), ("void cutlass::device_kernel<flash::FlashAttnFwdSm90<...>>", 40_000)],
@@ -31,7 +34,7 @@ class Mode:
 class Worker:
     def __init__(self, flag: str, layers: int) -> None:
         self.flag, self.layers = flag, layers
-        self.model_runner = SimpleNamespace(graph_runner=SimpleNamespace())
+        self.model_runner = SimpleNamespace(**{"decode_cuda_graph_runner" if LATER else "graph_runner": SimpleNamespace()})
 
     def forward_batch_generation(self, step: Any) -> str:
         launched.append(("CPU", "cudaGraphLaunch", 0, 0))
@@ -40,23 +43,41 @@ class Worker:
         return "tokens"
 
 
-class Scheduler:
-    """Prefills in chunks before it decodes."""
+@dataclass(frozen=True, slots=True)
+class Receiver:
+    """Who is asked for requests in 0.5.23."""
 
-    def __init__(self, server_args: Any, port_args: Any, dp_rank: None, gpu_id: int, tp_rank: int, **ranks: int) -> None:
+    polled: int
+
+    def recv_requests(self, local_reqs: list[Any] | None = None) -> list[Any]:
+        return [*(local_reqs or ())]
+
+
+class Scheduler:
+    """Prefills in chunks before it decodes. That of 0.5.23 has another signature, and runs drafts ahead too."""
+
+    def __init__(self, server_args: ServerArgs, port_args: Any, **ranks: int | None) -> None:
+        if LATER:
+            from sglang.srt.runtime_context import published
+
+            assert not ranks and published["scheduler"] is server_args
+            self.request_receiver = Receiver(polled=0)
+        else:
+            assert {"gpu_id", "tp_rank", "dp_rank"} < set(ranks)
         drafts = server_args.speculative_algorithm is not None
         assert not drafts or server_args.speculative_ngram_max_bfs_breadth == 1, "a tree"
-        self.server_args, self.enable_overlap = server_args, not drafts
+        self.server_args, self.enable_overlap = server_args, LATER or not drafts
         self.q = server_args.speculative_num_draft_tokens if drafts else 1
         config = json.loads(Path(server_args.model_path, "config.json").read_text())
         assert config["max_position_embeddings"] == server_args.context_length
-        flag = server_args.get_attention_backends()[1]
+        self.flag = flag = server_args.decode_attention_backend or server_args.attention_backend or "fa3"
         ran = f"{flag}, drafts" if drafts and flag == "triton" else flag
         self.tp_worker = self.model_worker = Worker(ran, config["num_hidden_layers"])
         self.waiting: list[Any] = []
         self.running: list[Any] = []
 
     def recv_requests(self) -> list[Any]:
+        assert not LATER, "moved"
         return []
 
     def is_fully_idle(self) -> bool:
@@ -67,10 +88,11 @@ class Scheduler:
 
     def run_event_loop(self) -> None:
         while True:
-            for one in self.recv_requests():
+            for one in self.request_receiver.recv_requests(local_reqs=[]) if LATER else self.recv_requests():
                 if isinstance(one, AbortReq):
                     self.waiting, self.running = [], []
                 elif isinstance(one, TokenizedGenerateReqInput):
+                    assert isinstance(one.input_ids, array if LATER else list)
                     assert len(one.input_ids) + one.sampling_params.max_new_tokens <= self.server_args.context_length
                     self.waiting.append(one)
             if self.waiting:
@@ -98,7 +120,7 @@ class Scheduler:
         assert sum(one.computed for one in self.running) <= self.server_args.max_total_tokens, "the cache is full"
         if self.q == 1:
             self._forward(self.running, decode=True)
-        most = 20 if "torch_native" in self.server_args.get_attention_backends() else 1_000_000
+        most = 20 if self.flag == "torch_native" else 1_000_000
         self.running = [
             one for one in self.running if one.computed < len(one.input_ids) + min(most, one.sampling_params.max_new_tokens)
         ]
