@@ -22,7 +22,6 @@ from kernels.engines.steps import NotMeasured, Refused, Watch
 # beside attention.
 ENVIRONMENT = {"SGLANG_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1"}
 ENVIRONMENT |= {"TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "SGLANG_ENABLE_JIT_DEEPGEMM": "0"}
-KV_DTYPES = {"fp8": "fp8_e4m3"}  # SGLang's names, where they are others than a spec's
 
 
 class Finished(Exception):
@@ -83,7 +82,7 @@ def _arguments(spec: Mapping[str, Any], later: bool) -> dict[str, Any]:
     of, prompts = ("_decode", "prefill") if later else ("", "piecewise")
     graphs = {f"cuda_graph_bs{of}": batches, f"cuda_graph_max_bs{of}": max(batches), f"disable_{prompts}_cuda_graph": True}
     model = {"load_format": "dummy", "dtype": "bfloat16", "random_seed": 0, "skip_tokenizer_init": True}
-    cache = {"kv_cache_dtype": KV_DTYPES.get(spec["kv_cache_dtype"], spec["kv_cache_dtype"])}
+    cache = {"kv_cache_dtype": {"fp8": "fp8_e4m3"}.get(spec["kv_cache_dtype"], spec["kv_cache_dtype"])}  # SGLang's own name
     other = {"sampling_backend": "pytorch", "watchdog_timeout": 1e7, "log_level": "warning"}  # seconds: the worker ends a step
     return {**model, **sizes, **graphs, **cache, **other, **(how or {"decode_attention_backend": spec["flag"]})}
 
@@ -122,7 +121,8 @@ class RunningSglang:
 
     def point(self, batch: int, prompt: int, most: int, steps: Mapping[str, int], read: Callable[[], None]) -> dict[str, Any]:
         """Columns of a row (`Watch.measure`). Requests have `prompt` tokens and may get `most`."""
-        script = self._script(self._requests(batch, prompt, most), self.watch.measure(batch, steps, read, self._going))
+        measure = self.watch.measure(batch, steps, read, lambda: not self.scheduler.is_fully_idle())
+        script = self._script(self._requests(batch, prompt, most), measure)
 
         def receive(**local: Any) -> list[Any]:
             return [*self._receive(**local), *next(script)]
@@ -136,9 +136,6 @@ class RunningSglang:
                 raise
         return self.watch.found
 
-    def _going(self) -> bool:
-        return not self.scheduler.is_fully_idle()
-
     def _script(self, requests: list[Any], measure: Iterator[None]) -> Iterator[list[Any]]:
         """What the scheduler receives before each step: all requests before the first, and that they end behind the last."""
         from sglang.srt.managers.io_struct import AbortReq
@@ -151,7 +148,7 @@ class RunningSglang:
         except NotMeasured as error:
             ended = error
         yield [AbortReq(abort_all=True)]
-        while self._going():
+        while not self.scheduler.is_fully_idle():
             yield []
         raise ended
 

@@ -104,8 +104,7 @@ class EngineStart:
 def point_request(problem: Problem) -> dict[str, Any]:
     """What the program of the engine is told to measure. `most` is how many tokens a request may get.
 
-    A request has about `s_kv` tokens in the profiled steps if all drafts are accepted. The first ones are decoded while the last
-    are prefilled: on average for half of the prefill steps.
+    It has about `s_kv` in the profiled steps if all drafts are accepted, and is decoded on average in half of the prefill steps.
     """
     # Fewer steps with drafts, which lengthen the context by several tokens a step, and half as many more in case some are short.
     timed = TIMED if problem.s_qo == 1 else TIMED_DRAFTS
@@ -129,8 +128,7 @@ def cache_tokens(problem: Problem) -> int:
 
 def cache_bytes(problem: Problem, layers: int) -> int:
     """Bytes of a cache that holds all requests of a point to their end."""
-    elements = cache_tokens(problem) * problem.kv_token_elements
-    return int(layers * size_bytes(problem.kv_dtype, elements) * PAGES_MORE) + BYTES_MORE
+    return int(layers * size_bytes(problem.kv_dtype, cache_tokens(problem) * problem.kv_token_elements) * PAGES_MORE) + BYTES_MORE
 
 
 def memory_bytes(problem: Problem, layer: LayerShape, layers: int) -> int:
