@@ -17,6 +17,7 @@ from orchestrator.config.modes import owner
 from orchestrator.errors import UserError
 from orchestrator.formats.engine_config import config_text
 from orchestrator.reporting.dashboard.data import deployments
+from tests.helpers.command_line import Invoke
 from tests.helpers.datasets import EVERY, RESULTS
 from tools import pictures
 
@@ -73,7 +74,9 @@ def agree(name: str, engines: Sequence[Engine] = ()) -> int:
             assert (default.mean, default.served) == (pytest.approx(price[0], rel=1e-9), price[1])
         choice = part.answer.choice
         assert choice is None or choice.is_default or choice.name in exported[part.who]
-        if choice is not None:  # what it runs, and whether that was seen or read
+        if choice is not None:  # what is pasted stands in the answer, in brief too; what it runs, and whether that was seen or read
+            assert all(flag in line[3] for flag in choice.typed)
+            assert (choice.record["typed_page"] or "") in part.brief() and (line[3][:16] != "nothing to type:" or not choice.typed)
             assert line[4] == choice.runs == pages[line[:3]]["runs"]
             assert choice.known in choice.runs and ("seen on" in choice.known) != ("read" in choice.known)
             assert any(f"{choice.label} runs {choice.runs}: " in one and part.holds in one for one in exported[part.who])
@@ -95,7 +98,8 @@ def test_the_finding_of_servers_says_what_the_report_says():
         place, (type_, *_) = dict(zip(PLACE, part.place, strict=True)), one_backend.line(part)[3:]
         cells = answers.setdefault((f"{place['model']}, TP {place['tp']}", place["kv_dtype"]), [[], [], [], []])
         saved = re.search(r"\((~?[\d.]+%) less time than the default", type_)
-        flag = "keep" if part.answer.keeps else f"{part.brief().partition(': ')[2].rpartition(' ')[0]} ({saved and saved[1]})"
+        choice = part.answer.choice
+        flag = "keep" if part.answer.keeps else f"{choice and choice.label} ({saved and saved[1]})"
         cells[2 * (part.phase != "decode") + part.who.startswith("SGLang")].append(
             flag if part.layers == "all" else f"{part.layers}: {flag}"
         )
@@ -175,6 +179,29 @@ def test_the_tables_of_the_fastest_backend_rank_a_draft_whatever_its_routine():
     assert not any("routine" in grid.title for grid in best.grids(data))
     asked = data.records("FROM best WHERE model = 'llama_3_1_70b' AND tp = 8 AND kv_dtype = 'bf16' AND s_qo = 4 AND s_kv = 8192")
     assert {r["batch_size"]: (r["backend"], f"{r['margin']:.0%}") for r in asked}[1] == ("fa2", "28%")
+
+
+@pytest.mark.parametrize(
+    ("engine", "flag", "drafts", "gain"), [("sglang", "--page-size 64", 0, 0.16), ("vllm", "--block-size 64", 3, 0.0)]
+)
+def test_the_gain_of_pages_is_that_of_the_rows_and_is_typed_if_it_is_clear(
+    engine: str, flag: str, drafts: int, gain: float, invoke: Invoke
+):
+    asked = ("results.path=[results/h200_main/servers,results/h200_main/servers_pages]", "model=llama_3_1_70b", "tp=8")
+    asked += (f"drafts={drafts}", "where={kv_dtype: fp8_e4m3}")
+    told = [" ".join(invoke(f"export={engine}", *asked).stdout.split()), invoke("mode=report", *asked).stdout]
+    told += [" ".join(invoke("mode=report", "question=one_backend", f"engine={engine}", *asked, "format=markdown").stdout.split())]
+    own, build = {"sglang": (1, "flash_attn_3_sglang"), "vllm": (16, "flash_attn_3_vllm")}[engine]
+    rows = open_views("results/h200_main/servers.parquet,results/h200_main/servers_pages.parquet", threads=1)
+    ((saved, pairs),) = rows.execute(f"""
+        SELECT 1 - exp(avg(ln(other.own_us / own.own_us))), count(*) FROM rows AS other
+        JOIN rows AS own USING (model, tp, backend, kv_dtype, q_dtype, batch_size, s_kv, s_qo, device_name, status)
+        WHERE model = 'llama_3_1_70b' AND tp = 8 AND backend = '{build}' AND kv_dtype = 'fp8_e4m3' AND s_qo = {drafts + 1}
+            AND other.page_size = 64 AND own.page_size = {own} AND status = 'ok'""")
+
+    assert pairs == 7 and saved == pytest.approx(gain, abs=0.03)
+    assert all(f"pages of 64 take {saved:.1%} less time than its own of {own}" in one for one in (told[0], told[2]))
+    assert [flag in one for one in told] == [gain > 0] * 3
 
 
 def _export(data: object, engine: object) -> list[str]:

@@ -187,13 +187,14 @@ def _over_both(con: duckdb.DuckDBPyConnection, where: str, files: Set[str]) -> l
 def _of_engines(con: duckdb.DuckDBPyConnection, places: Iterable[str], where: str) -> list[str]:
     """The files with rows of a running engine, and those with isolated rows of the same points on GPUs that ran an engine."""
     point = "num_qo_heads, kv_dtype, page_size, batch_size, s_qo"
-    found = con.execute(f"""
+    query = f"""
         WITH engines AS (FROM ({_every(places)}) WHERE status = 'ok' AND context = 'engine')
         SELECT filename FROM engines WHERE {where}
         UNION SELECT filename FROM rows
-        WHERE device_uuid IN (SELECT device_uuid FROM engines) AND ({point}) IN (SELECT ({point}) FROM engines WHERE {where})
-        ORDER BY ALL""")
-    return [name for (name,) in found.fetchall()]
+        WHERE {where} AND device_uuid IN (SELECT device_uuid FROM engines)
+            AND ({point}) IN (SELECT ({point}) FROM engines WHERE {where})
+        ORDER BY ALL"""
+    return [name for (name,) in con.execute(query).fetchall()]
 
 
 def served_alike(names: Iterable[str] | None = None) -> list[tuple[str, int, str]]:

@@ -101,9 +101,8 @@ def columns(console: Console, grids: Sequence[Grid]) -> None:
     marked = [[f"{name}{'*' * any(there)}" for name, _type, _unit, _has, *there, _meaning in grid.cells] for grid in grids]
     told = [" ".join([f"{grid.title.partition(':')[0]}:", *names]) for grid, names in zip(grids, marked, strict=True)]
     star = "*: not in this dataset, or null; " * any(name.endswith("*") for names in marked for name in names)
-    width = _width(console)
     ends = f"{star}their meaning: columns=[median_us, check_*], or full=true"
-    _print(console, [line for words in (*told, ends) for line in _wrapped(words, width)])
+    _print(console, [line for words in (*told, ends) for line in _wrapped(words, _width(console))])
 
 
 def _fitting(grid: Grid, room: int, width: int, most: int) -> tuple[list[Text], int]:

@@ -4,12 +4,34 @@
 -- over the default's, `ahead` where it is faster by more than noise, `floor` the mean noise, `pairs` how many workloads.
 -- `most_beside`: the workload at which its time without the launch differs most from the default's, and by how much (`us`).
 -- `rivals`: how many backends ran, right or wrong, at the workload where most did.
--- `typed_page` sets the one page size that was measured, if the engine takes another by itself.
+-- `of_pages`: what the one other page size that was measured saves beside the engine's own, at workloads that differ in it alone (`alike`).
+-- `typed_page` sets the page size, if the engine takes another by itself: the only one that was measured, or one that saves time
+-- by more than noise, by the mean and at more than half of the weight. Of two such workloads flags are compared at that of more flags.
 -- `wrong`: workloads at which its answer was wrong; `wrong_err` the largest error there, `wrong_tolerance` what was allowed there.
-WITH base AS (
-    SELECT workload, who, us AS base_us, own_us AS base_own_us, noise_floor AS base_floor, rough AS base_rough
+WITH timed AS (
+    SELECT workload, who, choice, is_default, weight, us, own_us, noise_floor, rough, page_size, own_page,
+           hash({place}, phase, who, layers, choice) AS of_choice, hash({alike}) AS alike, count(*) OVER (PARTITION BY workload, who) AS flags
     FROM one_backend
-    WHERE is_default AND regret IS NOT NULL
+    WHERE regret IS NOT NULL
+), pairs_of_pages AS (
+    SELECT other.*, if(own.flags > other.flags, other.workload, own.workload) AS of_fewer, other.own_us / own.own_us AS ratio, other.rough OR own.rough AS is_rough,
+           own.noise_floor + {rough} * (other.rough::INT + own.rough::INT) AS floor_there, own.us / other.us - 1 > floor_there AS is_ahead
+    FROM timed AS other JOIN timed AS own USING (of_choice, alike)
+    WHERE other.page_size <> other.own_page AND own.page_size = own.own_page
+), page_gains AS (
+    SELECT of_choice, any_value(page_size) AS page, 1 - exp(sum(weight * ln(ratio)) / sum(weight)) AS saving,
+           {{'page': page, 'saving': saving, 'rough': bool_or(is_rough)}} AS of_pages,
+           saving > sum(weight * floor_there) / sum(weight) AND sum(weight * is_ahead::INT) / sum(weight) > 0.5 AS saves
+    FROM pairs_of_pages
+    GROUP BY of_choice
+    HAVING count(DISTINCT page_size) = 1
+), left_out AS (
+    SELECT of_fewer AS workload, who FROM pairs_of_pages JOIN page_gains USING (of_choice) WHERE is_default
+), base AS (
+    SELECT workload, who, us AS base_us, own_us AS base_own_us, noise_floor AS base_floor, rough AS base_rough
+    FROM timed
+    ANTI JOIN left_out USING (workload, who)
+    WHERE is_default
 ), beside AS (
     SELECT one_backend.*, count(DISTINCT workload) OVER (PARTITION BY {place}, phase, who, layers) AS whole,
            count(DISTINCT choice) FILTER (who = 'backend' AND (regret IS NOT NULL OR wrong)) OVER (PARTITION BY workload) AS ran_there,
@@ -36,7 +58,9 @@ SELECT {place}, phase, who, layers, choice, any_value(flag) AS flag, bool_and(is
        list(DISTINCT {{'routine': routine, 'backend': called, 'kernel': kernel, 'shown': backend}}) FILTER (regret IS NOT NULL) AS ran,
        list(DISTINCT called) FILTER (regret IS NOT NULL AND stand_in) AS stand_ins,
        list(DISTINCT page_size) FILTER (regret IS NOT NULL) AS pages,
-       CASE WHEN len(pages) = 1 AND pages[1] <> any_value(own_page) THEN any_value(page_flag) || ' ' || pages[1] END AS typed_page,
+       any_value(of_pages) AS of_pages,
+       CASE WHEN len(pages) = 1 AND pages[1] <> any_value(own_page) THEN any_value(page_flag) || ' ' || pages[1]
+            WHEN len(pages) = 2 AND any_value(saves) THEN any_value(page_flag) || ' ' || any_value(page) END AS typed_page,
        list(DISTINCT measured_as) FILTER (measured_as IS NOT NULL) AS measured_as,
        min(us) AS least_us, max(us) AS most_us, list(DISTINCT s_qo ORDER BY s_qo) AS lengths,
        count_if(has_default) = count(ratio) AS covers, count(ratio) AS pairs,
@@ -48,4 +72,5 @@ SELECT {place}, phase, who, layers, choice, any_value(flag) AS flag, bool_and(is
                (abs(own_us - base_own_us), -row)) FILTER (ratio IS NOT NULL) AS most_beside,
        sum(weight * is_ahead::INT) / sum(weight) FILTER (ratio IS NOT NULL) AS share_ahead
 FROM beside
+LEFT JOIN page_gains ON of_choice = hash({place}, phase, who, layers, choice)
 GROUP BY {place}, phase, who, layers, choice

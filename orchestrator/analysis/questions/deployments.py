@@ -7,7 +7,7 @@ apart: one that drafts runs every step as a draft. The questions, the exports, t
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from math import isfinite
@@ -15,12 +15,13 @@ from typing import Any
 
 from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
-from orchestrator.analysis.keys import TIMING_KEYS, USUAL_TIMING
+from orchestrator.analysis.keys import PROBLEM_KEYS, TIMING_KEYS, USUAL_TIMING
 from orchestrator.analysis.names import shown
 from orchestrator.analysis.questions.cache_size import left_out, no_room
 from orchestrator.analysis.questions.exactness import named, share
 from orchestrator.analysis.questions.tables import group_by, l2_words
 from orchestrator.analysis.rough import ROUGH, mark
+from orchestrator.analysis.sql import quoted
 from orchestrator.analysis.views import MANY_ROWS
 from orchestrator.config.model import CUSTOM
 
@@ -32,6 +33,7 @@ IN_TITLE = ("device_name", "model", "tp", "num_qo_heads", "kv_dtype", "l2")
 USUAL: dict[str, Sequence[str]] = {**{key: [usual] for key, usual in USUAL_TIMING.items()}, "env": []}
 OF_CUSTOM = ("num_kv_heads", "head_dim_qk")  # they follow from a model's name; heads without one are told apart by them
 HERE = "backend"  # `who` of the choices that are backends of this project
+OF_CALL = ("page_size", "routine", "q_dtype", "out_dtype")  # keys that a flag may set, or that come with its call
 NAMED = 3  # of them in a brief answer, the fastest first
 MUCH_SLOWER = 1.2  # a choice that takes more than this many times the fastest one's time at some workload: an answer says so
 NOT_THERE = "not in the engine"  # the `status` of a flag that does not serve a workload
@@ -54,15 +56,10 @@ class Choice:
     shares_name: bool = False
 
     @property
-    def who(self) -> str:
-        """The engine, or `HERE`."""
-        return str(self.record["who"])
-
-    @property
     def name(self) -> str:
         """What a person types, or the name of a backend here."""
         typed = self.record["typed_per_layers"] if self.for_layers else self.record["choice"]
-        return shown(typed) if self.who == HERE else str(typed)
+        return shown(typed) if self.record["who"] == HERE else str(typed)
 
     @property
     def flag(self) -> str:
@@ -83,6 +80,14 @@ class Choice:
     def typed(self) -> tuple[str, ...]:
         """What is typed to get what was measured: its name, if the engine takes another by itself, and the same of its pages."""
         return tuple(filter(None, ("" if self.is_default else self.name, self.record["typed_page"])))
+
+    @property
+    def pages_words(self) -> str:
+        """`pages of 64 take ~26.1% less time than its own of 1`; empty if not both were measured."""
+        if (found := self.record["of_pages"]) is None:
+            return ""
+        words = f"{mark(found['rough'])}{abs(found['saving']):.1%} {'less' if found['saving'] >= 0 else 'more'}"
+        return f"pages of {found['page']} take {words} time than its own of {self.record['own_page']}"
 
     @property
     def served(self) -> int:
@@ -240,14 +245,15 @@ class Advice:
         """`nothing to type: FLASH_ATTN is the default; ...`, what to type, or why there is no advice."""
         if self.choice is None:
             return f"no advice: {self.why}"
-        reason, typed = f"; {self.why}" if self.why else "", " ".join(self.choice.typed) or "nothing to type"
+        pages = f" ({self.choice.pages_words})" * bool(self.choice.record["typed_page"] and self.choice.pages_words)
+        reason, typed = f"; {self.why}" if self.why else "", (" ".join(self.choice.typed) or "nothing to type") + pages
         if self.keeps and self.choice.record["wrong"]:
             right = f"right at {self.choice.served:,} of {self.choice.record['workloads']:,} workloads, {self.choice.not_right}"
             return f"{typed}, but {self.choice.label}, the default, was {right}{reason}"
         wrong = f"; {self.choice.not_right}" if self.choice.record["wrong"] else ""
         if self.keeps:
             return f"{typed}: {self.choice.label} is the default{reason}"
-        return f"{self.choice.name}{f' ({self.why})' if self.why else ''}{wrong}"
+        return f"{typed}{f' ({self.why})' if self.why else ''}{wrong}"
 
 
 @dataclass(frozen=True)
@@ -288,7 +294,8 @@ class Part:
             return f"{who}no advice"
         if self.who == HERE:
             return ", ".join(f"{one.label}{one.price(at_worst=at_worst)}" for one in self.measured[:NAMED])
-        return f"{who}{choice.label}{' (default)' if choice.is_default else ''}{choice.price(at_worst=at_worst)}"
+        told = ", ".join(filter(None, ("default" if choice.is_default else "", choice.record["typed_page"])))
+        return f"{who}{choice.label}{f' ({told})' if told else ''}{choice.price(at_worst=at_worst)}"
 
     @property
     def default(self) -> Choice | None:
@@ -372,11 +379,6 @@ def no_room_at(data: Dataset, place: Sequence[Any]) -> str:
     return no_room(model, tp, device, data.draft.layers)
 
 
-def in_order(phases: Iterable[str]) -> list[str]:
-    """Phases as tables show them."""
-    return sorted(phases, key=lambda phase: (PHASES.index(phase) if phase in PHASES else len(PHASES), phase))
-
-
 def deployment_titles(data: Dataset) -> dict[tuple[Any, ...], str]:
     """The title of each deployment of the dataset, by its values of `PLACE`."""
     return _titles(data.records(f"SELECT DISTINCT {', '.join(PLACE)} FROM one_backend"))
@@ -426,7 +428,8 @@ def _decision(part: Part) -> tuple[Any, ...]:
 
 def _parts(data: Dataset) -> list[Part]:
     text = files(__package__).joinpath("costs.sql").read_text(encoding="utf-8")
-    found = data.records(f"{text.format(place=', '.join(PLACE), rough=ROUGH, much=MUCH_SLOWER)} ORDER BY ALL")
+    alike = ", ".join(quoted(key) for key in PROBLEM_KEYS if key not in OF_CALL)
+    found = data.records(f"{text.format(place=', '.join(PLACE), rough=ROUGH, much=MUCH_SLOWER, alike=alike)} ORDER BY ALL")
     titles, too_big, references = _titles(found), left_out(data, PLACE), _references(data)
     groups = group_by(found, (*PLACE, "phase", "who", "layers"))
     kinds = Counter(key[:-1] for key in groups)
@@ -445,8 +448,7 @@ def _parts(data: Dataset) -> list[Part]:
         )
         for key, records in groups.items()
     ]
-    ranks = {phase: number for number, phase in enumerate(in_order({part.phase for part in made}))}
-    return sorted(made, key=lambda part: (order[part.place], ranks[part.phase], part.who == HERE))
+    return sorted(made, key=lambda part: (order[part.place], [*PHASES, part.phase].index(part.phase), part.phase, part.who == HERE))
 
 
 def _choices(records: Sequence[Record], *, for_layers: bool) -> tuple[Choice, ...]:

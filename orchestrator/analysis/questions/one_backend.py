@@ -98,10 +98,10 @@ def stands_on(choice: Choice) -> str:
     """Which rows a flag's price stands on: its own build or a stand-in, and how it is known that the engine runs it."""
     build = f"priced with {choice.stands_in}, which stands in for the engine's own build" if choice.stands_in else ""
     pages, own = sorted(filter(None, choice.record["pages"] or [])), choice.record["own_page"]
-    is_other = bool(own) and pages not in ([], [own])
-    other = f"measured with pages of {', '.join(map(str, pages))} tokens, the engine's default is {own}" * is_other
     evidence = ", ".join(sorted({one["evidence"] for one in choice.record["known"]}))
-    return "; ".join(filter(None, (f"{choice.label} runs {choice.runs}: {evidence}", build, other)))
+    words = f"measured with pages of {', '.join(map(str, pages))} tokens, the engine's default is {own}"
+    told = (build, words * (bool(own) and pages not in ([], [own])), choice.pages_words)
+    return "; ".join(filter(None, (f"{choice.label} runs {choice.runs}: {evidence}", *told)))
 
 
 def but_at_worst(choice: Choice) -> str:
