@@ -45,7 +45,7 @@ KEPT = ("s_qo", "tp", "device_name", "model")  # of a deployment; what comes las
 ISOLATED = f"""status = 'ok' AND coalesce(twin, 0) = 0 AND shared_prefix IS NULL AND batch_spec IS NULL
     AND routine IN ('paged_decode', 'paged_prefill', 'ragged_prefill', 'mla', 'sparse_mla', 'gated_delta')
     AND {" AND ".join(f"coalesce({key}, '{usual}') = '{usual}'" for key, usual in USUAL_TIMING.items())}"""
-CALLS = "filename, kv_dtype, split_part(compute_capability, '.', 1)::INT, routine, backend"
+CALLS = "filename, kv_dtype, split_part(compute_capability, '.', 1)::INT, routine, backend, page_size"
 SIZES = "count(DISTINCT (batch_size, s_qo, s_kv, kv_dtype))"
 EVERY_DTYPE = 3  # of `HAS["fp8"]`
 IN_ENGINE = "in_engine"  # the question that compares rows of a running engine with isolated ones
@@ -153,10 +153,13 @@ def _tell_others(others: Mapping[str, Path], rows: Set[tuple[str, Any]], engines
     caches, found = {kv for name, (kv, *_) in rows if name in read}, list[str]()
     for flag, of in grouped((one.name, one) for engine in engines for one in engine.flags).items():
         calls = {(kv, cc, *call) for one in of for kv in caches & {*one.kv} for cc in one.cc for *_, call in calls_of(one)}
-        have = {name for name, call in rows if call in calls}
-        found += [f"{flag} in {place}" for name, place in others.items() if name in have and not have & read][:1]
+        right = {(name, page) for name, (*call, page) in rows if (*call,) in calls}
+        own = {f" with pages of {one.page}": one.page for one in of if one.default and one.page}
+        for what, pages in {"": None, **own}.items():
+            have = {name for name, page in right if pages in (None, page)}
+            found += [f"{flag}{what} in {place}" for name, place in others.items() if name in have and not have & read][:1]
     if found:
-        note_once("right rows of other flags:\n  " + ",\n  ".join(found))
+        note_once("right rows of other flags and pages; results.path=[DIR,DIR] reads both:\n  " + ",\n  ".join(found))
 
 
 def _over_both(con: duckdb.DuckDBPyConnection, where: str, files: Set[str]) -> list[str]:

@@ -104,7 +104,10 @@ def test_other_datasets_and_the_flags_that_they_alone_have_are_named(invoke: Inv
     (others,) = re.findall(r"(?s)note: \d more have such rows; results\.path=DIR reads another:\n  (.*?), \.\.\.\n", told)
 
     assert all(Path(one).exists() for one in others.split(",\n  ")) and others.count(",") == 2
-    assert "note: right rows of other flags:\n  TRITON_MLA in results/h200_mla/triton_mla.parquet\n" in told
+    both = "note: right rows of other flags and pages; results.path=[DIR,DIR] reads both:\n"
+    assert f"{both}  TRITON_MLA in results/h200_mla/triton_mla.parquet\n" in told
+    pages = invoke("mode=report", "model=llama_3_1_70b", "tp=8", "device=h200", "engine=vllm", "drafts=3").stderr
+    assert f"{both}  FLASH_ATTN with pages of 16 in results/h200_main/servers_pages.parquet\n" in pages
     data = open_views("results/h200_mla/triton_mla.parquet", where={"model": "deepseek_v3", "tp": 8, "kv_dtype": "fp8_e4m3"})
     assert data.scalar("SELECT count(*) FROM current WHERE status = 'ok' AND backend = 'triton_mla'") > 0
 
