@@ -89,7 +89,7 @@ def agree(name: str, engines: Sequence[Engine] = ()) -> int:
 def test_the_finding_of_servers_says_what_the_report_says():
     """A cell is the answers of a server, cache, engine and phase, with the kind of layers if there are several."""
     rows = [
-        line.strip("| ").split(" | ") for line in (ROOT / "docs/findings/server_flags.md").read_text().splitlines() if "TP" in line
+        line.strip("|").split("|") for line in (ROOT / "docs/findings/server_flags.md").read_text().splitlines() if "TP" in line
     ]
     printed = {tuple(row[:2]): row[2:] for row in rows if len(row) == 6}
     found = [part for part in parts(open_views(RESULTS / "h200_main/servers.parquet", threads=1)) if part.who != HERE]
@@ -125,11 +125,11 @@ def test_the_finding_of_engines_says_what_its_command_prints():
     pages = [(ROOT / f"docs/{name}.md").read_text() for name in ("report", "contexts")]
     named = [re.findall(r"question=in_engine 'results\.path=\[(.*?)\]'", page) for page in pages]
     found = (ROOT / "docs/findings/in_engine.md").read_text()
-    printed = [line.strip("| ").split(" | ") for line in found.splitlines() if line.startswith("| H200/")]
+    printed = [line.strip("|").split("|") for line in found.splitlines() if line.startswith("|H200/")]
     grid = in_engine.statement(open_views(named[0][0], threads=1))
     told = {(engine.casefold(), what): (value.removesuffix("%"), so) for _, engine, what, value, _, so in grid.cells}
 
-    assert named[0] == named[1] and len(printed) == 3
+    assert named[0] == named[1] and len(printed) == 4
     for card, points, *figures in printed:
         engine, of_points = card.removeprefix("H200/").casefold(), "points with an error of at most 5% or 2 µs"
         whats = ("median error of attention", of_points, "of these with the same sign in attention")
@@ -142,7 +142,7 @@ def test_the_finding_of_engines_says_what_its_command_prints():
 
 
 def test_the_finding_of_energy_says_what_the_report_says():
-    rows = (line.strip("| ").split(" | ") for line in (ROOT / "docs/findings/joules.md").read_text().splitlines())
+    rows = (line.strip("|").split("|") for line in (ROOT / "docs/findings/joules.md").read_text().splitlines())
     printed = {(row[0], row[1], row[2]): (row[3], row[4], row[6]) for row in rows if len(row) == 8 and row[2].isdecimal()}
     data = open_views(RESULTS / "h200_studies/energy.parquet", threads=1, where={"batch_size": 8})
     asked = data.execute("SELECT kv_dtype, q_dtype, s_qo, backend, energy_j * 1000, fastest FROM energy")

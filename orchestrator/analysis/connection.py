@@ -25,9 +25,10 @@ def was_interrupted(error: Exception) -> bool:
 class Connection:
     """A connection of DuckDB, as `con`, for queries that may read `files`.
 
-    Every method raises DamagedDataset for a file that is damaged or not this project's; a query through `con` DuckDB's own error.
+    DuckDB reads a file when a query needs it. So every method raises DamagedDataset for a file that is damaged or is not this
+    project's. A query through `con` raises DuckDB's own error.
 
-    `later` has what CREATE TEMP takes by name, each after those it reads, for the first query that names it (see `create_later`).
+    `later` has views by name, each after those it reads, for the first query that names one (through `con`: `create_later`).
     """
 
     def __init__(self, files: list[str], *, threads: int | None = None) -> None:
@@ -72,15 +73,16 @@ class Connection:
         while more := {name for of in names for name in self._later_in(self.later[of])} - names:
             names |= more
         for name in [name for name in self.later if name in names]:
-            self.con.execute(f"CREATE TEMP {self.later[name]}")
-            del self.later[name]  # unless Ctrl-C came first
+            self.con.execute(f"CREATE TEMP VIEW {name} AS {self.later.pop(name)}")
 
     def _later_in(self, query: str) -> set[str]:
         return self.later.keys() & re.findall(r"\w+", re.sub(r"--.*", "", query)) if self.later else set()
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Raises DamagedDataset if a file without a checksum may be the cause of an error, and KeyboardInterrupt after Ctrl-C."""
+        """Turns DuckDB's error into DamagedDataset if a file without a checksum may be the cause, and into KeyboardInterrupt after
+        Ctrl-C. Any other is a bug in a query.
+        """
         import duckdb
 
         try:

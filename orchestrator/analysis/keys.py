@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kernels.problem import Problem
+from kernels.timing.graphs import MOST_OVER_US
 
 TIMING_KEYS = ("timer", "l2", "icache", "context", "pace")  # how a time was taken
 USUAL_TIMING = {"l2": "clean", "icache": "warm", "context": "isolated", "pace": "bursts"}  # as the default settings take it
@@ -12,11 +13,12 @@ PROBLEM_KEYS = ("device_name", *(field for field in Problem.model_fields if fiel
 RANKED_US = "CASE context WHEN 'step' THEN in_step_us ELSE median_us END"  # the time that questions rank a point by
 GRID_AXES = ("batch_size", "s_qo", "s_kv")
 GRAPH_REPLAY = "cuda_graph_events"  # the timer whose samples begin with the launch of a graph
-# What the launch of a graph adds to a call, in rows that are older than `own_us`: events minus CUPTI of the same calls under 60 µs.
+# What the launch of a graph adds to a call, in rows older than `own_us` or of an impossible share: events minus CUPTI under 60 µs.
 # An empty graph tells two classes of hosts: 2.7 to 3.3 µs where a call has 3.0, 4.3 to 5.0 µs where it has 3.75.
 LAUNCH_US, SLOW_LAUNCH_US, SLOW_EMPTY_US = 3.0, 3.75, 3.8
 LAUNCH_SPREAD_US = 0.3  # standard deviation over calls and kernels
 # The time of a row that ratios are of: without the launch of the graph, if one is in it and was measured.
-OWN_US = f"""CASE WHEN context = 'step' THEN in_step_us WHEN own_us IS NOT NULL THEN own_us
-    WHEN timer = '{GRAPH_REPLAY}' AND median_us > if(launch_us > {SLOW_EMPTY_US}, {SLOW_LAUNCH_US}, {LAUNCH_US})
+OWN_US = f"""CASE WHEN context = 'step' THEN in_step_us
+    WHEN own_us IS NOT NULL AND (timer <> '{GRAPH_REPLAY}' OR median_us - own_us <= coalesce(launch_us, 99) + {MOST_OVER_US})
+    THEN own_us WHEN timer = '{GRAPH_REPLAY}' AND median_us > if(launch_us > {SLOW_EMPTY_US}, {SLOW_LAUNCH_US}, {LAUNCH_US})
     AND launch_us IS NOT NULL THEN median_us - if(launch_us > {SLOW_EMPTY_US}, {SLOW_LAUNCH_US}, {LAUNCH_US}) ELSE median_us END"""

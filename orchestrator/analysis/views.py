@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from itertools import chain, count
+from itertools import count
 from typing import TYPE_CHECKING
 
 from orchestrator.analysis.cards import COLUMNS as CARD_COLUMNS
@@ -18,9 +18,7 @@ from orchestrator.analysis.sql import literal, quoted, sql_type
 if TYPE_CHECKING:
     import pyarrow as pa
 
-FEW_ROWS = 2_000  # of so many the distinct keys take less time than planning one query of all columns
 MANY_ROWS = 1_000_000  # reading more takes longer than planning one query per column
-SEVERAL = "min({0}) IS DISTINCT FROM max({0}) OR count({0}) BETWEEN 1 AND count(*) - 1"  # values has a column
 
 
 def create_views(
@@ -39,18 +37,19 @@ def create_views(
 def _varies(data: Connection, columns: Iterable[str], table: str, rows: int) -> list[str]:
     """Those columns that have more than one value (null is one); of many rows by a query each, which statistics answer."""
     names = list(columns)
-    if rows <= FEW_ROWS:
-        distinct = data.execute(f"SELECT DISTINCT {', '.join(map(quoted, names))} FROM {table}")
-        return [name for name, values in zip(names, zip(*distinct, strict=True), strict=False) if len(set(values)) > 1]
     queries = [[name] for name in names] if rows > MANY_ROWS else [names]
-    found = [data.execute(f"SELECT {', '.join(SEVERAL.format(quoted(c)) for c in of)} FROM {table}")[0] for of in queries]
-    return [name for name, varies in zip(names, chain(*found), strict=True) if varies]
+    found: list[bool] = []
+    for group in queries:
+        several = (f"min({c}) IS DISTINCT FROM max({c}) OR count({c}) BETWEEN 1 AND count(*) - 1" for c in map(quoted, group))
+        found += data.execute(f"SELECT {', '.join(several)} FROM {table}")[0]
+    return [name for name, varies in zip(names, found, strict=True) if varies]
 
 
 def _has_several_versions(data: Connection, rows: int) -> bool:
     """Whether a point may have rows of several versions. Backends of one dataset may come from different libraries."""
     others = [name for name in VERSION_COLUMNS if name != "libraries"]
-    several = f"SELECT 1 FROM rows GROUP BY backend HAVING {SEVERAL.format('libraries')} LIMIT 1"
+    differ = "min(libraries) IS DISTINCT FROM max(libraries) OR count(libraries) BETWEEN 1 AND count(*) - 1"
+    several = f"SELECT 1 FROM rows GROUP BY backend HAVING {differ} LIMIT 1"
     return bool(_varies(data, others, "rows", rows) or data.execute(several))
 
 
@@ -121,7 +120,8 @@ def _table_problems(data: Connection, rows: int) -> None:
 def _create_varying_keys(data: Connection, keys: list[str], of_family: list[str]) -> str:
     """Creates the table `varying_keys`: `problem`, `family` and the keys of each problem. Returns SQL for a row's `problem`.
 
-    Both are 64-bit hashes: no join numbers rows. Two of 10,000,000 problems share one in 1 of 300,000 datasets; then salt changes.
+    Both numbers are 64-bit hashes, so that no join is needed to number the rows. Of 10,000,000 problems two have the same hash
+    once in 300,000 datasets; then the next salt is tried.
     """
     for salt in count():
         problem, family = (f"hash({', '.join([str(salt), *map(quoted, of)])})" for of in (keys, of_family))
@@ -140,10 +140,8 @@ def _is_key(data: Connection, column: str, table: str) -> bool:
 
 
 def _table_noise(data: Connection, sources: Sequence[str | pa.Table]) -> None:
-    data.create_table("noise_states(device_name VARCHAR, l2 VARCHAR)")
-    data.create_table("noise(device_name VARCHAR, from_us DOUBLE, to_us DOUBLE, noise_floor DOUBLE)")
-    if sources:
-        rows = f"({union_sql(data.con, sources)})"
-        ranked = f"(SELECT * REPLACE ({RANKED_US} AS median_us) FROM {rows})"
-        data.execute(f"INSERT INTO noise_states SELECT DISTINCT device_name, l2 FROM {rows} WHERE status = 'ok' AND l2 IS NOT NULL")
-        data.execute(f"INSERT INTO noise {percentile_floor_sql(aa_pairs_sql(ranked))}")
+    rows = f"({union_sql(data.con, sources)})" if sources else "(FROM current WHERE false)"
+    ranked = f"(SELECT * REPLACE ({RANKED_US} AS median_us) FROM {rows})"
+    measured = "status = 'ok' AND l2 IS NOT NULL"
+    data.execute(f"CREATE TEMP TABLE noise_states AS SELECT DISTINCT device_name, l2 FROM {rows} WHERE {measured}")
+    data.execute(f"CREATE TEMP TABLE noise AS {percentile_floor_sql(aa_pairs_sql(ranked))}")

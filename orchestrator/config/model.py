@@ -141,11 +141,13 @@ def layers_that_keep_all(name: str) -> int | None:
     return None if _file_of(name).get("sliding_window") else layers_of(name)
 
 
-@cache
 def bf16_bytes(name: str, tp: int, layers: int | None = None) -> int | None:
-    """The bytes of a dense model's layers, or of so many, on one of `tp` GPUs in bf16, without embeddings; None if unknown."""
+    """The bytes that the layers of a dense model, or so many of them, take on one of `tp` GPUs in bf16, without embeddings.
+
+    None if its file does not say, and for experts, which are stored in fewer bits.
+    """
     given, layer = _file_of(name), _file_of(name).get("layer") or {}
-    if not layer.get("num_layers") or layer.get("num_experts") or given.get("head_dim_ckv"):  # experts have fewer bits
+    if not layer.get("num_layers") or layer.get("num_experts") or given.get("head_dim_ckv"):
         return None
     model = Model.model_validate(given)
     keys = {"routine": "paged_decode", "batch_size": 1, "s_qo": 1, "s_kv": 1, "tp": tp}

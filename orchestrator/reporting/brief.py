@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import string
 import textwrap
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from functools import cache
 from typing import Any
 
 from rich.console import Console
@@ -108,16 +108,12 @@ def columns(console: Console, grids: Sequence[Grid]) -> None:
 def _fitting(grid: Grid, room: int, width: int, most: int) -> tuple[list[Text], int]:
     """A table's title, header and as many of its first rows, at most `most`, as `room` lines have room for, and how many."""
 
-    @cache
     def drawn(rows: int) -> list[Text]:
         part = grid.first(rows)
         return [*_wrapped(part.title, width, "bold"), *map(Text, lines_of(part, width))]
 
-    count = most = max(0, min(len(grid.cells), room - 1, most))  # a header has a line, and each row
-    while count and (over := len(drawn(count)) - room) > 0:
-        count -= max(1, over * count // len(drawn(count)))
-    while count < most and len(drawn(count + 1)) <= room:
-        count += 1
+    counts = range(1, min(len(grid.cells), room - 1, most) + 1)  # a header has a line, and each row
+    count = bisect_right(counts, room, key=lambda rows: len(drawn(rows)))
     return (drawn(count), count) if count else ([], 0)
 
 

@@ -354,7 +354,7 @@ class _Writer:
         except ValidationError as error:
             raise UserError(explain(error)) from None
         grids = [records.short_table(settings)] if settings.columns else report.dataset_grids(settings, question)
-        return markdown([grid for grid in grids if grid.cells][:tables]) + "\n"
+        return markdown([grid for grid in grids if grid.cells][:tables], "|") + "\n"
 
     def _sql(self, argument: str, body: str, line: int) -> str:
         """The table of a query, whose numbers have the form that their column or the block names."""
@@ -364,7 +364,7 @@ class _Writer:
         columns, rows = self._ask(body, line)
         if len(rows) > MAX_ROWS:
             raise UserError(f"{len(rows):,} rows; allowed: {MAX_ROWS}, add a LIMIT or a WHERE")
-        table = markdown([formatted(title or "-", columns, rows, form)])
+        table = markdown([formatted(title or "-", columns, rows, form)], "|")
         return (table if title else table.partition("\n\n")[2]) + "\n"
 
     def _view(self, argument: str, body: str, line: int) -> str:

@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 
 RANKING = ("contenders", "ranked")
 PARTS = ("ranking", "costs", "steps", "engine_points")  # SQL that is no view by itself
-# The ranking is one query at three levels: of a problem, of a workload (any routine and dtype of queries), of a call (any routine).
+# The ranking is one query at three levels: of a problem, of a workload, whatever the routine and the dtype of its queries, and of a
+# call, whatever the routine: a draft may go through paged decode or paged prefill.
 OF_WORKLOADS = "(SELECT contenders.*, workload FROM contenders JOIN all_workloads USING (problem))"
 OF_CALLS = """(SELECT contenders.*, hash(workload, q_dtype) AS call_of
     FROM contenders JOIN all_workloads USING (problem) JOIN problems USING (problem))"""
@@ -189,8 +190,8 @@ def define_views(data: Dataset, draft: Draft, **assumed: Unpack[Assumed]) -> Dat
     _create_engine_tables(data, selected() if engines is None else engines)
     in_engine.create(data, query_text("engine_points").format(layers=LAYERS))
     data.execute(f"CREATE TEMP MACRO off_the_line(us0, x0, us, x, us1, x1) AS {OFF_THE_LINE}")
-    kinds = {"ranked_workloads": data.kind}
-    data.later = {view: f"{kinds.get(view, 'VIEW')} {view} AS {query_text(view)}" for view in VIEWS if view not in RANKING}
+    data.execute(f"CREATE TEMP {data.kind} ranked_workloads AS {query_text('ranked_workloads')}")
+    data.later = {view: query_text(view) for view in VIEWS if view not in (*RANKING, "ranked_workloads")}
     create_measured_rest(data, _steps_of(data, draft), draft)
     _note_unused(data, weights)
     return data

@@ -44,7 +44,8 @@ def create(data: Dataset, layers: int | None) -> None:
 
 
 def no_room(model: str | None, tp: int | None, device_name: str, layers: int | None = None) -> str:
-    """That weights leave no room for a cache on one of `tp` GPUs, and from how many on they do; empty if they do or none knows."""
+    """That a model's weights leave no room for a cache on one of `tp` GPUs, and from how many on they do; empty if they do, or if
+    nobody knows."""
     gpus = (one for one in known_devices().values() if one.kind != "cpu")
     room = next((ROOM * one.memory_bytes for one in gpus if device_name in (one.name, *one.match)), None)
     sizes = {size: bf16_bytes(model or "", size, layers) for size in (tp or 1, *(size for size in SIZES if size > (tp or 1)))}

@@ -46,7 +46,8 @@ def test_the_launch_of_a_call_is_taken_from_runners_as_those_of_backends_are(mon
     monkeypatch.setattr(ceilings, "Caches", object)
     monkeypatch.setattr(ceilings, "GraphReplay", Replay)
     monkeypatch.setattr(ceilings, "Cupti", type("Kernels", (Replay,), {"us": 3.0}))
-    assert ceilings.call_launch() == (2.0, 0.0)
+    assert ceilings.call_launch(empty_us=1.5) == (2.0, 0.0)
+    assert ceilings.call_launch(empty_us=1.4) == (None, None)  # no call's launch is so much longer than an empty graph's
 
 
 def test_the_cpu_gets_ahead_of_a_block_before_its_first_sample(monkeypatch: pytest.MonkeyPatch):

@@ -145,6 +145,8 @@ def test_a_row_s_own_time_counts_before_what_its_host_s_class_adds():
         "b": {"launch_us": 3.8},
         "c": {"launch_us": 3.81},
         "d": {"own_us": 3.0, "context": "step"},
+        "e": {"own_us": 8.0, "launch_us": 2.9},  # twice an empty graph's: no launch takes that
+        "f": {"own_us": 10.7, "launch_us": 2.9},
     }
     found = asked(*(made(name, 14.0, **{**GRAPH, **keys}) for name, keys in times.items()))
 
@@ -153,6 +155,8 @@ def test_a_row_s_own_time_counts_before_what_its_host_s_class_adds():
         ("b", 11.0),
         ("c", 10.25),
         ("d", None),
+        ("e", 11.0),
+        ("f", 10.7),
     ]
 
 

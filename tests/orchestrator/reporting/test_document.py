@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,9 +44,11 @@ def test_a_document_prints_its_head_its_text_and_the_command(rendered: Callable[
 def test_a_question_is_the_table_of_the_report(rendered: Callable[..., tuple[int, str, str]], invoke: Invoke, slow_and_fast: str):
     asked = ("mode=report", "question=best", f"results.path={slow_and_fast}", "format=markdown")
 
-    assert invoke(*asked).stdout.strip() in rendered("```question best\n```\n")[1]
-    short = invoke(*asked, "columns=[backend,median_us]").stdout.strip()
-    assert short in rendered("```question best\ncolumns: [backend, median_us]\n```\n")[1]
+    def said(*words: str) -> str:
+        return re.sub(r" ?\| ?", "|", invoke(*asked, *words).stdout.strip())  # pages have no spaces between cells
+
+    assert said() in rendered("```question best\n```\n")[1]
+    assert said("columns=[backend,median_us]") in rendered("```question best\ncolumns: [backend, median_us]\n```\n")[1]
 
 
 @pytest.mark.parametrize(
@@ -75,8 +78,8 @@ def test_a_query_is_a_table_over_a_view(rendered: Callable[..., tuple[int, str, 
 
     text = rendered(view + query)[1]
 
-    assert "**Times of 10 µs**\n\n| backend | times | exact | n |\n| --- | --- | --- | --- |\n" in text
-    assert "| fa2_tc | 1.0 | 1.000 | 1 |\n| trtllm-native | 2.5 | 2.500 | 1 |\n" in text
+    assert "**Times of 10 µs**\n\n|backend|times|exact|n|\n|---|---|---|---|\n" in text
+    assert "|fa2_tc|1.0|1.000|1|\n|trtllm-native|2.5|2.500|1|\n" in text
 
 
 def test_a_block_of_another_language_stays_as_it_is(rendered: Callable[..., tuple[int, str, str]]):
