@@ -15,7 +15,9 @@ test: $(VENV)/.dev  ## every check that needs no GPU; a part of the tests: make 
 	$(BIN)/ruff format --check .
 	@# Types and layers are checked while the tests run, since these wait a lot.
 	@# Hundreds of processes import the project: each would compile it if the shell forbids Python to keep compiled modules.
+	@# Freed memory stays with its process: clearing it for each tensor again took a seventh of the tests of kernels.
 	export PYTHONDONTWRITEBYTECODE=; { $(BIN)/mypy && $(BIN)/lint-imports; } & checks=$$!; \
+		MALLOC_MMAP_THRESHOLD_=268435456 MALLOC_TRIM_THRESHOLD_=1073741824 \
 		OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses=4 $(ARGS); tests=$$?; \
 		wait $$checks && exit $$tests
 
