@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 
 import pandas as pd
 import pytest
 
 from benchmarks import gate, planning, referee, seconds_per_point
 from orchestrator import ROOT
+from tests.helpers.command_line import run_code
 
 RESULTS = ROOT / "results"
 
@@ -47,13 +46,12 @@ def test_intervals_miss_a_twentieth_of_aa_pairs_and_the_launch_leaves_a_tenth_of
     assert all(len(of) > 20 and abs(of.median()) < 0.15 for of in left.values())
 
 
-def test_a_check_seldom_waits_for_the_device(monkeypatch: pytest.MonkeyPatch):
+def test_a_check_seldom_waits_for_the_device():
     """Neither for each request nor for each launch: that is what a small point costs on a GPU."""
     typed = "+sweep=smoke sweep.backend=[torch_sdpa] sweep.batch_size=[1,8] sweep.s_kv=[1000] sweep.s_qo=[4] timing=quick"
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    command = [sys.executable, "-m", "tests.helpers.waits", *typed.split(), "model=llama_3_1_8b", "sweep.tp=[8]"]
-    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120).stdout
-    waits = ast.literal_eval(said.splitlines()[-1]).values()
+    code = "import sys; from tests.helpers.waits import main; main(sys.argv[1:])"
+    done = run_code(code, *typed.split(), "model=llama_3_1_8b", "sweep.tp=[8]")
+    waits = ast.literal_eval(done.stdout.splitlines()[-1]).values()
 
     assert len(waits) == 2  # of each size
     assert max(waits) < 15

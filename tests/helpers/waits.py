@@ -78,7 +78,3 @@ def main(overrides: list[str]) -> None:
 
 def _size(of: Any) -> str:
     return f"{of['batch_size']} x {of['s_kv']}"
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

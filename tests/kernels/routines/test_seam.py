@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from orchestrator import ROOT
-from tests.helpers.command_line import environment
+from tests.helpers.command_line import run_code
 
 FOLDER = ROOT / "tests" / "backends" / "routines"
-BEGIN = (
-    f"import sys; from kernels import routines; routines.__path__.append({str(FOLDER)!r})\n"
-    "from orchestrator.cli import main; sys.exit(main(sys.argv[1:]))"
-)
+BEGIN = f"""
+import sys
+for name in [name for name in sys.modules if name.startswith(("kernels", "orchestrator"))]:
+    del sys.modules[name]  # what the process had already
+from kernels import routines
+routines.__path__.append({str(FOLDER)!r})
+from orchestrator.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
 POINTS = (
     "+sweep=base", "sweep.name=toy", "sweep.routine=doubled", "sweep.batch_size=[1,3]", "sweep.s_qo=[1,2]", "sweep.s_kv=null",
     "sweep.backend=[product,twice]",
@@ -25,8 +29,7 @@ POINTS = (
 
 
 def command(*args: str) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-c", BEGIN, *args]
-    return subprocess.run(words, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=120, check=False)
+    return run_code(BEGIN, *args)
 
 
 def test_a_sweep_of_it_becomes_rows_and_a_wrong_backend_is_called_wrong(tmp_path: Path) -> None:
