@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+import attention_orchestrator
 from kernels.problem import Problem
 from orchestrator import ROOT
 from orchestrator.config.settings import Settings
@@ -125,7 +126,25 @@ def test_the_time_a_point_is_the_dataset_s():
     runs = ran.groupby("run_id")
     seconds = (runs["finished_at"].max() - runs["started_at"].min()).sum().total_seconds() / len(ran)
 
-    assert f"{seconds:.3f} s of wall" in README
+    assert f"({seconds:.3f} s of wall time a point)" in (ROOT / "docs/architecture.md").read_text()
+
+
+def test_the_times_of_the_main_sweep_are_the_plan_s(invoke: Invoke):
+    plan = invoke("+sweep=specdec_long_ctx", "mode=plan", "device=h200", "format=csv").stdout
+    backends, architecture = ((ROOT / f"docs/{name}.md").read_text() for name in ("backends", "architecture"))
+    (lasts,) = re.findall(r"estimated time, without compilation\W+([\w ]+),", plan)
+    ((on_16, on_2),) = re.findall(r"about ([\w ]+) on 16 cores, about ([\w ]+) on 2 cores", plan)
+
+    assert f"Main sweep: {lasts} (`mode=plan`)" in README and f"{lasts} in a race" in architecture
+    assert f"kernels: {on_16} on 16 cores" in README
+    assert f"about {on_16} on 16 cores and about {on_2} on 2 cores" in backends
+
+
+def test_own_us_of_an_older_file_is_computed_where_the_docs_say():
+    data = attention_orchestrator.open(MAIN)
+
+    assert "own_us" not in pd.read_parquet(MAIN)
+    assert data.con.sql("SELECT count(own_us) FROM rows WHERE status = 'ok'").fetchall()[0][0] > 0
 
 
 def test_the_cost_of_the_check_is_that_of_its_datasets():
