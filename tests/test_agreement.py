@@ -132,9 +132,11 @@ def test_the_finding_of_engines_says_what_its_command_prints():
     assert named[0] == named[1] and len(printed) == 4
     for card, points, *figures in printed:
         engine, of_points = card.removeprefix("H200/").casefold(), "points with an error of at most 5% or 2 µs"
-        whats = ("median error of attention", of_points, "of these with the same sign in attention")
+        steps = "with the same sign in steps on the GPU, with their gaps"
+        whats = ("median error of attention", of_points, "of these with the same sign in attention", steps)
         assert told[engine, "points compared"][0].startswith(f"{points} of ")
-        assert [f"{float(told[engine, what][0]):.{n}f}%" for what, n in zip(whats, (1, 0, 0), strict=True)] == figures
+        numbers = [float(told[engine, what][0].partition("%")[0]) for what in whats]
+        assert [f"{number:.{n}f}%" for number, n in zip(numbers, (1, 0, 0, 0), strict=True)] == figures
     holds = {engine for engine, _ in told if {so for (of, _), (_, so) in told.items() if of == engine} == {"", "holds"}}
     verdict = re.findall(r"(?m)^\*\*(It holds in .*?): ", found)[0]
     assert f"- **{verdict}** (" in (ROOT / "README.md").read_text()
