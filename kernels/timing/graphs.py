@@ -13,7 +13,7 @@ from kernels.lazy import torch
 # With less free memory the allocator first gives back what it keeps, and the memory of ended graphs. No call that was measured here
 # allocates as much in a capture (`workspace_bytes`).
 LITTLE_BYTES = 16 * 2**30
-MOST_OVER_US = 0.5  # of a call's launch over an empty graph's: at most 0.1 on 10 H200s, 3.1 on two, which running engines contradict
+MOST_OVER_US = 0.5  # of a call's launch over an empty graph's: 0.1 at most on 10 H200s; 3.1 on two, which running engines deny
 
 
 def capture(call: Callable[[], object], shares_with: torch.cuda.CUDAGraph | None = None) -> torch.cuda.CUDAGraph:
