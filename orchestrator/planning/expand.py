@@ -231,9 +231,9 @@ def _grid(axes: Mapping[str, tuple[AxisValue, ...]]) -> Iterator[_Part]:
     own = [{key for keys in choice for key in keys} for choice in choices]
     if sum(map(len, own)) == len(set().union(*own)):  # no two axes set one key: a null unsets nothing, and is left out before
         parts = [_axis(choice) for choice in sorted(choices, key=lambda choice: len(choice) > 1)]
-        cells = [_Cell(keys) for keys in _merged({}, [[keys for _, keys in axis] for axis in parts if _of_problems(axis)])]
+        cells = [_Cell(keys) for keys in _merged([[keys for _, keys in axis] for axis in parts if _of_problems(axis)])]
     else:
-        parts = [_axis(_merged({}, choices))]
+        parts = [_axis(_merged(choices))]
         made = {tuple(keys.items()): _Cell(keys) for _, keys in parts[0]}
         cells = [made[tuple(keys.items())] for _, keys in parts[0]]
     behind = [i + 1 for i, axis in enumerate(parts) if any(of_point for of_point, _ in axis) or not _of_problems(axis)]
@@ -259,16 +259,12 @@ def _parts(of_point: dict[str, Scalar], cells: list[_Cell], axes: Sequence[_Axis
         yield from _parts(of_point | keys, cells[i * width : (i + 1) * width] if width else cells, axes[1:])
 
 
-def _merged(so_far: dict[str, Any], choices: Sequence[Sequence[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
+def _merged(choices: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
     """The keys that each combination sets. Those of the first axes are merged once for all values of the last."""
-    if not choices:
-        yield so_far
-        return
-    if len(choices) == 1:
-        yield from [so_far | keys for keys in choices[0]]
-        return
-    for keys in choices[0]:
-        yield from _merged(so_far | keys, choices[1:])
+    found: list[dict[str, Any]] = [{}]
+    for choice in choices:
+        found = [keys | more for keys in found for more in choice]
+    return found
 
 
 def _matches(rule: Rule, value_of: Callable[[str], object]) -> bool:
