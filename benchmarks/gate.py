@@ -83,6 +83,7 @@ def committed(names: Sequence[str] = ()) -> list[Compared]:
 
 def _timed(file: Path) -> Iterator[tuple[tuple[object, ...], pd.DataFrame]]:
     rows = parquet.read(file).select([*READ, "engine"]).to_pandas()
+    rows = rows.astype({name: object for name, kind in rows.dtypes.items() if kind == "str"}).copy()  # Arrow's texts are slow
     rows = rows[(rows["status"] == "ok") & rows["env"].isna() & rows.pop("engine").isna()]
     rows = summary(rows).assign(point=pd.util.hash_pandas_object(rows[list(POINT_COLUMNS)].astype(str), index=False))
     return iter(rows.fillna({"icache": "warm", "context": "isolated", "pace": "bursts"}).groupby(ALIKE))
