@@ -126,21 +126,22 @@ def test_the_finding_of_engines_says_what_its_command_prints():
     named = [re.findall(r"question=in_engine 'results\.path=\[(.*?)\]'", page) for page in pages]
     found = (ROOT / "docs/findings/in_engine.md").read_text()
     printed = [line.strip("|").split("|") for line in found.splitlines() if line.startswith("|H200/")]
-    grid = in_engine.statement(open_views(named[0][0], threads=1))
-    told = {(engine.casefold(), what): (value.removesuffix("%"), so) for _, engine, what, value, _, so in grid.cells}
+    grid = in_engine.grids(open_views(named[0][0], threads=1))[0]
+    told = {line[1].casefold(): dict(zip(grid.header, line, strict=True)) for line in grid.cells}
 
     assert named[0] == named[1] and len(printed) == 4
     for card, points, *figures in printed:
-        engine, of_points = card.removeprefix("H200/").casefold(), "points with an error of at most 5% or 2 µs"
-        steps = "with the same sign in steps on the GPU, with their gaps"
-        whats = ("median error of attention", of_points, "of these with the same sign in attention", steps)
-        assert told[engine, "points compared"][0].startswith(f"{points} of ")
-        numbers = [float(told[engine, what][0].partition("%")[0]) for what in whats]
+        line = told[card.removeprefix("H200/").casefold()]
+        numbers = [
+            float(line[what].removesuffix("%"))
+            for what in ("median error", "within 5% or 2 µs", "flags in order", "in steps on the GPU")
+        ]
+        assert line["compared"].startswith(f"{points} of ")
         assert [f"{number:.{n}f}%" for number, n in zip(numbers, (1, 0, 0, 0), strict=True)] == figures
-    holds = {engine for engine, _ in told if {so for (of, _), (_, so) in told.items() if of == engine} == {"", "holds"}}
+    holds = {engine for engine, line in told.items() if line["so"] == "holds"}
     verdict = re.findall(r"(?m)^\*\*(It holds in .*?): ", found)[0]
     assert f"- **{verdict}** (" in (ROOT / "README.md").read_text()
-    assert {engine for engine, _ in told if engine in verdict.casefold().partition(";")[0]} == holds
+    assert {engine for engine in told if engine in verdict.casefold().partition(";")[0]} == holds
 
 
 def test_the_finding_of_energy_says_what_the_report_says():

@@ -15,6 +15,7 @@ from orchestrator.storage.columns import CALLED, COLUMNS, Column, ColumnType, Fr
 Where = Mapping[str, object]  # a column's value, or several in a tuple, by its name
 LISTS: tuple[ColumnType, ...] = ("list<double>", "list<int32>")
 NUMBERS: tuple[ColumnType, ...] = ("int64", "double")
+NUMBER = re.compile(r"[-+]?\d*\.?\d*(e[-+]?\d+)?")
 COMPUTED = (  # columns of question=best that no row has
     *("kernel", "runner_up", "margin", "runner_up_rel_err", "err_ratio", "rough", "runner_up_rough", "reference_us"),
     "reference_backend",
@@ -71,12 +72,14 @@ def condition(where: Where) -> str:
 def among(column: str, values: Sequence[object]) -> str:
     """The condition in SQL that a column has one of these values, of which some may be ranges. Raises UserError for a text."""
     words = [_as_text(value) for value in values if not isinstance(value, Bounds)]
-    parts = [
-        f"CAST({quoted(column)} AS VARCHAR) IN ({', '.join(literal(COLUMNS[column].renamed.get(w, w)) for w in words) or 'NULL'})"
-    ]
+    listed = ", ".join(literal(COLUMNS[column].renamed.get(word, word)) for word in words) or "NULL"
+    parts, of_numbers = [f"CAST({quoted(column)} AS VARCHAR) IN ({listed})"], COLUMNS[column].type in NUMBERS
     for one in values:
+        if isinstance(one, str) and of_numbers and not NUMBER.fullmatch(one):
+            allowed = "allowed for columns of numbers: a number, [several], or a range with from, to or both"
+            raise UserError(f"where.{column}={one}: {allowed}; type 'where={{{column}: {{from: 2048, to: 20000}}}}'")
         if isinstance(one, Bounds):
-            if COLUMNS[column].type not in NUMBERS:
+            if not of_numbers:
                 raise UserError(f"where.{column}={one!r}: allowed for columns of numbers; type a value, or [several]")
             ends = [f"{quoted(column)} {sign} {end}" for sign, end in ((">=", one.low), ("<=", one.high)) if end is not None]
             parts.append(f"({' AND '.join(ends)})")

@@ -15,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, Field, PositiveInt, ValidationE
 import kernels
 from kernels.device import Device
 from kernels.problem import PLAIN_MASKS
+from kernels.problem.dtypes import ALIASES, DTYPES
 from kernels.problem.trees import Tree
 from kernels.timing.config import RENAMED_L2, Timing
 from orchestrator.config import exports, parts
@@ -388,7 +389,7 @@ def nearest_key(key: str) -> str:
 def meant_by(key: str, mode: str, value: object) -> str:
     """What to type instead of a key that there is not: the nearest one, or `where` for a column in a mode that chooses rows."""
     near = nearest_key(key)
-    axis = near.removeprefix("sweep.")
+    axis = "kv_dtype" if near == "sweep.s_kv" and str(value) in (*DTYPES, *ALIASES) else near.removeprefix("sweep.")
     if axis != near != key and "." not in key and (mode == "compare" or MODES[mode].reads_dataset):
         return f"rows are chosen by their columns: type 'where={{{axis}: {as_typed(value)}}}'"
     return f"did you mean '{near}'?" if near else HELP

@@ -82,12 +82,14 @@ def _section(data: Dataset, engine: Engine, section: Sequence[Part], draft: Draf
     yield f"# measured: {path}, {_libraries(data, section[0])}"
     if section[0].left_out:
         yield f"# {section[0].left_out}"
+    table = [*draft_lines(data, section, draft)] if engine.has_draft_table else []
+    drafting = any(not one.startswith("#") for one in table)  # a server with a table of drafts drafts
+    typed = "drafts" if drafting else section[0].phase
     for part in section:
-        yield from _part(part)
+        yield from _part(part, typed)
     if flag and any(part.answer.choice and part.answer.choice.typed for part in section):
         yield flag
-    if engine.has_draft_table:
-        yield from draft_lines(data, section, draft)
+    yield from table
 
 
 def _libraries(data: Dataset, part: Part) -> str:
@@ -97,12 +99,15 @@ def _libraries(data: Dataset, part: Part) -> str:
     return ", ".join(libraries_of(several for (several,) in found)) or "unknown libraries"
 
 
-def _part(part: Part) -> Iterator[str]:
-    """The answer of a part, its line to type, and what stands behind both."""
+def _part(part: Part, typed: str) -> Iterator[str]:
+    """The answer of a part, its line to type, a comment unless its phase is `typed`, and what stands behind both."""
     choice = part.answer.choice
     changed = None if part.answer.keeps else choice
     yield f"# {part.what}: " + (f"{changed.label}, {part.answer.why}" if changed else part.answer.words)
-    yield from choice.typed if choice else ()
+    comment = "# " * (part.phase != typed)
+    if comment and choice:
+        yield f"#   a server that runs {part.what} takes, in place of the other flags, {'these:' if choice.typed else 'none'}"
+    yield from (f"{comment}{one}" for one in (choice.typed if choice else ()))
     shown = changed or part.next_best
     if shown is not None and part.default is not None:
         yield f"#   {shown.label}: {_evidence(shown, part.default)}"
@@ -132,16 +137,12 @@ def _evidence(choice: Choice, default: Choice) -> str:
     return f"{change} ({mean}; {noise}; medians {medians} µs{error}{known})"
 
 
-# ---- vLLM's table of draft lengths
-
-
 @dataclass(frozen=True)
 class BatchDrafts:
-    """The best number of drafted tokens of one batch size.
+    """The best number of drafted tokens of one batch size, for vLLM's table.
 
-    `gain` is its tokens/s over those without drafts, by the geometric mean over `contexts`. `by_context` is the best number at each
-    context alone, and `measured` are all numbers of drafted tokens that were compared. `without_rest` are those for which
-    draft.rest has no step with as many query tokens.
+    `gain`: its tokens/s over those without drafts, the geometric mean over `contexts`. `by_context`: the best at each alone.
+    `measured`: all numbers that were compared; `without_rest`: those that draft.rest has no step with as many query tokens for.
     """
 
     size: int

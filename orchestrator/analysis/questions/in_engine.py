@@ -8,7 +8,6 @@ from typing import Any
 
 import yaml
 
-from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions.tables import MAX_SHOWN, formatted, percent
 from orchestrator.config.engine import Workload, kernel_names, releases
@@ -18,11 +17,14 @@ NEEDS = (
     "rows of a running engine (+sweep=in_engine), and isolated rows of the same model, GPU and lengths beside them: "
     "'results.path=[ENGINE_DIR,ISOLATED_DIR]'"
 )
-SO = {True: "holds", False: "missed"}
 SELECT = "SELECT device_name AS device, engine || ' ' || engine_version AS engine, "
+OF_PAIRS = ("flags in order", "in steps on the GPU")
+ON_SCREEN = ("device", "engine", "compared", "median error", "within 5% or 2 µs", *OF_PAIRS, "so", "to hold")  # of the first table
+NEWEST_FIRST = "device_name, in_engine_figures.engine DESC, release DESC"
 TELLS = {  # flags and points apart
-    "flag": "flag, phase, kv_dtype AS cache",
+    "flag": 'flag AS "flag|s", phase, kv_dtype AS cache',
     "point": "kv_dtype AS cache, s_qo - 1 AS drafts, batch_size AS batch, s_kv, layers",
+    "newest": NEWEST_FIRST,
 }
 
 
@@ -61,33 +63,7 @@ def grids(data: Dataset) -> list[Grid]:
         return []
     tables = yaml.safe_load(files(__package__).joinpath("in_engine.yaml").read_text(encoding="utf-8"))
     found = {title: data.relation(SELECT + query.format(**TELLS) + f" LIMIT {MAX_SHOWN}") for title, query in tables.items()}
-    return [statement(data), *(formatted(title, of.columns, of.fetchall()) for title, of in found.items())]
-
-
-def statement(data: Dataset) -> Grid:
-    """The figures of each GPU and engine, and whether they are what an isolated time is good for."""
-    found = data.records("FROM in_engine_figures ORDER BY ALL")
-    cells = tuple((r["device_name"], f"{r['engine']} {r['engine_version']}", *line) for r in found for line in _figures(r))
-    header = ("device", "engine", "what", "found", "at most or least", "so")
-    return Grid("does an isolated time hold inside the engine?", header, cells)
-
-
-def _figures(r: Record) -> Iterator[tuple[str, str, str, str]]:
-    yield "points compared", f"{r['compared']:,} of {r['points']:,}", "", ""
-    if not r["compared"]:
-        return
-    yield "median error of attention", percent(r["median_error"]), percent(r["most_median"]), SO[r["median_holds"]]
-    yield "points with an error of at most 5% or 2 µs", f"{r['within']:.1%}", f"{r['least_within']:.0%}", SO[r["within_holds"]]
-    yield "90th percentile of the error, and the largest", f"{percent(r['most_error'])}, {percent(r['worst_error'])}", "", ""
-    yield "pairs of flags, and those that are predicted to differ by more", f"{r['pairs'] or 0:,}, {r['decided'] or 0:,}", "", ""
-    if not r["decided"]:
-        return
-    same = r["same_attention"] / r["decided"]
-    yield "of these with the same sign in attention", f"{same:.1%}", f"{r['least_same']:.0%}", SO[r["order_holds"]]
-    yield "with the same sign in all kernels of a step", f"{r['same_kernels'] / r['decided']:.1%}", "", ""
-    shown = f"{r['same_step'] / r['decided']:.1%} ({r['shown_same']:,} of {r['shown']:,} where two starts differ by less)"
-    yield "with the same sign in steps on the GPU, with their gaps", shown, "", ""
-    yield "with the same sign in steps by the wall", f"{r['same_wall'] / r['decided']:.1%}", "", ""
+    return [formatted(title, of.columns, of.fetchall()) for title, of in found.items()]
 
 
 def summary(data: Dataset) -> str | None:
@@ -102,6 +78,6 @@ def summary(data: Dataset) -> str | None:
             if r["compared"]
             else ", and no isolated row is beside them: 'results.path=[ENGINE_DIR,ISOLATED_DIR]'"
         )
-        for r in data.records("FROM in_engine_figures ORDER BY ALL")
+        for r in data.records(f"FROM in_engine_figures ORDER BY {NEWEST_FIRST}")
     )
     return "; ".join(found) or None

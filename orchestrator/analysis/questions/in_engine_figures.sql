@@ -5,7 +5,8 @@
 SELECT *, 0.02::DOUBLE AS most_median, 0.9::DOUBLE AS least_within, 0.98::DOUBLE AS least_same, median_error <= most_median AS median_holds,
        within >= least_within AS within_holds, same_attention / nullif(decided, 0) >= least_same AS order_holds,
        CASE WHEN order_holds AND median_holds AND within_holds THEN 'all' WHEN order_holds THEN 'order' ELSE 'nothing' END AS holds,
-       replace(replace(engine, 'vllm', 'vLLM'), 'sglang', 'SGLang') || ' ' || engine_version AS title
+       replace(replace(engine, 'vllm', 'vLLM'), 'sglang', 'SGLang') || ' ' || engine_version AS title,
+       list_transform(regexp_extract_all(engine_version, '[0-9]+'), lambda number: number::INT) AS release
 FROM (
     SELECT device_name, engine, engine_version, count(*) AS points, count(error) AS compared, median(share) AS share, median(abs(error)) AS median_error,
            quantile_cont(abs(error), 0.9) AS most_error, max(abs(error)) AS worst_error,

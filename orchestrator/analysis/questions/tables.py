@@ -109,7 +109,7 @@ def in_form(value: Any, form: str = "") -> str:
     if value is None or (isinstance(value, float) and isnan(value)):
         return "–"
     if isinstance(value, str):
-        return value if " " in value else shown(value)
+        return value if " " in value or form else shown(value)
     return format(value, form) if form and isinstance(value, int | float) and not isinstance(value, bool) else in_short(value)
 
 

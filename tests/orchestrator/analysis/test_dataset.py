@@ -202,6 +202,9 @@ def test_where_selects_rows_by_the_values_of_columns(tmp_path: Path):
     assert [r["backend"] for _, r in selection.chosen(pd.read_parquet(path), {"s_kv": Bounds(high=7)}).iterrows()] == ["it's"]
     with pytest.raises(UserError, match=r"where.backend={from: 1}: allowed for columns of numbers"):
         backends(backend=Bounds(1))
+    assert backends(s_kv="8192") == ["a", "b", "d"]
+    with pytest.raises(UserError, match=r"where.s_kv=<=20000: .* a range .* type 'where={s_kv: {from: 2048, to: 20000}}'"):
+        backends(s_kv=("<=20000", 1))
     assert backends(sinks=True) == ["b"]
     assert backends(backend="it's") == ["it's"]
     with pytest.raises(UserError, match=r"no row of .* has these values"):

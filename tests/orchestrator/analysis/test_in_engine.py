@@ -248,19 +248,33 @@ def test_the_statement_has_its_figures_and_says_what_is_missed():
     small = [alone("fa2_tc", 10.0, batch_size=1), inside(NATIVE, 11.5, FA2, batch_size=1)]
     rows = [*THREE, *SURE, *small, inside("FLASH_ATTN", 101.0, FLASH), inside("FLASHINFER", 99.0, XQA), inside(NATIVE, 141.0, FA2)]
     data = answered(*rows)
-    found = {line["what"]: (line["found"], line["so"]) for line in lines(in_engine.grids(data), "does an isolated time hold")}
+    (found,) = lines(in_engine.grids(data), "does an isolated time hold")
 
-    assert found["points compared"] == ("28 of 28", "")
-    assert found["median error of attention"] == ("0.5%", "holds")
-    assert found["points with an error of at most 5% or 2 µs"] == ("96.4%", "holds")  # 1.5 µs of 10 are within, 11 of 110 are not
-    assert found["90th percentile of the error, and the largest"] == ("0.8%, 15%", "")
-    assert found["pairs of flags, and those that are predicted to differ by more"] == ("3, 3", "")
-    assert found["of these with the same sign in attention"] == ("66.7%", "missed")
+    assert (found["compared"], found["median error"]) == ("28 of 28", "0.5%")
+    assert found["within 5% or 2 µs"] == "96.4%"  # 1.5 µs of 10 are within, 11 of 110 are not
+    assert (found["90th percentile of the error"], found["largest"]) == ("0.8%", "15.0%")
+    assert (found["pairs of flags"], found["predicted to differ"], found["flags in order"]) == ("3", "3", "66.7%")
+    assert (found["so"], found["to hold"]) == ("no", "2% at most, 90% and 98% at least")
     assert in_engine.summary(data) == (
         "vllm 0.25.1 on H200: attention is 9.1% of a step at the median of 28 points, and within 0.5% of its isolated time at that "
         "of 28; 2 of 3 pairs of flags that are predicted to differ by more than the error have the same sign"
     )
     assert "no isolated row is beside them" in str(in_engine.summary(answered(inside("FLASH_ATTN", 101.0, FLASH))))
+
+
+def test_each_engine_has_a_line_the_newest_release_first_and_a_flag_is_no_backend_of_flashinfer():
+    ran = [
+        ("vllm", "0.25.1", "FLASH_ATTN"),
+        ("vllm", "0.33.0", "FLASH_ATTN"),
+        ("sglang", "0.5.9", "fa3"),
+        ("sglang", "0.5.23", "fa3"),
+    ]
+    keys = [dict(zip(("engine", "engine_version", "flag"), one, strict=True)) for one in ran]
+    grids = in_engine.grids(answered(*(inside(one["flag"], 101.0, FLASH) | one | {"point_id": str(one)} for one in keys)))
+
+    found = [line["engine"] for line in lines(grids, "does an isolated time hold")]
+    assert found == ["vllm 0.33.0", "vllm 0.25.1", "sglang 0.5.23", "sglang 0.5.9"]
+    assert {line["flag"] for grid in grids if "flag" in grid.header for line in lines([grid], grid.title)} == {"FLASH_ATTN", "fa3"}
 
 
 def test_what_does_not_scale_with_the_layers_is_apart():

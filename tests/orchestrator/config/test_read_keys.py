@@ -186,7 +186,8 @@ def test_a_short_table_has_the_columns_that_were_asked_for(invoke: Invoke):
     [["mode=report"], ["mode=report", STUDY, "question=best"], ["mode=compare"], ["mode=dashboard", STUDY], ["export=vllm"]],
 )
 @pytest.mark.parametrize(
-    ("typed", "meant"), [("kv_dtype=bf16", "kv_dtype: bf16"), ("+s_kv=[1,2]", "s_kv: [1, 2]"), ("batch=8", "batch_size: 8")]
+    ("typed", "meant"),
+    [("kv=bf16", "kv_dtype: bf16"), ("kv=8192", "s_kv: 8192"), ("+s_kv=[1,2]", "s_kv: [1, 2]"), ("batch=8", "batch_size: 8")],
 )
 def test_a_column_as_a_bare_key_is_answered_with_where(words: list[str], typed: str, meant: str, invoke: Invoke):
     done = invoke(*words, typed)

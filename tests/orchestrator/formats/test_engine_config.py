@@ -76,6 +76,20 @@ def test_decode_and_drafts_are_answered_apart_and_sglang_gets_what_makes_drafts_
     ]
 
 
+def test_flags_of_one_server_can_be_pasted_and_those_of_the_other_are_comments():
+    """Without a table of drafts decode's; with one, which makes the server draft, those of drafts."""
+    rows = [*OURS, row("flash_attn_3", 60.0, s_qo=4), row("trtllm-native", 100.0, s_qo=4)]
+    decode, drafts = text(VLLM, *rows), text(VLLM, *rows, draft=STEP)
+
+    assert flags(decode) == [FLASHINFER, "--block-size 64"]
+    other = "#   a server that runs {} takes, in place of the other flags, these:\n# {}"
+    assert other.format("drafts of 3", "--block-size 64\n") in decode
+    assert flags(drafts)[0] == "--block-size 64" and "--speculative-config" in flags(drafts)[1]
+    assert other.format("decode", f"{FLASHINFER}\n# --block-size 64\n") in drafts
+    as_own = [{**one, "page_size": 16} for one in rows[2:]]
+    assert "a server that runs drafts of 3 takes, in place of the other flags, none\n" in text(VLLM, *OURS, *as_own)
+
+
 def test_the_page_size_that_was_measured_is_typed_if_the_engine_takes_another():
     rows = [row("flash_attn_3", 100.0, page_size=16), row("trtllm-native", 60.0, page_size=16)]
     printed = text(SGLANG, *rows)
