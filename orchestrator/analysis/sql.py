@@ -23,6 +23,10 @@ COMPUTED = (  # columns of question=best that no row has
 )
 
 
+class OfEngines(tuple[Any, ...]):
+    """Values of a column that rows of a running engine alone must have: those beside them stay."""
+
+
 class LentRows(dict[str, Any]):
     """Values of rows that answer for a model with the same heads; `columns` is SQL: its name, and whose rows they are, and `tp`."""
 
@@ -66,7 +70,8 @@ def condition(where: Where) -> str:
     """The condition in SQL, by values as text, as DuckDB and people write them. Raises UserError for an unknown column."""
     for column in where:
         require_column(column)
-    return " AND ".join(["true", *(among(column, several(wanted)) for column, wanted in where.items())])
+    parts = [(among(column, several(wanted)), isinstance(wanted, OfEngines)) for column, wanted in where.items()]
+    return " AND ".join(["true", *(f"({part} OR context IS DISTINCT FROM 'engine')" if beside else part for part, beside in parts)])
 
 
 def among(column: str, values: Sequence[object]) -> str:

@@ -13,7 +13,7 @@ READ_BY_QUESTIONS = {  # of mode=report with a question, the questions that read
     "draft.rest_us": ("draft", "step", "one_backend"),
     "draft.acceptance": ("draft", "step", "energy"),
     "weights": ("one_backend",),
-    "engine": FOR_DEPLOYMENT,
+    "engine": (*FOR_DEPLOYMENT, "in_engine"),
     "drafts": FOR_DEPLOYMENT,
 }
 READ_BY_NO_QUESTION = {"best": ("roofline", "columns"), "columns": ("odd",)}  # the questions that do not

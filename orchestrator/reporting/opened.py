@@ -9,12 +9,15 @@ from orchestrator.analysis import finder, traffic
 from orchestrator.analysis.cards import learn_from
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions import open_views
+from orchestrator.analysis.sql import OfEngines
 from orchestrator.analysis.traffic import Mix
 from orchestrator.config.engine import selected
 from orchestrator.config.parts import Results
 from orchestrator.config.ranges import several
 from orchestrator.config.settings import NO_SWEEP_PATH, Answers, ForDeployment, Settings
+from orchestrator.storage.columns.sections import EngineColumns
 
+ENGINE_COLUMNS = EngineColumns.__annotations__
 Asking = TypeVar("Asking", bound=ForDeployment)
 
 
@@ -32,15 +35,26 @@ def located(settings: Asking, overrides: Sequence[str]) -> Asking:
     names = () if settings.device is None else (settings.device.name, *settings.device.match)
     device = {"device_name": tuple(dict.fromkeys(names))} if names else {}
     wanted |= device
-    changed: dict[str, Any] = {"where": {**wanted, **settings.where}}
+    question = getattr(settings, "question", None)
+    of_engines = _of_engines(settings) if question == finder.IN_ENGINE else {}
+    changed: dict[str, Any] = {"where": {**wanted, **settings.where, **of_engines}}
     if settings.results.path == NO_SWEEP_PATH:
-        typed = {name: several(value) for name, value in settings.where.items()}
+        typed = {name: several(value) for name, value in settings.where.items()} | of_engines
         alike = finder.same_heads(settings.model, settings.tp, {**device, **typed}) if "model" in wanted else None
         asked = {**wanted, **typed}
-        question, typed_model = getattr(settings, "question", None), of_model[-1] if of_model else ""
+        typed_model = of_model[-1] if of_model else ""
         path, found = finder.find(asked, settings.engines, settings.drafts, alike, question=question, typed=typed_model)
         changed |= {"results": Results(path=path), "where": found}
     return settings.model_copy(update=changed)
+
+
+def _of_engines(settings: ForDeployment) -> dict[str, tuple[Any, ...]]:
+    """What was asked of the engine, its release and flag: isolated rows have none of them, and stay beside its rows."""
+    typed = {name: several(value) for name, value in settings.where.items() if name in ENGINE_COLUMNS}
+    if settings.engine is not None:
+        (one,) = settings.engines
+        typed |= {"engine": (one.engine,)} | ({} if settings.engine.name == one.engine else {"engine_version": (one.release,)})
+    return {name: OfEngines(values) for name, values in typed.items()}
 
 
 def opened(settings: Answers, mix: Mix | None) -> Dataset:

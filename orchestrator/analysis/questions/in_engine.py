@@ -18,7 +18,7 @@ NEEDS = (
     "'results.path=[ENGINE_DIR,ISOLATED_DIR]'"
 )
 SELECT = "SELECT device_name AS device, engine || ' ' || engine_version AS engine, "
-OF_PAIRS = ("flags in order", "in steps on the GPU")
+OF_PAIRS = ("flags in order", "in steps")
 ON_SCREEN = ("device", "engine", "compared", "median error", "within 5% or 2 µs", *OF_PAIRS, "so", "to hold")  # of the first table
 NEWEST_FIRST = "device_name, in_engine_figures.engine DESC, release DESC"
 TELLS = {  # flags and points apart

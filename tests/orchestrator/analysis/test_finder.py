@@ -27,6 +27,7 @@ from tests.helpers.command_line import Invoke
 
 H200 = ("NVIDIA H200",)
 LLAMA = {"model": ("llama_3_1_70b",), "device_name": H200}
+SGLANG_AND_BESIDE = "results.path=[results/h200_engines/sglang_0_5_23,results/h200_engines/beside_sglang_0_5_23]"
 
 
 @pytest.fixture(autouse=True)
@@ -89,6 +90,22 @@ def test_rows_of_running_engines_are_found_with_the_isolated_ones_beside_them(in
 
     assert "datasets, which have rows of running engines, and isolated ones beside them" in found.stderr
     assert len(points[0]) > 270 and sorted(points[0], key=str) == sorted(points[1], key=str)
+
+
+@pytest.mark.parametrize(
+    ("typed", "releases"),
+    [
+        (["model=llama_3_1_70b", "engine=sglang"], {"0.5.12.post1", "0.5.23"}),
+        (["model=llama_3_1_70b", "engine=vllm_0_33_0"], {"0.33.0"}),
+        (["model=llama_3_1_70b", "where={engine_version: 0.5.23}"], {"0.5.23"}),
+        ([SGLANG_AND_BESIDE, "where={engine_version: 0.5.23, flag: [fa3, triton]}"], {"0.5.23"}),
+    ],
+)
+def test_what_is_asked_of_an_engine_leaves_the_isolated_rows_beside_it(typed: list[str], releases: set[str], invoke: Invoke):
+    found = json.loads(invoke("mode=report", "question=in_engine", "format=json", *typed).stdout)
+
+    assert {row["engine_version"] for row in found} == releases
+    assert sum(row["error"] is not None for row in found) >= 6
 
 
 def test_a_dataset_over_one_cache_says_what_to_type_for_the_other_where_the_default_was_wrong(invoke: Invoke):

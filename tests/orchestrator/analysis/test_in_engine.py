@@ -254,7 +254,7 @@ def test_the_statement_has_its_figures_and_says_what_is_missed():
     assert found["within 5% or 2 µs"] == "96.4%"  # 1.5 µs of 10 are within, 11 of 110 are not
     assert (found["90th percentile of the error"], found["largest"]) == ("0.8%", "15.0%")
     assert (found["pairs of flags"], found["predicted to differ"], found["flags in order"]) == ("3", "3", "66.7%")
-    assert (found["so"], found["to hold"]) == ("no", "2% at most, 90% and 98% at least")
+    assert (found["so"], found["to hold"]) == ("no", "≤2% ≥90% ≥98%")
     assert in_engine.summary(data) == (
         "vllm 0.25.1 on H200: attention is 9.1% of a step at the median of 28 points, and within 0.5% of its isolated time at that "
         "of 28; 2 of 3 pairs of flags that are predicted to differ by more than the error have the same sign"
