@@ -53,8 +53,7 @@ def config_text(data: Dataset, engine: Engine, draft: Draft, path: str) -> str:
         "\n".join(for_line(one if place in typed or one.startswith("#") else f"# {one}") for one in of)
         for place, of in lines.items()
     ]
-    nothing = _nothing_to_type(found)
-    return "\n\n".join([*([nothing] if nothing else []), *texts]) + "\n"
+    return "\n\n".join(filter(None, (_nothing_to_type(found), *texts))) + "\n"
 
 
 def _typed_caches(places: Iterable[tuple[Any, ...]]) -> set[tuple[Any, ...]]:
@@ -83,8 +82,7 @@ def _section(data: Dataset, engine: Engine, section: Sequence[Part], draft: Draf
     if section[0].left_out:
         yield f"# {section[0].left_out}"
     table = [*draft_lines(data, section, draft)] if engine.has_draft_table else []
-    drafting = any(not one.startswith("#") for one in table)  # a server with a table of drafts drafts
-    typed = "drafts" if drafting else section[0].phase
+    typed = "drafts" if any(not one.startswith("#") for one in table) else section[0].phase  # a server with a table drafts
     for part in section:
         yield from _part(part, typed)
     if flag and any(part.answer.choice and part.answer.choice.typed for part in section):

@@ -16,6 +16,7 @@ from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions.deployments import HERE, PLACE, Part, briefs, is_usual, no_room_at, parts, server_name
 from orchestrator.analysis.questions.exactness import named
+from orchestrator.analysis.questions.one_backend import TITLE
 from orchestrator.analysis.questions.tables import group_by, spread, varying_keys
 from orchestrator.config.model import CUSTOM
 from orchestrator.grouped import grouped
@@ -25,6 +26,7 @@ from orchestrator.tables import Grid, fitted, lines_of
 from orchestrator.untrusted.text import for_line
 
 LINES, WIDTH, MAX_WIDTH = 40, 80, 120  # of a screen
+OF_SERVER = 8  # flags of a server: two caches, decode and drafts, two engines; not cut if they fit a screen
 OF_TWO, FEW = 60, 5  # lines of a comparison, and of each of its tables
 DECISIONS = 5  # lines of what to type
 MAX_BATCHES = 8  # of a map
@@ -112,6 +114,8 @@ def _fitting(grid: Grid, room: int, width: int, most: int) -> tuple[list[Text], 
         part = grid.first(rows)
         return [*_wrapped(part.title, width, "bold"), *map(Text, lines_of(part, width))]
 
+    if grid.title.startswith(TITLE) and len(grid.cells) <= OF_SERVER and len(whole := drawn(len(grid.cells))) <= LINES:
+        return whole, len(grid.cells)
     counts = range(1, min(len(grid.cells), room - 1, most) + 1)  # a header has a line, and each row
     count = bisect_right(counts, room, key=lambda rows: len(drawn(rows)))
     return (drawn(count), count) if count else ([], 0)
@@ -157,7 +161,9 @@ def _head(data: Dataset, width: int) -> list[Text]:
     told = ", ".join(f"{counts[status]:,} {status}" for status in STATUSES if status in counts)
     found = _wrapped(" · ".join((*(", ".join(known[kind]) or f"no {kind}" for kind in ("model", "GPU")), told)), width, "bold")
     if bad := [status for status in BAD if status in counts]:
-        found += _wrapped(f"{' and '.join(bad)}: question=odd says why", width, "red")
+        large = data.scalar(f"SELECT count(*) FROM points JOIN workloads USING (problem) WHERE too_big AND status IN {(*bad, '')}")
+        where = f"; {large:,} of these at KV caches larger than the GPU, which no answer counts" * bool(large)
+        found += _wrapped(f"{' and '.join(bad)}: question=odd says why{where}", width, "red")
     too_small = dict.fromkeys(filter(None, (no_room_at(data, part.place) for part in parts(data))))
     return [*found, *(line for words in too_small for line in _wrapped(words, width, "red"))]
 

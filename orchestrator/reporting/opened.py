@@ -28,7 +28,7 @@ def mix_of(settings: Settings) -> Mix | None:
 
 def located(settings: Asking, overrides: Sequence[str]) -> Asking:
     """Settings whose rows are of the typed model, tp and device, in the dataset that has them unless given. Raises NoRows."""
-    of_model = [word.partition("=")[2] for word in overrides if word.startswith("model=")]
+    of_model = next((word.partition("=")[2] for word in overrides if word.startswith("model=")), "")
     wanted: dict[str, tuple[Any, ...]] = {"model": (settings.model.name,)} if of_model else {}
     if settings.tp is not None:
         wanted["tp"] = (settings.tp,)
@@ -42,8 +42,7 @@ def located(settings: Asking, overrides: Sequence[str]) -> Asking:
         typed = {name: several(value) for name, value in settings.where.items()} | of_engines
         alike = finder.same_heads(settings.model, settings.tp, {**device, **typed}) if "model" in wanted else None
         asked = {**wanted, **typed}
-        typed_model = of_model[-1] if of_model else ""
-        path, found = finder.find(asked, settings.engines, settings.drafts, alike, question=question, typed=typed_model)
+        path, found = finder.find(asked, settings.engines, settings.drafts, alike, question=question, typed=of_model)
         changed |= {"results": Results(path=path), "where": found}
     return settings.model_copy(update=changed)
 

@@ -18,8 +18,7 @@ NEEDS = (
     "'results.path=[ENGINE_DIR,ISOLATED_DIR]'"
 )
 SELECT = "SELECT device_name AS device, engine || ' ' || engine_version AS engine, "
-OF_PAIRS = ("flags in order", "in steps")
-ON_SCREEN = ("device", "engine", "compared", "median error", "within 5% or 2 µs", *OF_PAIRS, "so", "to hold")  # of the first table
+ON_SCREEN = ("device", "engine", "compared", "median error", "within 5% or 2 µs", "flags in order", "in steps", "so", "to hold")
 NEWEST_FIRST = "device_name, in_engine_figures.engine DESC, release DESC"
 TELLS = {  # flags and points apart
     "flag": 'flag AS "flag|s", phase, kv_dtype AS cache',

@@ -24,6 +24,7 @@ from orchestrator.formats.engine_config import config_text
 from orchestrator.reporting import brief, report
 from orchestrator.reporting.report import STALE_UNSEEN, status_grid
 from orchestrator.tables import Grid, draw, markdown
+from tests.helpers.command_line import Invoke
 from tests.helpers.datasets import RESULTS
 from tests.helpers.timed_rows import asked, made
 
@@ -152,6 +153,24 @@ def test_a_report_is_a_screen_with_the_answers_of_one_backend_in_colour(name: st
     assert not found or any(part.brief(at_worst=True) in told for part in found)
 
 
+def test_the_flags_of_a_server_are_not_cut(invoke: Invoke):
+    """The command of README."""
+    printed = invoke("mode=report", "question=one_backend", "model=llama_3_1_70b", "tp=8", "device=h200").stdout
+    lines = printed[printed.index("one backend for a deployment") : printed.index("measured 20")].splitlines()
+    shown = [line.split()[2] for line in lines if line.startswith(("kv bf16 ", "kv fp8_e4m3 "))]
+
+    assert len(shown) == 8 and shown == ["decode", "decode", "drafts", "drafts"] * 2
+    assert "the first" not in " ".join(lines)
+
+
+def test_wrong_answers_at_caches_that_the_gpu_cannot_hold_are_counted(invoke: Invoke):
+    asked = ("mode=report", "question=one_backend", "model=deepseek_v3", "tp=8", "device=h200", "where={kv_dtype: fp8_e4m3}")
+    told = " ".join(invoke(*asked).stdout.split())
+
+    assert "8 mismatch mismatch: question=odd says why; 6 of these at KV caches larger than the GPU, which no answer counts" in told
+    assert "WRONG at 2 of 14" in told
+
+
 # Of each kind of dataset the one with the longest answers.
 OF_EACH_KIND = (
     *("h200_main/servers", "h200_drafts/target_verify_gpt_oss", "h200_mla/mla_mtp_fp8", "h200_engines/host_time"),
@@ -172,7 +191,8 @@ def test_every_question_is_answered_on_one_screen(settings: Callable[..., Settin
                 continue
             answered.add(question)
             lines = file.getvalue().splitlines()
-            assert len(lines) <= brief.LINES and max(map(len, lines)) <= brief.WIDTH, (name, question)
+            most = brief.OF_TWO if question == "one_backend" else brief.LINES  # the flags of one server are not cut
+            assert len(lines) <= most and max(map(len, lines)) <= brief.WIDTH, (name, question)
             assert "mode=dashboard" in file.getvalue() and "measured 20" in file.getvalue(), (name, question)
         monkeypatch.undo()
 
