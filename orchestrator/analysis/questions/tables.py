@@ -115,6 +115,8 @@ def in_form(value: Any, form: str = "") -> str:
 
 def in_short(value: Any) -> str:
     """A value for people: three digits or more, and one behind the point of large numbers."""
+    if value is None:
+        return "–"
     if isinstance(value, float):
         return f"{value:,.1f}" if abs(value) >= 100 else f"{value:.3g}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

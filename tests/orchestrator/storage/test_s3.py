@@ -336,7 +336,7 @@ def test_a_sweep_killed_in_mid_run_resumes_where_it_was(path: str, tmp_path: Pat
     table = pd.read_parquet(path)
     report = run("mode=report", f"results.path={path}")
     pq.write_table(access.read(path), tmp_path / DATA)
-    compared = run("mode=compare", f"baseline={path}", f"candidate={tmp_path}")
+    compared = run("mode=compare", f"baseline={path}", f"candidate={tmp_path}", "full=true")
 
     assert len(before) >= 2
     assert again.returncode == 0, again.stderr
