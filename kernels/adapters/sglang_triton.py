@@ -6,6 +6,9 @@ the splits and sizes the buffers. Drafts and prompts run another kernel (`kernel
 MLA runs the same kernels: one KV head, whose values are the first elements of its keys. There SGLang raises the number of parts to
 that of the processors, and the kernel for grouped heads takes the tile of keys for one of values (`HAS_MLA`), so both must be of
 one size: 512 + 64 and 256 + 32 are cut in two, 256 + 64 is not, and does not compile.
+
+Over an FP8 cache its kernel for grouped heads is coarse: it rounds queries and probabilities to the cache's dtype, without a
+scale, and multiplies in FP8 (`_fwd_grouped_kernel_stage1`: `q.to(K_Buffer.dtype.element_ty)`, `p.to(v.dtype)`).
 """
 
 # T = query tokens of all requests, B = batch_size, H = num_qo_heads, K = stored KV heads, D = head_dim

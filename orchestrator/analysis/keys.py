@@ -18,7 +18,7 @@ GRAPH_REPLAY = "cuda_graph_events"  # the timer whose samples begin with the lau
 LAUNCH_US, SLOW_LAUNCH_US, SLOW_EMPTY_US = 3.0, 3.75, 3.8
 LAUNCH_SPREAD_US = 0.3  # standard deviation over calls and kernels
 # The time of a row that ratios are of: without the launch of the graph, if one is in it and was measured.
-OWN_US = f"""CASE WHEN context = 'step' THEN in_step_us
-    WHEN own_us IS NOT NULL AND (timer <> '{GRAPH_REPLAY}' OR median_us - own_us <= coalesce(launch_us, 99) + {MOST_OVER_US})
-    THEN own_us WHEN timer = '{GRAPH_REPLAY}' AND median_us > if(launch_us > {SLOW_EMPTY_US}, {SLOW_LAUNCH_US}, {LAUNCH_US})
+OWN_US = f"""CASE WHEN context = 'step' THEN in_step_us WHEN own_us IS NOT NULL
+    AND NOT coalesce(timer = '{GRAPH_REPLAY}' AND median_us - own_us > launch_us + {MOST_OVER_US}, false) THEN own_us
+    WHEN timer = '{GRAPH_REPLAY}' AND median_us > if(launch_us > {SLOW_EMPTY_US}, {SLOW_LAUNCH_US}, {LAUNCH_US})
     AND launch_us IS NOT NULL THEN median_us - if(launch_us > {SLOW_EMPTY_US}, {SLOW_LAUNCH_US}, {LAUNCH_US}) ELSE median_us END"""

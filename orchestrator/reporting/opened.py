@@ -28,7 +28,7 @@ def mix_of(settings: Settings) -> Mix | None:
 
 def located(settings: Asking, overrides: Sequence[str]) -> Asking:
     """Settings whose rows are of the typed model, tp and device, in the dataset that has them unless given. Raises NoRows."""
-    of_model = next((word.partition("=")[2] for word in overrides if word.startswith("model=")), "")
+    *_, of_model = "", *(word.partition("=")[2] for word in overrides if word.startswith("model="))
     wanted: dict[str, tuple[Any, ...]] = {"model": (settings.model.name,)} if of_model else {}
     if settings.tp is not None:
         wanted["tp"] = (settings.tp,)

@@ -1,4 +1,8 @@
-"""Best against best: the fastest backend of each problem on either side of a comparison, whichever it is."""
+"""Best against best: the fastest backend of each problem on either side of a comparison, whichever it is.
+
+A point is compared with itself elsewhere; here the best of one side stands against the best of the other, as two deployments
+would. No side is better than the other in the words of the tables.
+"""
 
 from __future__ import annotations
 

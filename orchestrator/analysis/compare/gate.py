@@ -1,5 +1,7 @@
 """The gate: whether a whole comparison of one kind of GPU is red, which is its exit code.
 
+There is one error rate for the run, not one for each point. Nothing here reads files or prints.
+
 The log ratios r of the comparable pairs are taken as
 
     r = offset + effects + own

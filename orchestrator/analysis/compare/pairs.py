@@ -127,7 +127,12 @@ def is_timed_alike(pairs: pd.DataFrame) -> Flags:
 
 
 def verdict_without_times(status_a: object, status_b: object, device_a: object, device_b: object) -> str:
-    """The verdict on a point without a time on a side: failing, lost, missing, fixed or new; "" if neither side has one."""
+    """The verdict on a point without a time on one side: failing, lost, missing, fixed or new; "" if neither side has one.
+
+    A point is `new` if the baseline has no row of it, skipped it, or did not support it, so that nothing was wrong there.
+    It is `lost` if it is unsupported now on the same kind of device, and `missing` if it has no row, was skipped, or is
+    unsupported on another kind.
+    """
     ok_a, ok_b = status_a == "ok", status_b == "ok"
     if not ok_a:
         return "" if not ok_b else "fixed" if status_a in BAD else "new"
