@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from benchmarks import gate, planning, referee, seconds_per_point
+from benchmarks import gate, judge_again, planning, referee, seconds_per_point
+from kernels.problem import Problem
 from orchestrator import ROOT
+from orchestrator.storage import access
 from tests.helpers.command_line import run_code
 
 RESULTS = ROOT / "results"
@@ -55,3 +58,19 @@ def test_a_check_seldom_waits_for_the_device():
 
     assert len(waits) == 2  # of each size
     assert max(waits) < 15
+
+
+def test_committed_points_are_judged_again_and_those_called_wrong_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    heads = {"num_qo_heads": 2, "num_kv_heads": 1, "head_dim_qk": 64, "head_dim_vo": 64}
+    problem = Problem(routine="paged_decode", s_qo=1, s_kv=300, batch_size=1, **heads)
+    monkeypatch.setattr(judge_again, "committed", lambda: iter([(problem, "torch_sdpa"), (problem, "no_such_backend")]))
+
+    judge_again.main(str(tmp_path / "rows"), "cluster=inline")
+    rows = access.read(str(tmp_path / "rows")).to_pandas()
+    counted = judge_again.grid(pd.concat([rows, rows.assign(status="mismatch"), rows.assign(status="failed")])).cells
+
+    assert rows["command"].tolist() == [f"python -m benchmarks.judge_again {tmp_path / 'rows'} cluster=inline"]
+    assert [cells[:5] for cells in counted] == [("paged_decode", "3", "1", "1", "1"), ("all", "3", "1", "1", "1")]
+    assert "largest error, in tolerances" in capsys.readouterr().out

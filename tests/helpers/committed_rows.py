@@ -35,7 +35,11 @@ def problem_of(row: Row) -> Problem:
     """The problem of a row, its tree included."""
     found = {key: row[key] for key in FIELDS if key in row}
     tree = found.pop("tree", None)
-    given = tuple((key, int(value) if isinstance(value, float) else value) for key, value in found.items() if pd.notna(value))
+    given = tuple(
+        (key, int(value) if isinstance(value, float) and value.is_integer() else value)
+        for key, value in found.items()
+        if pd.notna(value)
+    )
     return _made(given, None if tree is None else tuple(int(parent) for parent in tree))
 
 
