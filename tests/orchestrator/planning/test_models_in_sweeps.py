@@ -29,8 +29,18 @@ def config_of(sweep: str) -> dict[str, Any]:
     return composed(f"+sweep={sweep}")
 
 
-def asked(sweep: str, model: str) -> Settings:
-    return load(with_typed({**config_of(sweep), "model": MODELS[model]}, [f"model={model}"]))
+def asked(sweep: str, model: str, **axes: Any) -> Settings:
+    config = config_of(sweep)
+    return load(with_typed({**config, "model": MODELS[model], "sweep": {**config["sweep"], **axes}}, [f"model={model}"]))
+
+
+def ends(sweep: str) -> dict[str, Any]:
+    """The shortest and the longest of what only makes more of the same points."""
+    axes = {name: config_of(sweep)["sweep"][name] for name in ("batch_size", "s_kv")}
+    return {
+        name: values[:: len(values) - 1] if isinstance(values, list) and len(values) > 2 else values
+        for name, values in axes.items()
+    }
 
 
 def alike() -> list[str]:
@@ -41,7 +51,7 @@ def alike() -> list[str]:
 @pytest.mark.parametrize("sweep", own_files("sweep"))
 def test_a_plan_runs_something_or_says_why(sweep: str):
     for model in alike():
-        settings = asked(sweep, model)
+        settings = asked(sweep, model, **ends(sweep))
         try:
             points = expand(settings)
         except UserError as error:  # of which no point can be this model's
