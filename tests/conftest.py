@@ -19,8 +19,9 @@ import pytest
 from kernels.problem import Problem
 from orchestrator import ROOT
 from orchestrator.cli import main
+from orchestrator.composing import compose
 from orchestrator.config.settings import Settings, load
-from tests.helpers.command_line import Invoke, composed
+from tests.helpers.command_line import Invoke, composed, in_parts
 from tests.helpers.parsed_once import parse_once
 from tests.helpers.problems import SMALL
 
@@ -100,6 +101,7 @@ def settings() -> Callable[..., Settings]:
 def invoke(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Invoke:
     """The command line in this process, which saves the start of another: for commands that only read or are refused."""
     monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(compose, "_by_hydra", in_parts(compose._by_hydra))
 
     def invoked(*args: str) -> subprocess.CompletedProcess[str]:
         capfd.readouterr()
