@@ -30,17 +30,13 @@ THREADS = 2
 # name: values, of every axis that varies; a point's number in mixed radix names its values
 AXES = {
     "backend": ["auto", "cudnn", "fa2", "fa2_tc", "fa3", "torch_sdpa", "trtllm-gen", "trtllm-native"],
-    "s_qo": [1, 2, 3, 4, 5, 6, 8, 16],
-    "batch_size": [1, 2, 4, 8, 16, 32, 64, 128],
+    "s_qo": [1, 2, 3, 4, 5, 6, 8, 16], "batch_size": [1, 2, 4, 8, 16, 32, 64, 128],
     "s_kv": [1024 * n for n in (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 192)],
-    "kv_dtype": ["bf16", "fp8_e4m3"],
-    "routine": ["paged_decode", "paged_prefill"],
-    "device_name": ["NVIDIA B200", "NVIDIA H100", "NVIDIA H200", "NVIDIA L40S"],
-    "page_size": [16, 32, 64, 128],
-    "model": ["deepseek_v3", "gpt_oss_120b", "llama_3_1_70b", "llama_3_1_8b", "qwen3_32b"],
-    "kv_layout": ["HND", "NHD"],
+    "kv_dtype": ["bf16", "fp8_e4m3"], "routine": ["paged_decode", "paged_prefill"],
+    "device_name": ["NVIDIA B200", "NVIDIA H100", "NVIDIA H200", "NVIDIA L40S"], "page_size": [16, 32, 64, 128],
+    "model": ["deepseek_v3", "gpt_oss_120b", "llama_3_1_70b", "llama_3_1_8b", "qwen3_32b"], "kv_layout": ["HND", "NHD"],
     "page_order": ["random", "sequential"],
-}
+}  # fmt: skip
 CONSTANT = {
     "sweep": "synthetic", "twin": 0, "attempt": 1, "cluster": "lab", "tp": 1, "seq_lens": "fixed", "mask": "causal",
     "sinks": False, "num_qo_heads": 64, "num_kv_heads": 8, "head_dim_qk": 128, "head_dim_vo": 128, "q_dtype": "bf16",

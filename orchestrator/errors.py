@@ -111,7 +111,8 @@ def unknown(what: str, given: object, allowed: Iterable[str]) -> str:
 def did_you_mean(given: object, names: Iterable[str]) -> str:
     """` did you mean 'NAME'?` with what a common short name stands for, or the nearest name; nothing if none is near."""
     known, meant = list(names), SHORT_NAMES.get(str(given))
-    near = [meant] if meant in known else get_close_matches(str(given), known, n=1)
+    plain = re.sub(r"[-. ]", "_", str(given).rpartition("/")[2].lower())  # as a model's page is called
+    near = [meant] if meant in known else get_close_matches(str(given), known, n=1) or get_close_matches(plain, known, n=1)
     return f" did you mean '{near[0]}'?" if near else ""
 
 

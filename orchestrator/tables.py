@@ -8,7 +8,7 @@ import json
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from rich.console import Console
@@ -25,21 +25,22 @@ GAP = 2  # letters between two columns of a table without borders
 
 @dataclass(frozen=True)
 class Grid:
-    """A table: a title, the names of its columns, and the text of its cells, row by row."""
+    """A table: a title, the names of its columns, and the text of its cells, row by row. `whole`: a screen shows all or none."""
 
     title: str
     header: tuple[str, ...]
     cells: tuple[tuple[str, ...], ...]
+    whole: bool = False
 
     def first(self, lines: int) -> Grid:
         """The first lines, with a title that says so."""
         more = f"; the first {lines} of {len(self.cells)}" if len(self.cells) > lines else ""
-        return Grid(self.title + more, self.header, self.cells[:lines])
+        return replace(self, title=self.title + more, cells=self.cells[:lines])
 
     def only(self, kept: Sequence[int]) -> Grid:
         """The columns at these places."""
         header, *cells = (tuple(line[place] for place in kept) for line in (self.header, *self.cells))
-        return Grid(self.title, header, tuple(cells))
+        return replace(self, header=header, cells=tuple(cells))
 
     def named(self, names: Sequence[str]) -> Grid:
         """The columns of these names, if it has all of them; else as it is."""
@@ -65,22 +66,22 @@ def lines_of(grid: Grid, width: int) -> list[str]:
 
 def fitted(grid: Grid, width: int) -> Grid:
     """The first columns of a table, as many as fit without a cut in a word; at least one."""
-    sums = accumulate(word + GAP for word in _least_widths(grid.header, grid.cells)[1])
+    sums = accumulate(word + GAP for word in _least_widths(grid.header, grid.cells, width)[1])
     return grid.only(range(max(1, sum(least <= width for least in sums))))
 
 
-def _least_widths(header: Sequence[str], cells: Iterable[Sequence[str]]) -> tuple[list[int], list[int]]:
-    """Of each column the longest flag, and what must fit: it, and words of up to `2 * NARROW` letters."""
+def _least_widths(header: Sequence[str], cells: Iterable[Sequence[str]], longest: int) -> tuple[list[int], list[int]]:
+    """Of each column the longest flag, and what must fit: it, and words of up to `longest` letters."""
     columns = [[word for cell in column for word in ("", *cell.split())] for column in zip(header, *cells, strict=True)]
     flags = [max(len(word) * bool(FLAG.fullmatch(word)) for word in column) for column in columns]
-    return flags, [max(flag, min(2 * NARROW, max(map(len, column)))) for flag, column in zip(flags, columns, strict=True)]
+    return flags, [max(flag, min(longest, max(map(len, column)))) for flag, column in zip(flags, columns, strict=True)]
 
 
 def _draw_body(console: Console, grid: Grid, *, bare: bool = False) -> None:
     cells = [tuple(map(for_terminal, line)) for line in grid.cells]
-    flags, words = _least_widths(grid.header, cells)
+    flags, words = _least_widths(grid.header, cells, console.width if bare else 2 * NARROW)
     borders = GAP * len(flags) if bare else 3 * len(flags) + 1
-    if any(flags) and sum(words if bare else (max(width, NARROW) for width in flags)) + borders > console.width:
+    if (bare or any(flags)) and sum(words if bare else (max(width, NARROW) for width in flags)) + borders > console.width:
         _draw_lines(console, grid.header, cells)
         return
     longest = [max(map(len, column)) for column in zip(grid.header, *cells, strict=True)]

@@ -23,21 +23,7 @@ OF_SERVER = ("model", "tp", "kv_dtype", "s_qo", "batch_size", "routine", "backen
 QUICK = "timing=quick"
 ORDER = ("ok", "unsupported", "mismatch", "skipped", "failed", "timeout", "oom")
 ALIKE = "Rows of the same heads answer for these models."
-BEGIN = """# Datasets
-
-Which measurements are in the repository, and how were they made?
-
-Each line is a file, `FOLDER/NAME.parquet`.
-`results.path=results/FOLDER/NAME` reads it, and `results.path=results/FOLDER` reads all of a folder.
-Its rows come from `python -m orchestrator`, with the arguments in the last column.
-`NAME_noise` has points of NAME twice, and `NAME_check_power` has kernels made wrong on purpose.
-What was measured again is in a file of its own.
-
-Rows name their machine, versions, clocks and the commit of this project.
-[The last table](#other-versions) has versions that `requirements.txt` does not pin; rows name those of each backend.
-`datasets.yaml` has the questions and the commands; `python -m tools.dataset_page` writes this page.
-To add yours, [donate it](../CONTRIBUTING.md#a-dataset).
-"""
+BEGIN = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")
 
 
 def page() -> str:

@@ -57,21 +57,8 @@ def index(found: dict[str, tuple[Document, Rendered]]) -> str:
     chosen = sorted(line for name, (_, one) in found.items() for line in decisions(name, one))
     table = "\n".join((f"|{'|'.join(header)}|", "|" + "-|" * len(header), *chosen))
     lines = "\n".join(headline(name, *one) for name, one in found.items())
-    return f"""# What the sweeps found on an H200 and an H100
-
-What to use instead of what, then what each finding says.
-*Gain*: how much longer the alternative takes, at the median where no range is given.
-
-{table}
-
-Each finding says how sure it is, and what it does not cover.
-
-{lines}
-
-`make docs` renders these pages from `{SOURCES}/`, and every number in them comes from a committed dataset.
-Times are medians without the launch of the graph ([timing](../timing.md)); a [referee](../referee.md) recomputed them.
-[Your own findings](../dashboard.md#a-document-of-your-own) are written in the same way.
-"""
+    text = Path(__file__).with_name("findings_page.txt").read_text(encoding="utf-8")
+    return text.format(table=table, lines=lines, SOURCES=SOURCES)
 
 
 def servers(datasets: str) -> list[str]:

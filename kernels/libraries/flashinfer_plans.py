@@ -22,13 +22,9 @@ SOURCE = Path("flashinfer") / "attention" / "scheduler.cuh"
 CHUNK_BYTES = 4  # of the chunk's length, whose type is that of the offsets, int32 here
 # The word for each integer that a reader may want. All others are offsets into workspaces, or follow from the problem.
 WORDS = {
-    "cta_tile_q": "cta_tile_q",
-    "split_kv": "split_kv",
-    "padded_batch_size": "padded_batch",
-    "same_schedule_for_all_heads": "same_schedule_for_all_heads",
-    "num_blks_x": "cluster_size",
-    "num_blks_y": "clusters",
-}
+    "cta_tile_q": "cta_tile_q", "split_kv": "split_kv", "padded_batch_size": "padded_batch",
+    "same_schedule_for_all_heads": "same_schedule_for_all_heads", "num_blks_x": "cluster_size", "num_blks_y": "clusters",
+}  # fmt: skip
 FLAGS = frozenset({"split_kv", "same_schedule_for_all_heads"})
 
 Plan = Mapping[str, int]

@@ -86,12 +86,12 @@ def find(
     alike: Alike | None = None,
     *,
     question: str | None = None,
-    typed: str = "",
+    typed: tuple[str, str] = ("", ""),
 ) -> tuple[str, Wanted]:
     """The path of the dataset under results/ that says most about these values of columns, and the values that its rows have.
 
     `drafts` asks for steps with so many drafted tokens, `alike` also for rows with a model's heads, `question` for its answer.
-    `typed` is what stands for the model in a command, if not its name.
+    `typed` is what stands for the model in a command, if not its name, and the sweep that alone measures it, if any.
     Raises NoRows, with what there is, for no such rows and no question.
     """
     places = _places()
@@ -268,7 +268,7 @@ def _listed(calls: Iterable[EngineCall]) -> str:
     return ", ".join(f"({literal(routine)}, {literal(backend)})" for routine, backend in pairs)
 
 
-def _nothing(con: duckdb.DuckDBPyConnection, wanted: Wanted, drafts: int | None, heads: Wanted, typed: str) -> str:
+def _nothing(con: duckdb.DuckDBPyConnection, wanted: Wanted, drafts: int | None, heads: Wanted, typed: tuple[str, str]) -> str:
     """What is not measured, what comes nearest (`heads`: the model's share), and the command that measures it: a line each."""
     asked = {**wanted, **({} if drafts is None else {"s_qo": (drafts + 1,)})}
     if not wanted:
@@ -288,7 +288,7 @@ def _nothing(con: duckdb.DuckDBPyConnection, wanted: Wanted, drafts: int | None,
         nearest = [f"{asked['model'][0]} on {device} (tp {', '.join(tps)}, by its heads)" for device, tps in devices.items()]
     ends = (f"SELECT '{name} ' || min({name}) || ' to ' || max({name}) FROM rows WHERE {condition(rest)}" for name in LENGTHS)
     nearest += [str(con.execute(sql).fetchall()[0][0]) for name, sql in zip(LENGTHS, ends, strict=True) if name in missing]
-    what = ", ".join(_typed(name, asked[name]) for name in missing)
+    what = ", ".join(as_key(name, asked[name]) for name in missing)
     meant = f"; did you mean {near[0]!r}?" if near else ""
     return f"not measured: {what}{meant}\nnearest: {'; '.join(nearest) or 'none'}\n{_to_measure(con, asked, missing, typed)}"
 
@@ -312,9 +312,9 @@ def _missing(con: duckdb.DuckDBPyConnection, asked: Wanted) -> Sequence[str]:
     return next(some, tuple(order))
 
 
-def _to_measure(con: duckdb.DuckDBPyConnection, asked: Wanted, missing: Sequence[str], typed: str) -> str:
+def _to_measure(con: duckdb.DuckDBPyConnection, asked: Wanted, missing: Sequence[str], typed: tuple[str, str]) -> str:
     """The command that measures a deployment, and on which machine if its device has no rows."""
-    on = f", on a machine with {_typed('device_name', asked['device_name'])}" if "device_name" in missing else ""
+    on = f", on a machine with {as_key('device_name', asked['device_name'])}" if "device_name" in missing else ""
     model = str(asked.get("model", ["NAME"])[0])
     alike = condition({"model": (model,)} | {name: asked[name] for name in ("kv_dtype",) if name in asked})
     rows = con.execute(f"SELECT sweep FROM rows WHERE {alike} GROUP BY sweep ORDER BY count(*) DESC, sweep").fetchall()
@@ -326,10 +326,10 @@ def _to_measure(con: duckdb.DuckDBPyConnection, asked: Wanted, missing: Sequence
     gpus = asked.get("device_name", ())
     of_servers &= any(one.is_sm(HOPPER) for one in known_devices().values() if not gpus or {one.name, *one.match} & {*gpus})
     sweeps = [SERVERS] if of_servers and (not rows or (SERVERS,) in rows) else [sweep for (sweep,) in rows]
-    return f"to measure{on}: {measuring(typed or model, sweeps, axes)}"
+    return f"to measure{on}: {measuring(typed[0] or model, [*typed[1:], *sweeps], axes)}"
 
 
-def _typed(name: str, values: Sequence[Any]) -> str:
+def as_key(name: str, values: Sequence[Any]) -> str:
     """What was typed for a column: `tp=4`, `drafts=3`, `device=h200`."""
     if name == "s_qo" and all(isinstance(value, int) for value in values):
         return f"drafts={' or '.join(str(value - 1) for value in values)}"

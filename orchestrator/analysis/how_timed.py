@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
+from orchestrator.analysis.sql import query
 from orchestrator.tables import Grid
 
 
 def records(data: Dataset) -> list[Record]:
     """One record for each device and way of timing, with its number of `ok` points. `share_us`: what is taken off, or null."""
-    return data.records("""
-        SELECT device_name, coalesce(context, 'isolated') AS context,
-               timer || if(pace = 'sustained', ', without pause', '') AS timer, icache, count(*) AS points,
-               CASE WHEN context = 'step' THEN 'as the step leaves it' ELSE l2 END AS l2,
-               nullif(array_to_string(list_sort(list(DISTINCT format('{:.1f}', median_us - own_us))
-                      FILTER (coalesce(context, 'isolated') = 'isolated' AND own_us < median_us)), ' and '), '') AS share_us
-        FROM timed
-        WHERE status = 'ok'
-        GROUP BY ALL
-        ORDER BY ALL""")
+    return data.records(query("how_timed"))
 
 
 def grids(data: Dataset) -> list[Grid]:

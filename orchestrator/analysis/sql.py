@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.resources import files
 from typing import Any
+
+import yaml
 
 from orchestrator.config.model import CUSTOM, LENT
 from orchestrator.config.ranges import Bounds, several
@@ -21,6 +25,17 @@ COMPUTED = (  # columns of question=best that no row has
     "reference_backend",
     *("noise_floor", "above_noise"),
 )
+
+
+def query(name: str, **values: str | float) -> str:
+    """A query of queries.yaml by its name, with these values in the places of their names."""
+    return _queries()[name].format(**values)
+
+
+@cache
+def _queries() -> dict[str, str]:
+    found: dict[str, str] = yaml.safe_load(files(__package__).joinpath("queries.yaml").read_text(encoding="utf-8"))
+    return found
 
 
 class OfEngines(tuple[Any, ...]):

@@ -12,6 +12,7 @@ from importlib.resources import files
 from typing import NamedTuple
 
 from orchestrator.analysis.dataset import Dataset
+from orchestrator.analysis.sql import query
 from orchestrator.config.draft_cost import Draft
 from orchestrator.config.model import layers_of
 from orchestrator.errors import UserError
@@ -50,18 +51,7 @@ BY_STEPS = "timing.context=step: no embedding, output projection or sampling"
 def measured(data: Dataset) -> dict[ModelPlace, Measured]:
     """The rest of a step: inside an engine if the dataset has such rows, else in steps. Raises UserError if it has neither."""
     found: dict[tuple[ModelPlace, str], Measured] = {}
-    query = """
-        SELECT model, device_name, tp, batch_size * s_qo AS tokens, median(stand_in_us / step_layers), 0,
-               ? || if(pace = 'sustained', ', without pause', '') AS how
-        FROM current
-        WHERE status = 'ok' AND stand_in_us IS NOT NULL AND batch_spec IS NULL AND min_s_qo IS NULL
-        GROUP BY model, device_name, tp, tokens, how
-        UNION ALL
-        SELECT model, device_name, tp, tokens, layer_us, fixed_us,
-               engine || ' ' || engine_version || ' with ' || array_to_string(layers, ' and ') || ' layers'
-        FROM engine_rest
-        ORDER BY ALL"""
-    for model, device, tp, tokens, layer, once, by in data.execute(query, [BY_STEPS]):
+    for model, device, tp, tokens, layer, once, by in data.execute(query("rest_of_steps"), [BY_STEPS]):
         of_place = found.setdefault((ModelPlace(model, device, tp), by), Measured({}, {}, by))
         of_place.layer[tokens], of_place.once[tokens] = layer, once
     if not found:

@@ -13,7 +13,7 @@ from orchestrator.analysis.connection import Connection
 from orchestrator.analysis.keys import GRID_AXES, PROBLEM_KEYS, RANKED_US, TIMING_KEYS
 from orchestrator.analysis.noise import VERSION_COLUMNS, aa_pairs_sql, percentile_floor_sql
 from orchestrator.analysis.sources import union_sql
-from orchestrator.analysis.sql import literal, quoted, sql_type
+from orchestrator.analysis.sql import literal, query, quoted, sql_type
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -102,13 +102,7 @@ def _table_problems(data: Connection, rows: int) -> None:
     problem = _create_varying_keys(data, keys, of_family)
     known = data.scalar("SELECT count(*) FROM cards WHERE factor <> 1")
     card, cards = to_mean_card_sql(problem) if known else ("", "")
-    data.execute(f"""
-        CREATE TEMP TABLE points AS
-        SELECT row, {problem} AS problem, backend, coalesce(resolved_backend, backend) AS kernel, status,
-               if(backend = 'auto' AND kernel <> 'auto', 'auto(' || kernel || ')', backend) AS shown,
-               ({RANKED_US}){card} AS median_us, own_us{card} AS own_us, rel_err,
-               coalesce(stop_reason = 'decided', false) AS rough, measured_as
-        FROM timed{cards}""")
+    data.execute(query("points", problem=problem, us=RANKED_US, card=card, cards=cards))
     constant = data.records(f"SELECT {', '.join(map(quoted, PROBLEM_KEYS))} FROM timed LIMIT 1")
     all_keys = ", ".join(
         quoted(k) if k in keys else f"{literal(constant[0][k] if constant else None)}::{sql_type(k)} AS {quoted(k)}"

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 # What a command to measure suspects again takes from the comparison; the rest is of the candidate's rows.
 OF_COMPARISON = ("baseline=", "candidate=", "where=", "noise=", "same=", "cards=", "missing=")
+EVERY = "every line of every table: full=true"
 MORE, BY_YOURS = "every point, and how the verdicts were reached: full=true", "by your requests: traffic=FILE or weights=[...]"
 NOT_OF_ROWS = ("mode=", "point=", "rerun=", "cluster.workers=", "modules=")
 
@@ -22,13 +23,16 @@ NOT_OF_ROWS = ("mode=", "point=", "rerun=", "cluster.workers=", "modules=")
 def execute(invocation: Invocation[CompareSettings]) -> int:
     """Prints the comparison of `baseline` and `candidate`; 1 on a regression. Published times are not judged."""
     from orchestrator.analysis.compare import best_of, published, tables
-    from orchestrator.reporting import brief
+    from orchestrator.reporting import screen
     from orchestrator.reporting.opened import mix_of
 
-    if published_tables := published.published_grids(invocation.settings):
-        invocation.show(published_tables, title="published times")
-        return OK
     settings = invocation.settings
+    if published_tables := published.published_grids(settings):
+        if settings.format == "terminal" and not settings.full:
+            screen.comparison(invocation.console, "", published_tables, [EVERY], [], most=screen.LINES)
+        else:
+            invocation.show(published_tables, title="published times")
+        return OK
     found = compared(settings)
     best = best_of.best_of(found.baseline, found.candidate, settings.best.max_rel_err)
     best = best_of.weighed(best, settings.weights, mix_of(settings))
@@ -38,7 +42,7 @@ def execute(invocation: Invocation[CompareSettings]) -> int:
         counted = [*best_of.too_small(found.baseline, found.candidate), tables.headline(found)] if of_devices else []
         notes = [*tables.of_gate(found), *counted, MORE if "weight" in best.problems else f"{MORE}; {BY_YOURS}"]
         largest, rest = ([], []) if of_devices else tables.of_screen(found)
-        brief.comparison(invocation.console, headline, [*largest, *best_of.grids(best), *rest], notes, commands)
+        screen.comparison(invocation.console, headline, [*largest, *best_of.grids(best), *rest], notes, commands)
         return BAD_POINTS if found.regressed else OK
     notes = [*tables.notes(found), *commands]
     if settings.format == "markdown":

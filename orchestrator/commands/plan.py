@@ -15,7 +15,7 @@ def execute(invocation: Invocation[PlanSettings]) -> int:
     from orchestrator import libraries, machines
     from orchestrator.planning.decide import make_plan
     from orchestrator.planning.expand import chosen, expand
-    from orchestrator.reporting import plan_tables
+    from orchestrator.reporting import plan_tables, screen
 
     settings = invocation.settings
     points = chosen(expand(settings), settings)
@@ -30,10 +30,14 @@ def execute(invocation: Invocation[PlanSettings]) -> int:
     versions = () if settings.device else [machines.versions(libraries.named_by(settings.adapters))]
     plan = make_plan(points, devices, settings, versions)
     names = ", ".join(dict.fromkeys(device.name for device in devices))
-    about = f": {settings.sweep.about}" if settings.sweep.about else ""
-    invocation.remark(f"sweep {settings.sweep.name} on {names}{about}")
+    about = f"sweep {settings.sweep.name} on {names}{f': {settings.sweep.about}' * bool(settings.sweep.about)}"
     grids = plan_tables.grids(plan, settings.cluster.workers or len(devices), cores)
+    why = plan_tables.why_nothing_runs(plan, settings.sweep)
+    if settings.format == "terminal" and not settings.full:
+        screen.plan(invocation.console, about, grids, why)
+        return OK
+    invocation.remark(about)
     invocation.show(grids, title=f"plan of {settings.sweep.name}")
-    if why := plan_tables.why_nothing_runs(plan, settings.sweep):
+    if why:
         invocation.remark(why)
     return OK

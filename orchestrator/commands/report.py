@@ -28,7 +28,9 @@ def execute(invocation: Invocation[AskSettings]) -> int:
     if settings.columns:
         invocation.show([records.short_table(settings)], title=f"question={settings.question}")
         return OK
-    if settings.format == "terminal" and not settings.full and screen(invocation.console, settings, settings.question):
+    again = "" if settings.results.path == invocation.settings.results.path else invocation.command_with()
+    on_screen = settings.format == "terminal" and not settings.full
+    if on_screen and screen(invocation.console, settings, settings.question, again):
         return OK
     grids = dataset_grids(settings, settings.question)
     if not any(grid.cells for grid in grids):
@@ -42,7 +44,7 @@ def execute(invocation: Invocation[AskSettings]) -> int:
 
 def _columns(invocation: Invocation[AskSettings]) -> int:
     """Prints what the columns of a row mean, all or those that were chosen; all of them as Markdown are the page of the docs."""
-    from orchestrator.reporting import brief, columns_page
+    from orchestrator.reporting import columns_page, screen
 
     settings = invocation.settings
     typed = any(override.startswith("results.path=") for override in invocation.overrides)
@@ -52,7 +54,7 @@ def _columns(invocation: Invocation[AskSettings]) -> int:
         return OK
     grids = columns_page.grids(settings.columns, settings.where, path)
     if settings.format == "terminal" and not (settings.full or settings.columns or settings.where):
-        brief.columns(invocation.console, grids)
+        screen.columns(invocation.console, grids)
     else:
         invocation.show(grids, title="python -m orchestrator mode=report question=columns")
     return OK

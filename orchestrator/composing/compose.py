@@ -49,6 +49,8 @@ def composed(overrides: Sequence[str], config_dir: str | None = None) -> Config:
         except MissingConfigException as error:
             group, name = str(error.missing_cfg_file).rpartition("/")[::2]
             hint = f"; a file of your own is found with --config-dir DIR, as DIR/{group}/{name}.yaml" if group else ""
+            if group == "model":
+                hint = f"; any other, such as an encoder: save its page's config.json and type model=PATH/config.json{hint}"
             options = (option for option in error.options or () if option != "base")
             raise UserError(unknown(group or "defaults", name, options) + hint) from None
         except ConfigCompositionException as error:

@@ -86,8 +86,8 @@ def read(given: str) -> Keys:
     path = Path(expanded(given))
     path = path / "config.json" if path.is_dir() else path
     if not path.exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", given) and not given.endswith(".json"):
-        here = did_you_mean(_plain(given.partition("/")[2]), shipped())
-        raise UserError(f"model={given}: there is no such file;{here} allowed: a name of conf/model, or a path of a config.json")
+        files = f"a name of conf/model, or a path of a config.json, such as that of https://huggingface.co/{given}"
+        raise UserError(f"model={given}: there is no such file;{did_you_mean(given, shipped())} allowed: {files}")
     with reading(f"model={given}", "give the config.json of a model"):
         return _named(_keys_of(_of_text(from_json(read_text(path, "model", MAX_BYTES))), f"model={given}"), path)
 
@@ -138,7 +138,7 @@ def _keys_of(c: Keys, asked: str) -> Keys:
             raise UserError(f"{asked}: {who} {what.format(value)} ({key}), and this project has no routine for that; give another")
     _note_unread(c, asked)
     if c.get("is_encoder_decoder"):
-        note_once(f"{asked}: {who} has an encoder and cross attention too; type +sweep=encoder for these")
+        note_once(f"{asked}: {who} has an encoder and cross attention too, which +sweep=encoder measures")
     if not isinstance(heads := c.get("num_attention_heads"), int):
         raise UserError(f"{asked}: num_attention_heads={heads!r}: allowed: a whole number, of query heads; write it there")
     if (layers := _layers(c)) > MAX_LAYERS:

@@ -299,20 +299,24 @@ def _read(file: Traversable) -> Engine:
 
 
 def selected(name: str | None = None, folder: str | None = None) -> list[Engine]:
-    """The newest release of every engine, of the engine `name`, or the release `name`. Raises UserError for an unknown name."""
+    """The newest release of every engine, of the engine `name`, or that release: `vllm:0.33.0`, or the name of its file.
+
+    Raises UserError, with the releases that there are, for an unknown one.
+    """
     known = releases(folder)
-    if name in known:
-        return [known[name]]
-    newest: dict[str, Engine] = {}
-    for one in known.values():
-        if one.engine not in newest or Version(one.release) > Version(newest[one.engine].release):
-            newest[one.engine] = one
+    by_age = sorted(known.values(), key=lambda one: Version(one.release))
+    newest = {one.engine: one for one in by_age}
     if name is None:
         return sorted(newest.values(), key=lambda one: one.engine, reverse=True)
-    if name in newest:
-        return [newest[name]]
-    allowed = [*newest, *known]
-    raise UserError(f"engine={name!r}: unknown engine;{did_you_mean(name, allowed)} allowed: {', '.join(allowed)}")
+    typed = {f"{one.engine}:{one.release}": one for one in by_age}
+    if (found := known.get(name) or newest.get(name) or typed.get(name)) is not None:
+        return [found]
+    engine = name.partition(":")[0]
+    engine = next((one for one in newest if name.startswith(f"{one}_")), engine)  # as a file is called
+    allowed = [one for one in typed if engine not in newest or typed[one].engine == engine]
+    what = f"unknown release of {engine};" if engine in newest else f"unknown engine;{did_you_mean(engine.lower(), newest)}"
+    example = f"engine={allowed[-1]}, or engine={typed[allowed[-1]].engine} for the newest"
+    raise UserError(f"engine={name!r}: {what} allowed: {', '.join(allowed)}; type {example}")
 
 
 @cache

@@ -73,7 +73,9 @@ class Model(Frozen):
     def refusal(self, routine: str, tp: int, s_kv: object = None, mask: object = None) -> str:
         """Why no request of a sweep can be this model's, and what to type; empty if nothing stands against it."""
         if self.is_encoder and mask != "full":
-            return f"model {self.name} is an encoder, whose tokens see those after them; type +sweep=encoder, or sweep.mask=[full]"
+            others = f"points of mask={mask} are none of its own"
+            typed = "type +sweep=encoder, or sweep.mask=[full]" if mask in (None, "causal") else others
+            return f"model {self.name} is an encoder, whose tokens see those after them; {typed}"
         if own := routine_of(routine):
             found = own.share(self, tp)
             return found if isinstance(found, str) else self._refused_size(tp, s_kv)

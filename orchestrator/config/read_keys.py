@@ -7,15 +7,11 @@ from collections.abc import Iterable, Sequence
 from orchestrator.config.settings import FOR_DEPLOYMENT, OF_MODE, RunSettings, SuspectSettings, keys_of
 
 READ_BY_QUESTIONS = {  # of mode=report with a question, the questions that read a key; a whole key goes before its first part
-    "draft": ("draft", "step"),
-    "draft.layers": ("draft", "step", "one_backend"),
-    "draft.rest": ("draft", "step", "one_backend"),
-    "draft.rest_us": ("draft", "step", "one_backend"),
-    "draft.acceptance": ("draft", "step", "energy"),
-    "weights": ("one_backend",),
-    "engine": (*FOR_DEPLOYMENT, "in_engine"),
+    "draft": ("draft", "step"), "draft.layers": ("draft", "step", "one_backend"),
+    "draft.rest": ("draft", "step", "one_backend"), "draft.rest_us": ("draft", "step", "one_backend"),
+    "draft.acceptance": ("draft", "step", "energy"), "weights": ("one_backend",), "engine": (*FOR_DEPLOYMENT, "in_engine"),
     "drafts": FOR_DEPLOYMENT,
-}
+}  # fmt: skip
 READ_BY_NO_QUESTION = {"best": ("roofline", "columns"), "columns": ("odd",)}  # the questions that do not
 
 # Keys of a measurement, and the modes that measure nothing: of a command that names a sweep, which may have any mode behind it,

@@ -211,6 +211,7 @@ class PlanSettings(CompileSettings):
     """mode=plan."""
 
     format: Format = "terminal"
+    full: bool = False
 
 
 class BisectSettings(Chosen):
@@ -335,26 +336,12 @@ class ConformanceSettings(Settings):
 
 
 OF_MODE: dict[str, type[Settings]] = {
-    "run": RunSettings,
-    "plan": PlanSettings,
-    "compile": CompileSettings,
-    "replay": ReplaySettings,
-    "calibrate": Settings,
-    "noise": RunSettings,
-    "check_power": RunSettings,
-    "report": AskSettings,
-    "compare": CompareSettings,
-    "bisect": BisectSettings,
-    "watch": WatchSettings,
-    "donate": DonateSettings,
-    "dashboard": DashboardSettings,
-    "document": DocumentSettings,
-    "site": SiteSettings,
-    "import": ImportSettings,
-    "export": ExportSettings,
-    "support": Settings,
-    "conformance": ConformanceSettings,
-}
+    "run": RunSettings, "plan": PlanSettings, "compile": CompileSettings, "replay": ReplaySettings, "calibrate": Settings,
+    "noise": RunSettings, "check_power": RunSettings, "report": AskSettings, "compare": CompareSettings,
+    "bisect": BisectSettings, "watch": WatchSettings, "donate": DonateSettings, "dashboard": DashboardSettings,
+    "document": DocumentSettings, "site": SiteSettings, "import": ImportSettings, "export": ExportSettings,
+    "support": Settings, "conformance": ConformanceSettings,
+}  # fmt: skip
 
 
 @cache

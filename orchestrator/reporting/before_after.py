@@ -21,12 +21,9 @@ SHOWN = (
     *("device_uuid", "driver", "torch_version", "libraries", "orchestrator_version", "run_id", "finished_at"),
 )
 FORMS = {  # how a value of a column is written, if not as it is
-    "median_us": "{:,.2f} µs",
-    "ci95_rel": "±{:.2%}",
-    "rel_err": "{:.2%}",
-    "energy_j": "{:.4g} J",
+    "median_us": "{:,.2f} µs", "ci95_rel": "±{:.2%}", "rel_err": "{:.2%}", "energy_j": "{:.4g} J",
     "finished_at": "{:%Y-%m-%d %H:%M:%S} UTC",
-}
+}  # fmt: skip
 ROW_KEYS = ("point_id", "run_id", "device_name")
 RATIOS = ("median_us", "rel_err", "energy_j")
 MEANT = {  # verdict of mode=compare -> what it says of a point that ran again

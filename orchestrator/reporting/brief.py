@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
+import shlex
 import string
-import textwrap
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -20,22 +19,16 @@ from orchestrator.analysis.questions.one_backend import TITLE
 from orchestrator.analysis.questions.tables import group_by, spread, varying_keys
 from orchestrator.config.model import CUSTOM
 from orchestrator.grouped import grouped
+from orchestrator.reporting import servers
 from orchestrator.reporting.dashboard.data import facts
+from orchestrator.reporting.screen import DOT, FEW, GAP, LINES, print_lines, tables_in, width_of, wrapped
 from orchestrator.storage.row import BAD, STATUSES
-from orchestrator.tables import Grid, fitted, lines_of
-from orchestrator.untrusted.text import for_line
+from orchestrator.tables import Grid
 
-LINES, WIDTH, MAX_WIDTH = 40, 80, 120  # of a screen
-OF_SERVER = 8  # flags of a server: two caches, decode and drafts, two engines; not cut if they fit a screen
-OF_TWO, FEW = 60, 5  # lines of a comparison, and of each of its tables
 DECISIONS = 5  # lines of what to type
 MAX_BATCHES = 8  # of a map
 CELLS, LABEL = (6, 5), 10  # letters of a cell of the map, narrower if more fit then, and before its first one
-GAP = "  "  # between two maps
 SAID = 5  # lines of what a question says in a sentence; the first table says it too if it needs more
-BEFORE_WARNING = 0.6  # of the room, for a table before a warning
-DOT = " · "  # between the words of a title
-NOTHING = ("", "–", "0")  # in cells
 COLOURS = ("blue", "yellow", "red", "green", "magenta", "cyan", "bright_blue", "bright_yellow", "bright_red", "bright_green")
 # The letter of a backend is the same in every map; in this order they take the colours.
 OF_LETTERS = (
@@ -51,11 +44,17 @@ WINNERS = """SELECT problems.*, won.backend, won.kernel, won.runner_up, won.abov
     WHERE getvariable('drafts') IS NULL OR s_qo = getvariable('drafts') + 1"""
 
 
-def show(console: Console, data: Dataset, path: str, questions: Sequence[str], notes: Sequence[str] = ()) -> None:
-    """Prints a map, at most `LINES` lines of 80 columns. `questions` are those that the dataset answers, `notes` are sentences."""
-    width = _width(console)
-    end = [*_wrapped(_source(data), width), *_wrapped(_next(path, questions), width)]
-    found = [*_head(data, width), *(line for note in notes for line in _wrapped(note, width)), *_decisions(data, width)]
+def show(
+    console: Console, data: Dataset, path: str, questions: Sequence[str], notes: Sequence[str] = (), *, again: str = ""
+) -> None:
+    """Prints a map, at most `LINES` lines of 80 columns. `questions` are those that the dataset answers, `notes` are sentences.
+
+    `again` is the command, if it found the datasets of `path` by a deployment.
+    """
+    width = width_of(console)
+    end = [*wrapped(_source(data), width), *wrapped(_next(questions, path, again), width)]
+    found = [*_head(data, width), *(line for note in notes for line in wrapped(note, width))]
+    found += _decisions(data, width, LINES - len(found) - len(end))
     cells, won, legend = list[Text](), list[Record](), list[Text]()
     for head, lines, of in _maps(data, width):
         more = _legend([*cells, *lines], [*won, *of], width)
@@ -63,125 +62,85 @@ def show(console: Console, data: Dataset, path: str, questions: Sequence[str], n
             break
         cells, won, legend = [*cells, *lines], [*won, *of], more
         found += [*head, *lines]
-    _print(console, [*found, *legend, *end])
+    print_lines(console, [*found, *legend, *end])
 
 
-def answer(console: Console, data: Dataset, path: str, said: str, grids: Sequence[Grid]) -> None:
+def answer(console: Console, data: Dataset, path: str, said: str, grids: Sequence[Grid], *, again: str = "") -> None:
     """Prints what a question says of a dataset, and as much of its tables as `LINES` lines of 80 columns have room for."""
-    width = _width(console)
-    told, origin = _wrapped(said, width, "bold"), _wrapped(_source(data), width)
-    found = [*_head(data, width), *(told if len(told) <= SAID else [])]
-    most = _wrapped(_rest(path, [len(grid.cells) for grid in grids]), width)
-    named_first = sorted(grids, key=lambda grid: f"{DOT}{CUSTOM}{DOT}" in grid.title)
-    shown, left = _tables(named_first, LINES - len(found) - len(origin) - len(most), width)
-    _print(console, [*found, *shown, *origin, *_wrapped(_rest(path, left), width)])
+    width = width_of(console)
+    told, origin = wrapped(said, width, "bold"), wrapped(_source(data), width)
+    found, shown_first = _head(data, width), [grid for grid in grids if grid.cells]
+    decided = next((grid for grid in shown_first if grid.title.startswith(TITLE)), None)
+    each = {} if decided is None else servers.words(data)
+    if decided is not None:
+        told = wrapped(decided.title, width)  # in place of a sentence about one server
+        shown_first = [one for grid in shown_first for one in (servers.apart(grid, each) if grid is decided else [grid])]
+    found += told if len(told) <= SAID else []
+    shown_first.sort(key=lambda grid: f"{DOT}{CUSTOM}{DOT}" in grid.title)
+    most = wrapped(_rest([len(grid.cells) for grid in grids], path, again, each.values()), width)
+    shown, left = tables_in(shown_first, LINES - len(found) - len(origin) - len(most), width)
+    hidden = [each[grid.title] for grid, lines in zip(shown_first, left, strict=True) if grid.whole and lines]
+    print_lines(console, [*found, *shown, *origin, *wrapped(_rest(left, path, again, hidden), width)])
 
 
-def comparison(console: Console, said: str, grids: Sequence[Grid], notes: Sequence[str], commands: Sequence[str]) -> None:
-    """Prints what a comparison says, tables as far as `OF_TWO` lines of 80 columns have room, sentences, and commands to paste."""
-    width = _width(console)
-    told = _wrapped(said, width, "bold")
-    end = [*(line for note in notes for line in _wrapped(note, width)), *(Text(for_line(one)) for one in commands)]
-    room = OF_TWO - len(told) - sum(max(1, math.ceil(len(line) / width)) for line in end)
-    _print(console, [*told, *_tables(grids, room, width, FEW)[0], *end])
-
-
-def _tables(grids: Sequence[Grid], room: int, width: int, most: int = LINES) -> tuple[list[Text], list[int]]:
-    """As much of tables as fits into so many lines, at most `most` rows of each, and how many rows of each are left."""
-    tables = [fitted(_common_once(grid), width) for grid in grids if grid.cells]
-    found, left = list[Text](), [len(grid.cells) for grid in tables]
-    for number, grid in enumerate(tables):
-        warned = any(one.title.startswith("warning") for one in tables[number + 1 :])
-        lines, count = _fitting(grid, int(BEFORE_WARNING * room) if warned else room, width, most)
-        found, room = [*found, *lines], room - len(lines)
-        left[number] -= count
-    return found, left
-
-
-def columns(console: Console, grids: Sequence[Grid]) -> None:
-    """Prints the names of columns, by section, from the tables of question=columns; a star stands behind those without a value."""
-    marked = [[f"{name}{'*' * any(there)}" for name, _type, _unit, _has, *there, _meaning in grid.cells] for grid in grids]
-    told = [" ".join([f"{grid.title.partition(':')[0]}:", *names]) for grid, names in zip(grids, marked, strict=True)]
-    star = "*: not in this dataset, or null; " * any(name.endswith("*") for names in marked for name in names)
-    ends = f"{star}their meaning: columns=[median_us, check_*], or full=true"
-    _print(console, [line for words in (*told, ends) for line in _wrapped(words, _width(console))])
-
-
-def _fitting(grid: Grid, room: int, width: int, most: int) -> tuple[list[Text], int]:
-    """A table's title, header and as many of its first rows, at most `most`, as `room` lines have room for, and how many."""
-
-    def drawn(rows: int) -> list[Text]:
-        part = grid.first(rows)
-        return [*_wrapped(part.title, width, "bold"), *map(Text, lines_of(part, width))]
-
-    if grid.title.startswith(TITLE) and len(grid.cells) <= OF_SERVER and len(whole := drawn(len(grid.cells))) <= LINES:
-        return whole, len(grid.cells)
-    counts = range(1, min(len(grid.cells), room - 1, most) + 1)  # a header has a line, and each row
-    count = bisect_right(counts, room, key=lambda rows: len(drawn(rows)))
-    return (drawn(count), count) if count else ([], 0)
-
-
-def _common_once(grid: Grid) -> Grid:
-    """A table without what all of its rows have in common: words of a deployment's name, and whole columns, are in its title."""
-    names = [line[0].split(DOT) for line in grid.cells]
-    common = [word for word in names[0] if len(names[0]) > 1 and all(word in name for name in names)]
-    first = (DOT.join(word for word in name if word not in common) for name in names)
-    cells = [(name, *line[1:]) for name, line in zip(first, grid.cells, strict=True)]
-    values = [sorted(set(column)) for column in zip(*cells, strict=True)]
-    kept = [place for place, of in enumerate(values) if len(of) > 1]
-    if len(cells) == 1 or not kept:
-        kept = [place for place, of in enumerate(values) if of != [""]]
-    told = [f"{grid.header[place]} {of[0]}" for place, of in enumerate(values) if place not in kept and of[0] not in NOTHING]
-    return Grid(DOT.join((grid.title, *common, *told)), grid.header, tuple(cells)).only(kept)
-
-
-def _rest(path: str, left: Sequence[int]) -> str:
-    """What is not shown of tables with so many more rows, and how to see it."""
+def _rest(left: Sequence[int], path: str, again: str, others: Iterable[str] = ()) -> str:
+    """What is not shown of tables with so many more rows, and of servers with such words, and how to see it."""
     tables = sum(rows > 0 for rows in left)
     hidden = f"not shown: {sum(left):,} lines of {tables} table{'s' * (tables > 1)}: full=true, or fewer with where={{...}}; "
-    return f"{hidden * (tables > 0)}to see it: mode=dashboard results.path={path}"
+    more = servers.to_see(others)
+    return f"{more}{'; ' * bool(more)}{hidden * (tables > 0)}{_seen(path, again)}"
 
 
-def _width(console: Console) -> int:
-    return min(console.width, MAX_WIDTH) if console.is_terminal else WIDTH
-
-
-def _print(console: Console, lines: Sequence[Text]) -> None:
-    for line in lines:
-        console.print(line, soft_wrap=True, highlight=False)
-
-
-def _wrapped(words: str, width: int, style: str = "") -> list[Text]:
-    return [Text(line, style) for line in textwrap.wrap(for_line(words), width, subsequent_indent=GAP, break_on_hyphens=False)]
+def _seen(path: str, again: str) -> str:
+    """How to see the datasets of a path; of more than anybody types, the command `again`, which found them."""
+    if again and (many := path.count(",") + 1) > FEW:
+        return f"these numbers again, of {many} datasets: {again}"
+    return f"to see it: mode=dashboard {shlex.quote(f'results.path=[{path}]' if ',' in path else f'results.path={path}')}"
 
 
 def _head(data: Dataset, width: int) -> list[Text]:
     """What was measured, and how many points have which status; wrong and failed ones in red."""
     known, counts = facts(data), dict(data.execute("SELECT status, count(*) FROM current GROUP BY status"))
     told = ", ".join(f"{counts[status]:,} {status}" for status in STATUSES if status in counts)
-    found = _wrapped(" · ".join((*(", ".join(known[kind]) or f"no {kind}" for kind in ("model", "GPU")), told)), width, "bold")
+    found = wrapped(" · ".join((*(", ".join(known[kind]) or f"no {kind}" for kind in ("model", "GPU")), told)), width, "bold")
     if bad := [status for status in BAD if status in counts]:
         large = data.scalar(f"SELECT count(*) FROM points JOIN workloads USING (problem) WHERE too_big AND status IN {(*bad, '')}")
         where = f"; {large:,} of these at KV caches larger than the GPU, which no answer counts" * bool(large)
-        found += _wrapped(f"{' and '.join(bad)}: question=odd says why{where}", width, "red")
+        found += wrapped(f"{' and '.join(bad)}: question=odd says why{where}", width, "red")
     too_small = dict.fromkeys(filter(None, (no_room_at(data, part.place) for part in parts(data))))
-    return [*found, *(line for words in too_small for line in _wrapped(words, width, "red"))]
+    return [*found, *(line for words in too_small for line in wrapped(words, width, "red"))]
 
 
-def _decisions(data: Dataset, width: int) -> list[Text]:
-    """The best flag of each engine for the first deployments and phases."""
-    every = sorted(parts(data), key=lambda part: (not is_usual(part.place), _of(part, "model") == CUSTOM))
-    groups = grouped(((part.place, part.what), part) for part in every)
+def _decisions(data: Dataset, width: int, room: int) -> list[Text]:
+    """The best flag of each engine: of one server for the first phases, else of whole servers as far as there is room."""
+    every, each = servers.in_order(data), servers.words(data)
     names = [name for name in ("device_name", "model", "tp") if len({_of(part, name) for part in every}) > 1]
     typed = "what to type by a release's rules (default: none)" if any(part.who != HERE for part in every) else "backends, no flag"
-    words = f"{typed}; mean over fastest (at worst)"
-    found = [Text(words)] if groups else []
-    for of in list(groups.values())[:DECISIONS]:
+    found = [Text(f"{typed}; mean over fastest (at worst)")] if every else []
+    of_servers = grouped((each[part.title] if names else "", part) for part in every)
+    room -= len(wrapped(servers.to_see(of_servers), width)) if names else 0
+    hidden = []
+    for words, of in of_servers.items():
+        told = _of_server(of, names, width)
+        if not names or (len(found) == 1 and sum(map(len, told)) >= room):
+            more = f"{GAP}{len(told) - DECISIONS} more: question=one_backend {words}".rstrip()
+            told = [*told[:DECISIONS], *[wrapped(more, width)] * (len(told) > DECISIONS)]
+        elif len(found) + sum(map(len, told)) > room:
+            hidden.append(words)
+            continue
+        found += [line for lines in told for line in lines]
+    return [*found, *wrapped(GAP + servers.to_see(hidden), width)]
+
+
+def _of_server(every: Sequence[Part], names: Sequence[str], width: int) -> list[list[Text]]:
+    """The lines of each cache and phase of a server, with so much of its name."""
+    found = []
+    for of in grouped(((part.place, part.what), part) for part in every).values():
         place = dict(zip(PLACE, of[0].place, strict=True))
         server = [server_name(place)] * bool({"model", "tp"} & {*names}) + [place["device_name"]] * ("device_name" in names)
         about = ", ".join((*server, f"{place['kv_dtype']} cache", of[0].what))
-        found += _wrapped(f"{GAP}{about}: {'; '.join(briefs(of, at_worst=True))}", width)
-    return [*found, *[Text(f"{GAP}{len(groups) - DECISIONS} more: question=one_backend")] * (len(groups) > DECISIONS)]
+        found.append(wrapped(f"{GAP}{about}: {'; '.join(briefs(of, at_worst=True))}", width))
+    return found
 
 
 def _of(part: Part, name: str) -> Any:
@@ -203,7 +162,7 @@ def _maps(data: Dataset, width: int) -> Iterator[tuple[list[Text], list[Text], l
         more = f"; {drawn} of {len(records)} workloads, all with question=best" if drawn < len(records) else ""
         compared = any(one["runner_up"] for one in of_one)
         head = "fastest backend" if compared else "the only backend with a right answer (no comparison)"
-        yield _wrapped(f"{head}, {about}{more}", width, "bold"), lines, of_one
+        yield wrapped(f"{head}, {about}{more}", width, "bold"), lines, of_one
 
 
 def _letters(records: Sequence[Record]) -> dict[str, tuple[str, str]]:
@@ -268,6 +227,6 @@ def _source(data: Dataset) -> str:
     return f"measured {told}" if told else ""
 
 
-def _next(path: str, questions: Sequence[str]) -> str:
+def _next(questions: Sequence[str], path: str, again: str) -> str:
     shown = f"question={' | '.join(questions)}; " if questions else ""
-    return f"at length: {shown}full=true for every table; where={{...}}; to see it: mode=dashboard results.path={path}"
+    return f"at length: {shown}full=true for every table; where={{...}}; {_seen(path, again)}"

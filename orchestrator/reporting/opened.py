@@ -42,7 +42,8 @@ def located(settings: Asking, overrides: Sequence[str]) -> Asking:
         typed = {name: several(value) for name, value in settings.where.items()} | of_engines
         alike = finder.same_heads(settings.model, settings.tp, {**device, **typed}) if "model" in wanted else None
         asked = {**wanted, **typed}
-        path, found = finder.find(asked, settings.engines, settings.drafts, alike, question=question, typed=of_model)
+        typed_as = (of_model, "encoder" if settings.model.is_encoder else "")
+        path, found = finder.find(asked, settings.engines, settings.drafts, alike, question=question, typed=typed_as)
         changed |= {"results": Results(path=path), "where": found}
     return settings.model_copy(update=changed)
 

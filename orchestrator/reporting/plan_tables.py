@@ -116,7 +116,8 @@ def _compiling(plan: Plan, cores: Sequence[int]) -> list[tuple[str, str]]:
 def _heads_grid(plan: Plan) -> Grid:
     """The model of the points and what one GPU has of it: a sweep that names no model takes the default one."""
     found: Counter[tuple[str, ...]] = Counter()
-    for problem in (decision.point.problem for decision in plan.decisions):
+    problems = (decision.point.problem for decision in plan.decisions)
+    for problem in (one for one in problems if hasattr(one, "num_qo_heads")):  # else it is refused, as of another kind of model
         heads = (problem.num_qo_heads, problem.num_kv_heads, problem.head_dim_qk, problem.head_dim_vo, problem.page_size)
         found[(str(problem.model), str(problem.tp), *map(str, heads))] += 1
     header = ("model", "tp", "query heads", "KV heads", "head_dim_qk", "head_dim_vo", "page_size", "points")

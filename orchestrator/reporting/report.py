@@ -62,19 +62,22 @@ def _points(settings: Answers) -> list[Point]:
     return expand(settings) if settings.mode == "report" and settings.sweep.axes else []
 
 
-def screen(console: Console, settings: Answers, question: str | None = None) -> bool:
-    """Prints what a dataset says on one screen: a map, or the answer to a question. Returns whether it says anything."""
+def screen(console: Console, settings: Answers, question: str | None = None, again: str = "") -> bool:
+    """Prints what a dataset says on one screen: a map, or the answer to a question. Returns whether it says anything.
+
+    `again` is the command, if it found the dataset by a deployment.
+    """
     mix, path = mix_of(settings), settings.results.path
     data = opened(settings, mix)
     if question is None and not quality.is_about_quality(data) and data.scalar("SELECT count(*) FROM best"):
         draw(console, not_measured(data, _points(settings)))
         notes = [f"{grid.title}: {', '.join(' '.join(cells) for cells in grid.cells)}" for grid in sweeps(data)]
-        brief.show(console, data, path, [name for name, module in MODULES.items() if module.summary(data)], notes)
+        brief.show(console, data, path, [name for name, module in MODULES.items() if module.summary(data)], notes, again=again)
         return True
     module = MODULES.get(question or "")
     found = [grid.named(getattr(module, "ON_SCREEN", ())) for grid in _grids_of(settings, data, mix, question)]
     if any(grid.cells for grid in found):
-        brief.answer(console, data, path, "" if module is None else module.summary(data) or "", found)
+        brief.answer(console, data, path, "" if module is None else module.summary(data) or "", found, again=again)
         return True
     return False
 

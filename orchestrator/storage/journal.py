@@ -155,9 +155,6 @@ def _short(value: Any) -> str:
 
 
 FITS: dict[ColumnType, Callable[[Any], bool]] = {
-    "string": _is_text,
-    "bool": lambda value: isinstance(value, bool),
-    "int64": partial(_is_whole, limit=INT64),
-    "double": _is_number,
-    "timestamp": _is_time,
-}
+    "string": _is_text, "bool": lambda value: isinstance(value, bool), "int64": partial(_is_whole, limit=INT64),
+    "double": _is_number, "timestamp": _is_time,
+}  # fmt: skip

@@ -22,7 +22,7 @@ from orchestrator.analysis.questions import cache_size, contenders_by, ranked_by
 from orchestrator.analysis.questions.exactness import error, named
 from orchestrator.analysis.questions.tables import describe_point, l2_words, percent
 from orchestrator.analysis.questions.traffic_weights import far_line, warnings
-from orchestrator.analysis.sql import quoted
+from orchestrator.analysis.sql import query, quoted
 from orchestrator.analysis.traffic import Mix, axes_to_measure, weights
 from orchestrator.config.weights import WEIGHT, WeightRules
 from orchestrator.tables import Grid
@@ -102,12 +102,7 @@ def _ranked(rows: pd.DataFrame, keys: list[str], max_rel_err: float | None) -> t
     shown = ", ".join(
         quoted(key) if key in GRID_AXES else f"coalesce({quoted(key)}::VARCHAR, '–') AS {quoted(key)}" for key in keys
     )
-    best = f"""
-        SELECT place, {shown}, best.backend, best.kernel, best.median_us AS us, best.own_us, best.rel_err,
-               coalesce(cache_bytes > memory_bytes, false) AS too_big
-        FROM ({ranked_by(keys)}) AS best JOIN (SELECT row, problem FROM points) USING (row) JOIN problems USING (problem)
-             LEFT JOIN cache_sizes USING (problem)
-        WHERE NOT reference ORDER BY row"""
+    best = query("best_of_side", shown=shown, ranked=ranked_by(keys))
     ran = f"SELECT place, kernel, min(own_us) AS kept_us FROM ({contenders_by(keys)}) WHERE NOT reference GROUP BY ALL"
     return data.con.sql(best).df(), data.con.sql(ran).df()
 

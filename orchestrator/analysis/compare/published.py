@@ -31,7 +31,7 @@ WORKLOAD = (  # what a published table says of one
 NAMED_IF_UNLIKE = (*TIMING_SETTINGS, "page_size", "page_order", "device_name")
 OF_ROW = tuple(dict.fromkeys((*WORKLOAD, *NAMED_IF_UNLIKE, "cluster", "resolved_backend", "backend")))
 NO_RATIO = "none: other GPU"
-HERE = ("the same backend here", "the fastest here")  # the last columns
+HERE = ("the same backend here", "the fastest here")
 MAX_WORKLOADS = 60  # lines of the second table
 BETWEEN_TABLES = NoiseFloor(BETWEEN_RUNS.us, THROTTLED_CLOCK)
 WIDE = 2  # standard deviations
@@ -87,8 +87,9 @@ def _summary(joined: pd.DataFrame) -> Grid:
         of_own = f"{np.exp(own.mean()):.2f} at {own.count()}" if own.count() else "–"
         one_device = values[1] == values[2]
         of_both = (of_own, f"{np.exp(best.mean()):.2f}") if one_device else (NO_RATIO, NO_RATIO)
-        cells.append((*map(str, values), str(len(part)), *of_both))
-    header = ("published", "on", "measured on", "its kernel", "routine", "q", "kv", "workloads", *HERE)
+        sides, kernel = map(str, values[:3]), map(str, values[3:])
+        cells.append((*kernel, str(len(part)), *of_both, *sides))
+    header = ("its kernel", "routine", "q", "kv", "workloads", *HERE, "published", "on", "measured on")
     others = joined[joined["device_name_a"] != joined["device_name_b"]]
     ratios = "published times beside measured ones"
     if len(others) < len(joined):
@@ -121,16 +122,16 @@ def _workloads(joined: pd.DataFrame) -> Grid:
     lines: list[dict[str, Any]] = joined.sort_values(order, kind="stable").to_dict("records")
     cells = tuple(
         (
-            *(str(r[f"{key}_a"]) for key in ("routine", "q_dtype", "kv_dtype")),
             *(f"{r[f'{key}_a']:,}" for key in ("batch_size", "s_qo", "s_kv")),
             f"{shown(r['backend_a'])} {r['median_us_a']:,.1f}",
             "–" if r["same_us"] != r["same_us"] else f"{r['same_us']:,.1f}",
             f"{shown(r['backend_b'])} {r['median_us_b']:,.1f}",
+            *(str(r[f"{key}_a"]) for key in ("kv_dtype", "q_dtype", "routine")),
         )
         for r in lines[:MAX_WORKLOADS]
     )
     more = f"; the first {MAX_WORKLOADS} of {len(lines)}" if len(lines) > MAX_WORKLOADS else ""
-    header = ("routine", "q", "kv", "batch", "s_qo", "s_kv", "published µs", *HERE)
+    header = ("batch", "s_qo", "s_kv", "published µs", *HERE, "kv", "q", "routine")
     return Grid(f"by workload{more}", header, cells)
 
 

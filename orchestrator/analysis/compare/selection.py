@@ -19,19 +19,10 @@ from orchestrator.storage import access, parquet
 from orchestrator.storage.columns import COLUMNS
 
 CONDITION_COLUMNS = {  # the column of each kind of condition
-    "run": "run_id",
-    "flashinfer": "flashinfer_version",
-    "torch": "torch_version",
-    "cuda": "cuda",
-    "driver": "driver",
-    "orchestrator": "orchestrator_version",
-    "env": "env",
-    "device": "device_name",
-    "gpu": "device_uuid",
-    "cluster": "cluster",
-    "host": "host",
-    "twin": "twin",
-}
+    "run": "run_id", "flashinfer": "flashinfer_version", "torch": "torch_version", "cuda": "cuda", "driver": "driver",
+    "orchestrator": "orchestrator_version", "env": "env", "device": "device_name", "gpu": "device_uuid", "cluster": "cluster",
+    "host": "host", "twin": "twin",
+}  # fmt: skip
 DEFAULT_ENV = "default"  # how the environment that ran the command is named, whose rows have none
 MAX_CHOICES = 6  # values that an error lists
 

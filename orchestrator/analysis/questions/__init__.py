@@ -27,7 +27,7 @@ from orchestrator.analysis.keys import LAUNCH_SPREAD_US, PROBLEM_KEYS
 from orchestrator.analysis.names import of_references
 from orchestrator.analysis.noise import DEFAULT_NOISE_FLOOR, SAME
 from orchestrator.analysis.questions import cache_size, in_engine, traffic_weights
-from orchestrator.analysis.sql import Where, literal, quoted, weight_sql
+from orchestrator.analysis.sql import Where, literal, query, quoted, weight_sql
 from orchestrator.analysis.step_rest import PRESET, create_measured_rest
 from orchestrator.analysis.traffic import Mix
 from orchestrator.config.draft_cost import CURVES, Draft
@@ -217,14 +217,8 @@ def _steps_of(data: Dataset, draft: Draft) -> Dataset | None:
 
 def _create_workloads(data: Dataset, weights: WeightRules, traffic: Mix | None) -> None:
     """`workloads`: workload, phase, layers and weight of each problem; `asked` is its weight even if it is too big for the GPU."""
-    data.execute(f"""
-        CREATE TEMP {data.kind} all_workloads AS
-        SELECT problem, hash({WORKLOAD}) AS workload, phase, call_phase, of_layers, hash({WAY}) AS way, weight
-        FROM (
-            SELECT *, {PHASE} AS phase, {CALL_PHASE} AS call_phase, {LAYERS} AS of_layers,
-                   ({weight_sql(weights)})::DOUBLE AS weight
-            FROM problems
-        )""")
+    words = {"workload": WORKLOAD, "way": WAY, "phase": PHASE, "call_phase": CALL_PHASE, "layers": LAYERS}
+    data.execute(query("all_workloads", kind=data.kind, weight=weight_sql(weights), **words))
     traffic_weights.create(data, traffic, MAX_DRAFT)
     of_traffic = "1" if traffic is None else "coalesce(traffic_weights.weight, 0)"
     data.execute(f"""

@@ -13,7 +13,7 @@ from typing import Any
 from kernels.problem.dtypes import SIZE_BITS
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions.tables import percent
-from orchestrator.analysis.sql import literal
+from orchestrator.analysis.sql import literal, query
 from orchestrator.config.model import bf16_bytes, layers_that_keep_all
 from orchestrator.machines import known_devices
 
@@ -62,18 +62,7 @@ def no_room(model: str | None, tp: int | None, device_name: str, layers: int | N
 
 def left_out(data: Dataset, place: Sequence[str]) -> dict[tuple[Any, ...], str]:
     """What is left out of each deployment for its size, in words, by the values of `place`."""
-    found = data.records(f"""
-        SELECT {", ".join(place)}, layers, memory_bytes, count(DISTINCT workload) FILTER (too_big) AS workloads,
-               count(DISTINCT workload) AS whole, sum(asked) FILTER (too_big) / sum(asked) AS share,
-               min(asked) < max(asked) AS weighted,
-               arg_min({{'batch_size': batch_size, 's_kv': s_kv, 'bytes': cache_bytes}}, (cache_bytes, batch_size))
-                   FILTER (too_big) AS first
-        FROM (
-            SELECT DISTINCT workload, asked, too_big, layers, memory_bytes, cache_bytes, problems.* EXCLUDE (problem, family)
-            FROM workloads JOIN problems USING (problem) JOIN cache_sizes USING (problem)
-            WHERE asked > 0 AND (getvariable('drafts') IS NULL OR s_qo = getvariable('drafts') + 1)
-        )
-        GROUP BY ALL HAVING workloads > 0""")
+    found = data.records(query("left_out", place=", ".join(place)))
     words: dict[tuple[Any, ...], list[str]] = defaultdict(list)
     for record in found:
         first, layers = record["first"], record["layers"]

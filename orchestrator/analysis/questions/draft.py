@@ -15,6 +15,7 @@ from orchestrator.analysis.questions.cache_size import left_out
 from orchestrator.analysis.questions.exactness import error, named
 from orchestrator.analysis.questions.tables import across_contexts, fetch, group_by, split_by_title
 from orchestrator.analysis.rough import legend, mark
+from orchestrator.analysis.sql import query
 from orchestrator.analysis.step_rest import PRESET, PRESETS
 from orchestrator.config.draft_cost import CURVES, Draft
 from orchestrator.grouped import grouped
@@ -214,13 +215,7 @@ def without_rest(data: Dataset, source: str) -> list[WithoutRest]:
 
 def _records(data: Dataset) -> list[Record]:
     """Each batch and draft of each place, and whether the rest of its step is missing."""
-    return data.records(f"""
-        SELECT {", ".join(PLACE)}, batch_size, s_qo, routine = 'mla' AS is_mla, min(s_kv) AS s_kv,
-               any_value(rest_layer_us) IS NULL AS lacks
-        FROM fastest LEFT JOIN measured_rest USING ({", ".join(PLACE)}, batch_size, s_qo)
-        WHERE mask = 'causal' AND min_s_qo IS NULL AND batch_spec IS NULL AND routine <> 'ragged_prefill'
-        GROUP BY ALL
-        ORDER BY ALL""")
+    return data.records(query("batches_of_places", place=", ".join(PLACE)))
 
 
 def _left_out(part: list[Record], tokens: tuple[int, int] | None, source: str) -> str:

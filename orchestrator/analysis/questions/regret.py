@@ -9,6 +9,7 @@ from orchestrator.analysis.noise import SAME
 from orchestrator.analysis.questions.exactness import error, named
 from orchestrator.analysis.questions.tables import describe_point, percent
 from orchestrator.analysis.rough import legend, mark
+from orchestrator.analysis.sql import query
 from orchestrator.tables import Grid
 
 NEEDS = "the backend auto beside others: sweep.backend=[auto,fa2_tc]"
@@ -18,12 +19,7 @@ MAX_REGRETS = 10  # points in the list
 
 def grids(data: Dataset) -> list[Grid]:
     """The time of `auto` over that of the best backend, by routine and dtypes, and the worst points."""
-    by_kind = data.records(f"""
-        SELECT routine, q_dtype, kv_dtype, device_name, l2, count(*) AS points,
-               string_agg(DISTINCT auto_ran, ', ' ORDER BY auto_ran) AS ran,
-               avg((regret <= 1 + {SAME})::INT) AS right, median(regret) AS middle, max(regret) AS worst,
-               arg_max(rough, regret) AS worst_rough
-        FROM regret GROUP BY ALL ORDER BY routine, q_dtype, kv_dtype, device_name, l2""")
+    by_kind = data.records(query("regret_by_kind", same=SAME))
     if not by_kind:
         return []
     places = ("routine", "q_dtype", "kv_dtype", "device_name", "l2")

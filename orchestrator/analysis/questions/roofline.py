@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions.tables import formatted, group_by, l2_words
+from orchestrator.analysis.sql import query
 from orchestrator.tables import Grid
 
 NEEDS = "points measured after mode=calibrate, which every run on a GPU does first"
@@ -15,13 +16,7 @@ COLUMNS = {  # with their headings and forms
 
 def grids(data: Dataset) -> list[Grid]:
     """Fractions of the measured ceiling and KV read amplification, by kernel and dtypes; a table per device, model and bound."""
-    records = data.records("""
-        SELECT device_name, model, l2, bound, routine, coalesce(resolved_backend, backend) AS kernel, q_dtype, kv_dtype,
-               count(*) AS points,
-               max(peak_tb_per_sec) AS tb, max(peak_tflops) AS tflops,
-               min(frac_of_peak) AS least, median(frac_of_peak) AS middle, max(frac_of_peak) AS most,
-               median(kv_read_amplification) AS reads, max(kv_read_amplification) AS most_reads
-        FROM roofline WHERE frac_of_peak IS NOT NULL GROUP BY ALL ORDER BY ALL""")
+    records = data.records(query("fractions_of_ceilings"))
     found = []
     for (device, model, l2, bound), part in group_by(records, ("device_name", "model", "l2", "bound")).items():
         ceiling = f"{max(r['tb'] for r in part):.2f} TB/s" if bound == "memory" else "of its dtype"

@@ -21,6 +21,7 @@ from orchestrator.analysis.names import shown
 from orchestrator.analysis.questions.best import by_title
 from orchestrator.analysis.questions.deployments import PLACE, deployment_titles
 from orchestrator.analysis.questions.tables import group_by, percent, varying_keys
+from orchestrator.analysis.sql import query
 from orchestrator.analysis.traffic import NEAR, Mix, WorkloadWeights, axes_to_measure, weights
 from orchestrator.grouped import grouped
 from orchestrator.notes import note_once
@@ -46,12 +47,7 @@ def create(data: Dataset, mix: Mix | None, longest_draft: int) -> None:
 
 
 def _found(data: Dataset, mix: Mix, longest_draft: int) -> Iterator[list[Any]]:
-    served = data.records(f"""
-        SELECT DISTINCT workload, way, {", ".join(PLACE)}, s_qo, batch_size, s_kv, s_qo = s_kv AS is_prompt
-        FROM all_workloads JOIN problems USING (problem) JOIN points USING (problem)
-        WHERE status = 'ok' AND NOT is_reference(backend) AND batch_spec IS NULL AND coalesce(seq_lens, 'fixed') = 'fixed'
-            AND (s_qo <= {longest_draft} OR s_qo = s_kv)
-        ORDER BY ALL""")
+    served = data.records(query("served", place=", ".join(PLACE), longest=longest_draft))
     groups = grouped(((*(r[key] for key in PLACE), None if r["is_prompt"] else r["s_qo"]), r) for r in served)
     for (*_, s_qo), workloads in groups.items():
         if s_qo is None and not mix.prompts:
@@ -74,14 +70,7 @@ def _weighted(mix: Mix, workloads: list[Record], *, prompts: bool) -> Iterator[l
 def grids(data: Dataset, mix: Mix) -> list[Grid]:
     """The weights that the answer took, and what of the traffic has no measured workload near it."""
     titles = deployment_titles(data)
-    records = data.records(f"""
-        SELECT DISTINCT problems.* EXCLUDE (problem, family, routine, q_dtype, out_dtype), workload, workloads.way, workloads.phase,
-               workloads.weight AS counts, workloads.too_big, traffic_weights.* EXCLUDE (workload),
-               if(s_qo = s_kv, NULL, s_qo) AS length
-        FROM traffic_weights JOIN all_workloads USING (workload) JOIN workloads USING (problem, workload)
-        JOIN problems USING (problem)
-        ORDER BY {", ".join(PLACE)}, length, workloads.way, traffic_weights.weight DESC, batch_size, s_kv, graph_batch NULLS FIRST,
-                 graph_fill""")
+    records = data.records(query("by_traffic", place=", ".join(PLACE)))
     by_deployment = {place: part for place, part in group_by(records, PLACE).items() if place in titles}
     lines = {titles[place]: [*_lines(part)] for place, part in by_deployment.items()}
     far = {

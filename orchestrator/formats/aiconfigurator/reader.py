@@ -31,12 +31,9 @@ OF_MLA = (*TEXT, "mla_dtype", *WHOLE, "tp_size", "latency")
 OPTIONAL = frozenset({"window_size", "power", "power_limit"})  # power is not read: a row here holds the highest draw
 TABLES = ("context_attention", "generation_attention", "encoder_attention", "generation_mla")
 OPS = {
-    "context_attention": "paged_prefill",
-    "generation_attention": "paged_decode",
-    "encoder_attention": "ragged_prefill",
-    "mla_generation": "mla",
-    "generation_mla": "mla",
-}
+    "context_attention": "paged_prefill", "generation_attention": "paged_decode", "encoder_attention": "ragged_prefill",
+    "mla_generation": "mla", "generation_mla": "mla",
+}  # fmt: skip
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "fp8": "fp8_e4m3"}
 MAX_BYTES = 256 * 10**6
 MANY_ROWS = 1_000_000  # the largest published table has about 100,000

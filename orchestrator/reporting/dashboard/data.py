@@ -27,7 +27,7 @@ from orchestrator.analysis.questions.deployments import HERE, PLACE, Part, brief
 from orchestrator.analysis.questions.exactness import error, named
 from orchestrator.analysis.rough import DECIDED, ROUGH
 from orchestrator.analysis.sources import left_out
-from orchestrator.analysis.sql import LISTS, Where, quoted
+from orchestrator.analysis.sql import LISTS, Where, query, quoted
 from orchestrator.config.model import CUSTOM
 from orchestrator.errors import UserError
 from orchestrator.grouped import grouped
@@ -93,25 +93,9 @@ def _rows(data: Dataset, view: str) -> pd.DataFrame:
     of_problem["own_us"] = "coalesce(numbered.own_us, rows.own_us) AS own_us"
     of_problem["mask"] = "coalesce(max(numbered.mask) OVER of_point, rows.mask) AS mask"
     names = ", ".join(of_problem.get(name, f'rows."{name}"') for name in COLUMNS if name not in LEFT_IN_PARQUET)
-    return data.to_arrow(f"""
-        WITH numbered AS (
-            SELECT points.row, points.median_us, points.own_us, phase, mask, {", ".join(TIMING_KEYS)},
-                   dense_rank() OVER (ORDER BY problem) AS problem, dense_rank() OVER (ORDER BY workload) AS workload
-            FROM points JOIN problems USING (problem) JOIN all_workloads USING (problem)
-        ), timed AS (
-            SELECT rows.*, {RANKED_US} AS as_measured
-            FROM {view} AS rows
-        ), found AS (
-            SELECT rows.row, {names}, is_reference(rows.backend) AS reference, max(numbered.phase) OVER of_point AS phase,
-                   coalesce(numbered.median_us, as_measured) AS ranked_us,
-                   {", ".join(f"coalesce(max(numbered.{level}) OVER of_point, 0) AS {level}" for level in LEVELS)}
-            FROM timed AS rows LEFT JOIN numbered ON numbered.row = rows.row
-            WINDOW of_point AS (PARTITION BY rows.point_id, rows.device_name)
-        )
-        SELECT found.*, {LOW_US} AS low_us, {HIGH_US} AS high_us, if(ranked_us IS NULL, NULL, {NOISE}) AS noise
-        FROM found
-        LEFT JOIN noise ON noise.device_name = found.device_name AND ranked_us > from_us AND ranked_us <= to_us
-        ORDER BY row""").to_pandas()
+    levels = ", ".join(f"coalesce(max(numbered.{level}) OVER of_point, 0) AS {level}" for level in LEVELS)
+    timing, values = ", ".join(TIMING_KEYS), {"measured": RANKED_US, "low": LOW_US, "high": HIGH_US, "noise": NOISE}
+    return data.to_arrow(query("rows_of_page", view=view, names=names, levels=levels, timing=timing, **values)).to_pandas()
 
 
 def _ran(table: pd.DataFrame) -> list[str]:

@@ -23,14 +23,11 @@ __all__ = ["CALLED", "COLUMNS", "RESULT_COLUMNS", "SECTIONS", "Column", "ColumnT
 
 ColumnType = Literal["string", "int64", "double", "bool", "list<double>", "list<int32>", "timestamp"]
 CALLED: dict[ColumnType, tuple[str, str]] = {  # in SQL, and in messages
-    "string": ("VARCHAR", "text"),
-    "int64": ("BIGINT", "whole number"),
-    "double": ("DOUBLE", "number"),
-    "bool": ("BOOLEAN", "true or false"),
-    "list<double>": ("DOUBLE[]", "list of numbers"),
+    "string": ("VARCHAR", "text"), "int64": ("BIGINT", "whole number"), "double": ("DOUBLE", "number"),
+    "bool": ("BOOLEAN", "true or false"), "list<double>": ("DOUBLE[]", "list of numbers"),
     "list<int32>": ("INTEGER[]", "list of whole numbers"),
     "timestamp": ("TIMESTAMP WITH TIME ZONE", "time with its zone, from 1970 to 2261"),
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -83,15 +80,9 @@ class Row(
 
 SECTIONS = {one.__name__.removesuffix("Columns").lower(): one for one in vars(sections).values() if is_typeddict(one)}
 TYPES: dict[object, ColumnType] = {
-    str: "string",
-    Status: "string",
-    int: "int64",
-    float: "double",
-    bool: "bool",
-    list[float]: "list<double>",
-    list[int]: "list<int32>",
-    list[int | None]: "list<int32>",
-}
+    str: "string", Status: "string", int: "int64", float: "double", bool: "bool", list[float]: "list<double>",
+    list[int]: "list<int32>", list[int | None]: "list<int32>",
+}  # fmt: skip
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 ABOUT: dict[str, dict[str, Any]] = yaml.load(files(__name__).joinpath("columns.yaml").read_text(encoding="utf-8"), LOADER)
 RENAMED = {"l2": RENAMED_L2}

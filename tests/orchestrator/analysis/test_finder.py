@@ -21,8 +21,8 @@ from orchestrator.config.engine import selected
 from orchestrator.config.model import Model, bf16_bytes, layers_of, shipped
 from orchestrator.errors import NoRows, UserError
 from orchestrator.machines import known_devices
-from orchestrator.reporting.brief import LINES
 from orchestrator.reporting.report import MODULES
+from orchestrator.reporting.screen import LINES
 from tests.helpers.command_line import Invoke
 
 H200 = ("NVIDIA H200",)
@@ -419,5 +419,17 @@ def test_a_new_release_is_one_file_and_no_line_of_python(invoke: Invoke, tmp_pat
     assert done.returncode == 0, done.stderr
     assert "# vLLM 0.99.0: llama_3_1_70b" in done.stdout
     assert [one.title for one in selected("vllm", str(tmp_path))] == ["vLLM 0.99.0"]
-    with pytest.raises(UserError, match=r"engine='vlm': unknown engine; did you mean 'vllm'\?.*vllm_0_99_0"):
+    with pytest.raises(UserError, match=r"engine='vlm': unknown engine; did you mean 'vllm'\?.*vllm:0.99.0"):
         selected("vlm", str(tmp_path))
+
+
+@pytest.mark.parametrize("question", [None, "one_backend", "engine_default", "in_engine"])
+def test_an_unknown_release_is_answered_with_those_there_are_and_each_of_them_is_taken(question: str | None, invoke: Invoke):
+    words = ("mode=report", *([f"question={question}"] if question else []), "model=llama_3_1_70b", "device=h200")
+    wrong = invoke(*words, "engine=vllm:9.9")
+    listed = re.search(r"allowed: (.*); type engine=(\S+), or engine=vllm for the newest", wrong.stderr)
+
+    assert wrong.returncode == 2 and "engine='vllm:9.9': unknown release of vllm; " in wrong.stderr
+    assert listed and [selected(name)[0].engine for name in listed[1].split(", ")] == ["vllm"] * 3
+    assert listed[2] == listed[1].split(", ")[-1] and selected(listed[2]) == selected("vllm")
+    assert (right := invoke(*words, f"engine={listed[1].split(', ')[0]}")).returncode == 0, right.stderr

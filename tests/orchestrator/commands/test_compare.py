@@ -13,7 +13,7 @@ from orchestrator.analysis.compare import tables
 from orchestrator.analysis.compare.comparison import Comparison, compare
 from orchestrator.analysis.compare.selection import select
 from orchestrator.errors import UserError
-from orchestrator.reporting.brief import OF_TWO, WIDTH
+from orchestrator.reporting.screen import OF_TWO, WIDTH
 from orchestrator.storage.row import Row
 from tests.helpers.command_line import Invoke
 from tests.helpers.compared import MORNING, NIGHT, dataset, timed

@@ -126,6 +126,30 @@ def test_an_encoder_runs_without_a_causal_mask_alone(tmp_path: Path, invoke: Inv
 
     assert (causal.returncode, "is an encoder, whose tokens see those after them; type +sw" in causal.stderr) == (2, True)
     assert (full.returncode, "24 of 192 points do not run: model model_8_2_64 is an encoder" in full.stderr) == (0, True)
+    assert "points of mask=prefix are none of its own" in full.stderr and "type +sweep=encoder" not in full.stderr
+
+
+def test_what_measures_an_encoder_is_the_sweep_of_encoders(tmp_path: Path, invoke: Invoke):
+    (tmp_path / "config.json").write_text(json.dumps({**SMALL, "model_type": "bert"}))
+    done = invoke("mode=report", "device=h200", f"model={tmp_path}")
+
+    assert done.returncode == 2
+    assert f"to measure: python -m orchestrator +sweep=encoder model={tmp_path}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("bert-base", "; any other, such as an encoder: save its page's config.json and type model=PATH/config.json; "),
+        ("google-bert/bert-base", "or a path of a config.json, such as that of https://huggingface.co/google-bert/bert-base"),
+        ("Llama-3.1-70B-Instruct", "there is no 'Llama-3.1-70B-Instruct'; did you mean 'llama_3_1_70b'?"),
+        ("meta-llama/Llama-3.1-70B-Instruct", "there is no such file; did you mean 'llama_3_1_70b'?"),
+    ],
+)
+def test_a_model_without_a_file_is_answered_with_what_to_type(name: str, words: str, invoke: Invoke):
+    done = invoke("+sweep=encoder", f"model={name}", *PLAN[1:])
+
+    assert done.returncode == 2 and words in done.stderr
 
 
 def test_a_latent_has_the_scale_of_its_yarn(read: Callable[..., Any]):

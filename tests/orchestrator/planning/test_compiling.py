@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from statistics import median
 
+import pytest
+
 from kernels.adapter import Module
 from orchestrator.planning.cost import COMPILE_SECONDS, compile_seconds, kind_of, not_measured
 from tests.helpers.command_line import Invoke
@@ -56,3 +58,16 @@ def test_the_plan_says_it_in_a_line_of_its_own(invoke: Invoke):
     assert 12 <= minutes <= 26
     assert "a guess for 3 of 14 modules: no committed run has compiled their kind" in line
     assert "compilation, once a machine" not in nothing
+
+
+@pytest.mark.parametrize("sweep", ["specdec_long_ctx", "servers", "mla_mtp", "sparse_mla model=deepseek_v3"])
+def test_a_plan_is_a_screen_with_its_cost_and_full_has_every_table(sweep: str, invoke: Invoke):
+    """Of `sparse_mla` most points are of no such model, and have no heads."""
+    words = (*f"+sweep={sweep}".split(), "mode=plan", "device=h200")
+    short, full = (invoke(*words, *more) for more in ((), ("full=true",)))
+    lines = short.stdout.splitlines()
+
+    assert (short.returncode, full.returncode) == (0, 0), short.stderr
+    assert len(lines) <= 40 and max(map(len, lines)) <= 80 and "which backends run" in short.stdout
+    assert all(words in short.stdout and words in full.stdout for words in ("estimated time", "compilation", "largest point"))
+    assert "why not" in " ".join(lines) and len(full.stdout.splitlines()) > len(lines)

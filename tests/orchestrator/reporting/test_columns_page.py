@@ -11,8 +11,8 @@ import pytest
 from orchestrator import ROOT
 from orchestrator.errors import UserError
 from orchestrator.reporting import columns_page
-from orchestrator.reporting.brief import LINES
 from orchestrator.reporting.columns_page import columns_there
+from orchestrator.reporting.screen import LINES
 from orchestrator.storage.columns import COLUMNS
 from tests.helpers.command_line import Invoke
 from tests.helpers.datasets import RESULTS

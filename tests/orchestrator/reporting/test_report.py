@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import shlex
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -21,7 +22,7 @@ from orchestrator.config.draft_cost import Draft
 from orchestrator.config.engine import selected
 from orchestrator.config.settings import Question, Settings
 from orchestrator.formats.engine_config import config_text
-from orchestrator.reporting import brief, report
+from orchestrator.reporting import brief, report, screen
 from orchestrator.reporting.report import STALE_UNSEEN, status_grid
 from orchestrator.tables import Grid, draw, markdown
 from tests.helpers.command_line import Invoke
@@ -157,10 +158,61 @@ def test_the_flags_of_a_server_are_not_cut(invoke: Invoke):
     """The command of README."""
     printed = invoke("mode=report", "question=one_backend", "model=llama_3_1_70b", "tp=8", "device=h200").stdout
     lines = printed[printed.index("one backend for a deployment") : printed.index("measured 20")].splitlines()
-    shown = [line.split()[2] for line in lines if line.startswith(("kv bf16 ", "kv fp8_e4m3 "))]
+    caches = [line.partition(" kv ")[2].split()[0] for line in lines if line.startswith("llama_3_1_70b · 8 query heads (tp 8)")]
+    shown = [line.split()[0] for line in lines if line.startswith(("decode ", "drafts "))]
 
-    assert len(shown) == 8 and shown == ["decode", "decode", "drafts", "drafts"] * 2
+    assert caches == ["bf16", "fp8_e4m3"] and shown == ["decode", "decode", "drafts", "drafts"] * 2
     assert "the first" not in " ".join(lines)
+
+
+def alone(invoke: Invoke, asked: tuple[str, ...]) -> set[str]:
+    """The deployments that a screen shows whole, and those that it shows whole if its words for the rest are added."""
+    printed = invoke(*asked)
+    lines = printed.stdout.splitlines()
+    told = " ".join(printed.stdout.split())
+    more = told.partition("its words: ")[2].partition(";")[0].split(" | ")
+
+    assert printed.returncode == 0 and len(lines) <= 40 and max(map(len, lines)) <= 80, printed.stderr
+    here = set(re.findall(r"(\w+ · \d+ query heads \(tp \d+\) · kv \w+) ", told))
+    return here.union(*(alone(invoke, (*asked, *shlex.split(words))) for words in more if "=" in words))
+
+
+def test_the_command_of_many_found_datasets_is_short_and_gives_the_same_numbers(invoke: Invoke):
+    printed = invoke("mode=report", "question=in_engine", "model=llama_3_1_70b", "device=h200").stdout
+    again = " ".join(printed.split()).partition("these numbers again, of ")[2]
+    count, command = again.partition(" datasets: ")[::2]
+
+    assert int(count) > 20 and len(again) < 120 and not any("results/" in line for line in printed.splitlines()[-3:])
+    assert invoke(*shlex.split(command)[3:]).stdout == printed
+
+
+def test_a_list_of_datasets_is_named_as_it_is_typed(invoke: Invoke):
+    place = "results.path=[results/h200_studies/energy,results/h200_main/specdec_tp8]"
+    printed = invoke("mode=report", "question=best", place).stdout
+
+    assert f"mode=dashboard '{place}'" in " ".join(printed.split())
+
+
+SERVERS = "h200_main/servers"
+
+
+def test_each_of_several_servers_is_shown_whole_or_with_words_that_show_it_whole(invoke: Invoke):
+    model = "gpt_oss_120b"
+    titles = {part.title.partition(" · clean")[0] for part in parts(open_views(RESULTS / SERVERS, where={"model": model}))}
+
+    assert alone(invoke, ("mode=report", "question=one_backend", f"results.path=results/{SERVERS}", f"model={model}")) == titles
+    assert len(titles) == 4
+
+
+def test_the_first_screen_of_several_servers_has_whole_servers_and_the_words_of_all_others(invoke: Invoke):
+    told = " ".join(invoke("mode=report", f"results.path=results/{SERVERS}").stdout.split())
+    others = told.partition("its words: ")[2].partition(" measured")[0].split(" | ")
+    names = {" · tp ".join(re.findall(r"=(\w+)", words)) for words in others}
+
+    assert told.count("gpt_oss_120b · tp 1, ") == 12 and "gpt_oss_120b · tp 1" not in names
+    assert names | {"gpt_oss_120b · tp 1"} == {
+        f"{part.place[1]} · tp {part.place[2]}" for part in parts(open_views(RESULTS / SERVERS))
+    }
 
 
 def test_wrong_answers_at_caches_that_the_gpu_cannot_hold_are_counted(invoke: Invoke):
@@ -168,7 +220,7 @@ def test_wrong_answers_at_caches_that_the_gpu_cannot_hold_are_counted(invoke: In
     told = " ".join(invoke(*asked).stdout.split())
 
     assert "8 mismatch mismatch: question=odd says why; 6 of these at KV caches larger than the GPU, which no answer counts" in told
-    assert "WRONG at 2 of 14" in told
+    assert "was right at 12 of 14 workloads, wrong at 2 (keys" in told
 
 
 # Of each kind of dataset the one with the longest answers.
@@ -191,8 +243,8 @@ def test_every_question_is_answered_on_one_screen(settings: Callable[..., Settin
                 continue
             answered.add(question)
             lines = file.getvalue().splitlines()
-            most = brief.OF_TWO if question == "one_backend" else brief.LINES  # the flags of one server are not cut
-            assert len(lines) <= most and max(map(len, lines)) <= brief.WIDTH, (name, question)
+            most = screen.OF_TWO if question == "one_backend" else screen.LINES  # the flags of one server are not cut
+            assert len(lines) <= most and max(map(len, lines)) <= screen.WIDTH, (name, question)
             assert "mode=dashboard" in file.getvalue() and "measured 20" in file.getvalue(), (name, question)
         monkeypatch.undo()
 

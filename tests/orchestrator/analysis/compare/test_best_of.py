@@ -12,7 +12,7 @@ from orchestrator.analysis.compare.best_of import BestOfSides, best_of, by_batch
 from orchestrator.analysis.compare.comparison import compare
 from orchestrator.analysis.compare.selection import Selection, select
 from orchestrator.errors import UserError
-from orchestrator.reporting.brief import OF_TWO, WIDTH
+from orchestrator.reporting.screen import OF_TWO, WIDTH
 from orchestrator.storage.row import Row
 from tests.helpers.command_line import Invoke
 from tests.helpers.compared import dataset, table, timed

@@ -45,10 +45,27 @@ def test_a_published_workload_stands_beside_its_own_backend_and_the_fastest(side
     a, b = reversed(sides) if turned else sides
     summary, shapes = published.published_grids(load(composed("mode=compare", f"baseline={a}", f"candidate={b}")))
 
-    assert summary.cells == (("aic", "H200", "H200", "fa3", "paged_decode", "bf16", "bf16", "1", "1.20 at 1", "0.90"),)
+    assert summary.cells == (("fa3", "paged_decode", "bf16", "bf16", "1", "1.20 at 1", "0.90", "aic", "H200", "H200"),)
     assert "not judged: l2 warm there, clean here; page_size 1 there, 64 here" in summary.title
-    assert shapes.cells == (("paged_decode", "bf16", "bf16", "8", "1", "8,192", "flash_attn_3 100.0", "120.0", "fa2_tc 90.0"),)
+    assert shapes.cells == (("8", "1", "8,192", "flash_attn_3 100.0", "120.0", "fa2_tc 90.0", "bf16", "bf16", "paged_decode"),)
     assert turned or invoke("mode=compare", f"baseline={a}", f"candidate={b}").returncode == 0
+
+
+def test_published_times_beside_measured_ones_are_a_screen_and_full_has_each(tmp_path: Path, invoke: Invoke):
+    there = {**SHAPE, "orchestrator_version": "aiconfigurator", "l2": "warm"}
+    lengths = [{"s_kv": 1024 * number, "point_id": f"{number}"} for number in range(1, 59)]
+    theirs = stored(tmp_path / "theirs", *(made("flash_attn_3", 100.0, **{**there, **one}) for one in lengths))
+    ours = stored(
+        tmp_path / "ours", *(made("fa2_tc", 90.0, **{**SHAPE, "orchestrator_version": "0.1.0", **one}) for one in lengths)
+    )
+    asked = ("mode=compare", f"baseline={theirs}", f"candidate={ours}")
+    short, full = invoke(*asked), invoke(*asked, "full=true")
+    lines = short.stdout.splitlines()
+
+    assert (short.returncode, full.returncode) == (0, 0), short.stderr
+    assert len(lines) <= 60 and max(map(len, lines)) <= 80 and lines[-1] == "every line of every table: full=true"
+    assert "by workload" in short.stdout and "the first 40 of 58" in " ".join(lines)
+    assert full.stdout.count("flash_attn_3 100.0") == 58
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -60,10 +77,10 @@ def test_published_times_of_another_gpu_stand_beside_ours_without_a_ratio(tmp_pa
     a, b = (h200, h100) if turned else (h100, h200)
     summary, shapes = published.published_grids(load(composed("mode=compare", f"baseline={a}", f"candidate={b}")))
 
-    assert [cells[-2:] for cells in summary.cells] == [("none: other GPU", "none: other GPU")]
+    assert [cells[5:7] for cells in summary.cells] == [("none: other GPU", "none: other GPU")]
     assert not any(ratio in str([summary, shapes]) for ratio in ("1.4 ", "1.40", "0.71"))
     assert "No ratio of NVIDIA H100 and H200: it would mix the GPUs with how each was timed" in summary.title
-    assert shapes.cells[0][-3:] == ("fa2_tc 140.0", "100.0", "fa2_tc 100.0")
+    assert shapes.cells[0][3:6] == ("fa2_tc 140.0", "100.0", "fa2_tc 100.0")
 
 
 def table_of(folder: Path, device: str, times: dict[int, tuple[float, float]], **keys: object) -> str:
