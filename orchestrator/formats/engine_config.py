@@ -123,16 +123,16 @@ def _evidence(choice: Choice, default: Choice) -> str:
     own, base = choice.record, default.record
     less = "less" if own["saving"] >= 0 else "more"
     change = f"{mark(own['rough_ratio'])}{abs(own['saving']):.1%} {less} time than {default.label}"
-    noise = f"faster by more than noise at {own['ahead']}, slower at {own['behind']}"
+    noise = f"by more than noise faster at {own['ahead']}, slower at {own['behind']}, too close to tell at {own['close']}"
     unchecked = None in (own["rel_err"], base["rel_err"])
     error = "" if unchecked else f"; largest error {share(own['rel_err'])} against {share(base['rel_err'])}"
     rough = own["rough"] + base["rough"]
     known = f"; {rough} ratios are rough, only known within {ROUGH:.0%}" if rough else ""
     sources = [(one.label, source) for one in (choice, default) for source in one.record["measured_as"] or ()]
     known += "".join(f"; {label} measured as {source}, which makes the same call" for label, source in sources)
-    mean = f"geometric mean of {own['pairs']} workloads; at worst {own['worst_ratio']:.2f} times its time"
+    mean = f"geometric mean of {own['pairs']} workloads: {noise}; {own['worst_ratio']:.2f} times its time at the worst one"
     medians = " against ".join(f"{record['least_us']:,.1f} to {record['most_us']:,.1f}" for record in (own, base))
-    return f"{change} ({mean}; {noise}; medians {medians} µs{error}{known})"
+    return f"{change} ({mean}; medians {medians} µs{error}{known})"
 
 
 @dataclass(frozen=True)

@@ -115,8 +115,8 @@ def _decisions(data: Dataset, width: int, room: int) -> list[Text]:
     """The best flag of each engine: of one server for the first phases, else of whole servers as far as there is room."""
     every, each = servers.in_order(data), servers.words(data)
     names = [name for name in ("device_name", "model", "tp") if len({_of(part, name) for part in every}) > 1]
-    typed = "what to type by a release's rules (default: none)" if any(part.who != HERE for part in every) else "backends, no flag"
-    found = [Text(f"{typed}; mean over fastest (at worst)")] if every else []
+    typed = "flag of each engine (default: taken by itself)" if any(part.who != HERE for part in every) else "backends, no flag"
+    found = [Text(f"{typed}; time over fastest: mean (worst)")] if every else []
     of_servers = grouped((each[part.title] if names else "", part) for part in every)
     room -= len(wrapped(servers.to_see(of_servers), width)) if names else 0
     hidden = []

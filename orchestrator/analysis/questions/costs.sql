@@ -66,7 +66,7 @@ SELECT {place}, phase, who, layers, choice, any_value(flag) AS flag, bool_and(is
        count_if(has_default) = count(ratio) AS covers, count(ratio) AS pairs,
        1 - exp(sum(weight * ln(ratio)) / sum(weight) FILTER (ratio IS NOT NULL)) AS saving,
        coalesce(bool_or(is_rough) FILTER (ratio IS NOT NULL), false) AS rough_ratio, max(ratio) AS worst_ratio,
-       count_if(is_ahead) AS ahead, count_if(is_behind) AS behind,
+       count_if(is_ahead) AS ahead, count_if(is_behind) AS behind, count(ratio) - ahead - behind AS close,
        sum(weight * floor_there) / sum(weight) FILTER (ratio IS NOT NULL) AS floor,
        arg_max({{'batch_size': batch_size, 's_kv': s_kv, 's_qo': s_qo, 'window': "window", 'us': own_us - base_own_us, 'base_us': base_own_us}},
                (abs(own_us - base_own_us), -row)) FILTER (ratio IS NOT NULL) AS most_beside,

@@ -286,15 +286,15 @@ class Part:
         return words if self.layers == "all" else f"{words}, {self.layers} layers"
 
     def brief(self, *, at_worst: bool = False, of_layers: bool = False) -> str:
-        """The answer in a few words: `vLLM 0.33.0: FLASH_ATTN 1.01×`, or `1.01× (1.20)`; `of_layers`: with their kind, if any."""
+        """`vLLM 0.33.0: FLASH_ATTN 1.01×`; `at_worst`: what it saves, and `1.01× (1.20)`; `of_layers`: with their kind, if any."""
         choice = self.answer.choice
-        kind = f", {self.layers} layers" if of_layers and self.layers != "all" else ""
-        who = "" if self.who == HERE else f"{self.who}{kind}: "
+        who = "" if self.who == HERE else f"{self.who}{f', {self.layers} layers' * (of_layers and self.layers != 'all')}: "
         if choice is None:
             return f"{who}no advice"
         if self.who == HERE:
             return ", ".join(f"{one.label}{one.price(at_worst=at_worst)}" for one in self.measured[:NAMED])
-        told = ", ".join(filter(None, ("default" if choice.is_default else "", choice.record["typed_page"])))
+        saved = f"{choice.margin.words} less time than default" if at_worst and choice.margin and choice.margin.saving > 0 else ""
+        told = ", ".join(filter(None, ("default" * choice.is_default, saved, choice.record["typed_page"])))
         return f"{who}{choice.label}{f' ({told})' if told else ''}{choice.price(at_worst=at_worst)}"
 
     @property

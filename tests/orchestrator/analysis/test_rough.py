@@ -128,7 +128,7 @@ def test_every_export_says_which_times_are_rough_or_credited(data: Dataset, tmp_
     )
     assert (tmp_path / "out" / "collection_meta.yaml").read_text().startswith("# 2 times are rough")
     assert tables.to_tables(rows)[2] == []  # no rough one is the fastest
-    assert "2 ratios are rough, only known within 5%" in flags and "faster by more than noise at 1, slower at 0" in flags
+    assert "2 ratios are rough, only known within 5%" in flags and "faster at 1, slower at 0, too close to tell at 1; " in flags
 
 
 def test_the_site_marks_rough_times_in_a_history(tmp_path: Path):

@@ -88,7 +88,7 @@ def test_backends_without_a_flag_are_told_with_their_figures_and_no_flag_to_type
     brief.show(Console(file=(file := io.StringIO()), width=80), asked(*rows), "DIR", ["best"])
 
     assert "gather_sdpa 1.00× (1.00), flex_attention 2.50× (2.50)" in file.getvalue()
-    assert "what to type" not in file.getvalue() and "backends, no flag; mean over fastest (at worst)" in file.getvalue()
+    assert "flag of each engine" not in file.getvalue() and "backends, no flag; time over fastest: mean (worst)" in file.getvalue()
 
 
 def test_a_lone_backend_is_called_no_fastest_one_and_an_empty_cell_is_explained():
@@ -209,6 +209,7 @@ def test_the_first_screen_of_several_servers_has_whole_servers_and_the_words_of_
     others = told.partition("its words: ")[2].partition(" measured")[0].split(" | ")
     names = {" · tp ".join(re.findall(r"=(\w+)", words)) for words in others}
 
+    assert "SGLang 0.5.23: trtllm_mha (26.6% less time than default) 1.08× (1.53)" in told
     assert told.count("gpt_oss_120b · tp 1, ") == 12 and "gpt_oss_120b · tp 1" not in names
     assert names | {"gpt_oss_120b · tp 1"} == {
         f"{part.place[1]} · tp {part.place[2]}" for part in parts(open_views(RESULTS / SERVERS))
