@@ -293,7 +293,7 @@ MEASURE = "\nto measure: python -m orchestrator +sweep=servers model="
                 "\nnearest: llama_3_1_70b on",
             ],
         ),
-        ({**LLAMA, "s_kv": (200_000,)}, None, ["not measured: s_kv=200000\n", "; s_kv 1024 to 131072\n", "'sweep.s_kv=[200000]'"]),
+        ({**LLAMA, "s_kv": (200_000,)}, None, ["not measured: s_kv=200000\n", "; s_kv 256 to 131072\n", "'sweep.s_kv=[200000]'"]),
         ({**LLAMA, "model": ("deepsek_v3",)}, None, ["not measured: model=deepsek_v3; did you mean 'deepseek_v3'?\n"]),
         ({**LLAMA, "model": ("none_of_it",)}, None, ["not measured: model=none_of_it\nnearest: ", " on NVIDIA H200"]),
         ({}, None, ["nothing says which deployment; type model=NAME device=NAME", "; there are: "]),
