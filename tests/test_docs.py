@@ -135,7 +135,7 @@ def test_the_times_of_the_main_sweep_are_the_plan_s(invoke: Invoke):
     (lasts,) = re.findall(r"estimated time, without compilation\W+([\w ]+),", plan)
     ((on_16, on_2),) = re.findall(r"about ([\w ]+) on 16 cores, about ([\w ]+) on 2 cores", plan)
 
-    assert f"Main sweep: {lasts} (`mode=plan`)" in README and f"{lasts} in a race" in architecture
+    assert f"Main sweep on one GPU without compilation: {lasts} (" in README and f"{lasts} in a race" in architecture
     assert f"kernels: {on_16} on 16 cores" in README
     assert f"about {on_16} on 16 cores and about {on_2} on 2 cores" in backends
 

@@ -112,3 +112,13 @@ def test_what_the_readme_says_to_type_answers(words: tuple[str, ...], invoke: In
     assert done.returncode == 0, done.stderr
     assert done.stdout
     assert "mode=compare" not in words or "does not fit" not in done.stdout  # two GPUs by a server that people run
+
+
+def test_the_times_of_a_smaller_main_sweep_are_those_of_a_plan(invoke: Invoke):
+    table = (ROOT / "docs/sweeps.md").read_text().partition("| estimated time |")[2].partition("\n\n")[0]
+    shown = dict(re.findall(r"(?m)^\| (?:`(.*?)`.*?|all points) \| (.*) \|$", table))
+
+    assert len(shown) == 6
+    for words, lasts in shown.items():
+        printed = " ".join(invoke("+sweep=specdec_long_ctx", "mode=plan", "device=h200", *shlex.split(words)).stdout.split())
+        assert f"estimated time, without compilation: {lasts}, of which" in printed

@@ -51,6 +51,16 @@ def test_readme_takes_the_first_table_of_a_finding_that_it_has_a_place_for():
     assert docs.filled(text, "b", ["x"]) == text
 
 
+def test_readme_marks_a_server_without_decode():
+    line = "|{}|{}|H100|bf16|{}|1 to 32|–|9|`a/b`|\n"
+    table = f"|model|TP|GPU|cache|drafted tokens|requests|builds|points|in|\n{'|-' * 9}|\n"
+    lines = "".join(line.format(*of) for of in (("m", 1, "0, 10"), ("m", 2, "10, 20"), ("n", 8, "1")))
+
+    assert docs.servers(f"{table}{lines}\n{docs.dataset_page.ALIKE}\n\n{table}")[2:] == [
+        "|m|1,2*|bf16|", "|n|8*|bf16|", "", "0 more models have the same heads; *: drafts only.",
+    ]  # fmt: skip
+
+
 def test_every_page_has_a_document():
     assert {path.stem for path in (ROOT / docs.PAGES).glob("*.md")} == {*NAMES, "README"}
 

@@ -62,18 +62,18 @@ def index(found: dict[str, tuple[Document, Rendered]]) -> str:
 
 
 def servers(datasets: str) -> list[str]:
-    """README's table of servers, from the one on the page of datasets: a line for each model, the TP sizes of each GPU, and how
-    many more models have such heads."""
+    """README's table of servers, from the one on the page of datasets: a line for each model, the TP sizes of each GPU, with a
+    star if it has no decode, and how many more models have such heads."""
     tps: dict[str, dict[str, list[str]]] = {}
     caches: dict[str, dict[str, None]] = {}
-    for model, tp, gpu, kv_dtypes, *_ in (line.strip("|").split("|") for line in first_table(datasets)[2:]):
-        tps.setdefault(model, {}).setdefault(gpu, []).append(tp)
+    for model, tp, gpu, kv_dtypes, drafts, *_ in (line.strip("|").split("|") for line in first_table(datasets)[2:]):
+        tps.setdefault(model, {}).setdefault(gpu, []).append(tp + "*" * ("0" not in drafts.split(", ")))
         caches.setdefault(model, {}).update(dict.fromkeys(kv_dtypes.split(", ")))
     gpus = sorted({gpu for of in tps.values() for gpu in of})
     cells = [["model", *(f"tp, device={gpu.lower()}" for gpu in gpus), "KV cache"], ["-"] * (2 + len(gpus))]
     cells += [[model, *(",".join(of.get(gpu, "–")) for gpu in gpus), ", ".join(caches[model])] for model, of in tps.items()]
     more = {line.strip("|").split("|")[0] for line in first_table(datasets.partition(dataset_page.ALIKE)[2])[2:]} - tps.keys()
-    return [*(f"|{'|'.join(line)}|" for line in cells), "", f"{len(more)} more models have the same heads."]
+    return [*(f"|{'|'.join(line)}|" for line in cells), "", f"{len(more)} more models have the same heads; *: drafts only."]
 
 
 def readme(found: dict[str, tuple[Document, Rendered]], datasets: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -241,3 +242,15 @@ def test_a_person_imports_a_file_reads_its_report_and_exports_it(tmp_path: Path,
     assert "cudnn 40.0 (+25%)" in report.stdout
     assert printed.stdout == (tmp_path / "out.csv").read_text()
     assert pd.read_csv(tmp_path / "out.csv")["median_time"].tolist() == [0.05, 0.04]
+
+
+def test_the_times_that_the_docs_show_are_taken_and_are_of_decode_and_drafts_with_a_mask(tmp_path: Path):
+    (shown,) = re.findall(r"```\n(routine,.*?)```", (ROOT / "docs/formats.md").read_text(), re.DOTALL)
+    path = tmp_path / "mine.csv"
+    path.write_text(shown)
+    rows = results_csv.read(str(path), H200, "mine")
+
+    assert [(row["median_us"], row["s_qo"], row["mask"], row["kv_dtype"]) for row in rows] == [
+        (pytest.approx(70.1), 1, "causal", "bf16"),
+        (pytest.approx(91.2), 4, "causal", "fp8_e4m3"),
+    ]
