@@ -17,6 +17,7 @@ from orchestrator.config.base import own_files
 from orchestrator.config.engine import Engine, EngineCall, calls_of
 from orchestrator.config.model import CUSTOM, HEADS, LENT, Model, shipped
 from orchestrator.config.modes import owner
+from orchestrator.config.ranges import Bounds
 from orchestrator.errors import NoRows, as_typed
 from orchestrator.grouped import grouped
 from orchestrator.machines import known_devices
@@ -40,7 +41,7 @@ OF_GPU = ("compute_capability", "device_uuid")
 OF_ROW = ("model", "sweep", "context", "backend", *OF_GPU, "finished_at", "libraries", "median_us", "energy_j", "plan_host_us")
 READ = (*WORKLOAD, *OF_ROW, "kv_dtype", "q_dtype", "tree", "graph_batch", "soft_cap", "min_s_qo")  # columns that queries name
 MAX_NEAR = 3  # of the deployments nearest to one that is not measured
-KEPT = ("s_qo", "tp", "device_name", "model")  # of a deployment; what comes last is changed last
+KEPT = (*LENGTHS, "s_qo", "tp", "device_name", "model")  # of a deployment; what comes last is changed last
 # Rows that stand for a server: timed one call at a time, as the default settings do.
 ISOLATED = f"""status = 'ok' AND coalesce(twin, 0) = 0 AND shared_prefix IS NULL AND batch_spec IS NULL
     AND routine IN ('paged_decode', 'paged_prefill', 'ragged_prefill', 'mla', 'sparse_mla', 'gated_delta')
@@ -286,11 +287,18 @@ def _nothing(con: duckdb.DuckDBPyConnection, wanted: Wanted, drafts: int | None,
     if alike:
         devices = grouped((device, str(tp)) for _, tp, device in alike)
         nearest = [f"{asked['model'][0]} on {device} (tp {', '.join(tps)}, by its heads)" for device, tps in devices.items()]
-    ends = (f"SELECT '{name} ' || min({name}) || ' to ' || max({name}) FROM rows WHERE {condition(rest)}" for name in LENGTHS)
-    nearest += [str(con.execute(sql).fetchall()[0][0]) for name, sql in zip(LENGTHS, ends, strict=True) if name in missing]
+    nearest += [_near(con, name, asked[name], condition(rest)) for name in LENGTHS if name in missing]
     what = ", ".join(as_key(name, asked[name]) for name in missing)
     meant = f"; did you mean {near[0]!r}?" if near else ""
     return f"not measured: {what}{meant}\nnearest: {'; '.join(nearest) or 'none'}\n{_to_measure(con, asked, missing, typed)}"
+
+
+def _near(con: duckdb.DuckDBPyConnection, name: str, wanted: Sequence[Any], where: str) -> str:
+    """The nearest measured values of a length: `s_kv 4096, 32768`."""
+    ends = [end for one in wanted for end in ((one.low, one.high) if isinstance(one, Bounds) else (one,)) if end is not None]
+    apart = f"least({', '.join(f'abs({name} - {literal(end)}::DOUBLE)' for end in ends)})"
+    found = con.execute(f"SELECT {name} FROM rows WHERE {where} GROUP BY {name} ORDER BY {apart} LIMIT {MAX_NEAR}").fetchall()
+    return f"{name} {', '.join(str(value) for (value,) in sorted(found))}"
 
 
 def _missing_alike(asked: Wanted, alike: Sequence[tuple[str, int, str]]) -> Sequence[str]:
@@ -307,7 +315,7 @@ def _missing(con: duckdb.DuckDBPyConnection, asked: Wanted) -> Sequence[str]:
     def is_there(names: Iterable[str]) -> bool:
         return bool(con.execute(f"SELECT 1 FROM rows WHERE {condition({name: asked[name] for name in names})} LIMIT 1").fetchall())
 
-    order = sorted(asked, key=lambda name: (is_there([name]), KEPT.index(name) if name in KEPT else len(KEPT) // 2))
+    order = sorted(asked, key=lambda name: (is_there([name]), KEPT.index(name if name in KEPT else "device_name")))
     some = (of for count in range(1, len(order)) for of in combinations(order, count) if is_there(asked.keys() - {*of}))
     return next(some, tuple(order))
 

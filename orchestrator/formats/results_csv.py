@@ -70,7 +70,8 @@ def read(path: str, device: Device, sweep: str) -> list[Row]:
     if twice := [column for column, times in Counter(header).items() if times > 1 and column in flashinfer.COLUMNS]:
         rest.add(1, f"the column {twice[0]!r} stands there twice")
     if missing := [column for column in NEEDED_COLUMNS if column not in header]:
-        rest.add(1, f"no column {', '.join(missing)}; allowed: a result file of flashinfer_benchmark.py --output_path")
+        needed = f"these columns, median_time in milliseconds (ms), routine one of {', '.join(ROUTINES)}"
+        rest.add(1, f"no column {', '.join(missing)}; allowed: a result file of flashinfer_benchmark.py --output_path, or {needed}")
     rest.close(0, GIVE)
     common: Row = {
         **imported.common(path, text.encode(), sweep, ORIGIN),
@@ -82,7 +83,7 @@ def read(path: str, device: Device, sweep: str) -> list[Row]:
         finish(row, "ok", f"imported: line {number} of {common['cluster']}{row['reason']}")
         for number, row in rest.each(cells, lambda values: _row(header, values, common))
     ]
-    rest.close(len(rows), f"{GIVE} with lines of {', '.join(flashinfer.ROUTINES)}")
+    rest.close(len(rows), f"{GIVE} with lines of {', '.join(ROUTINES)}")
     return rows
 
 

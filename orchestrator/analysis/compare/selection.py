@@ -168,5 +168,5 @@ def chosen(rows: pd.DataFrame, where: Where) -> pd.DataFrame:
         require_column(name)
         ranges = [one for one in several(wanted) if isinstance(one, Bounds)]
         texts = {COLUMNS[name].renamed.get(text, text) for text in map(text_of, several(wanted))}
-        rows = rows[[text_of(value) in texts or any(value in one for one in ranges) for value in rows[name]]]
+        rows = rows.loc[[text_of(value) in texts or any(value in one for one in ranges) for value in rows[name]]]
     return rows

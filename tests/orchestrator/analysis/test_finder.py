@@ -19,6 +19,7 @@ from orchestrator.analysis.questions.deployments import deployment_titles
 from orchestrator.analysis.sql import LentRows
 from orchestrator.config.engine import selected
 from orchestrator.config.model import Model, bf16_bytes, layers_of, shipped
+from orchestrator.config.ranges import Bounds
 from orchestrator.errors import NoRows, UserError
 from orchestrator.machines import known_devices
 from orchestrator.reporting.report import MODULES
@@ -293,7 +294,17 @@ MEASURE = "\nto measure: python -m orchestrator +sweep=servers model="
                 "\nnearest: llama_3_1_70b on",
             ],
         ),
-        ({**LLAMA, "s_kv": (200_000,)}, None, ["not measured: s_kv=200000\n", "; s_kv 256 to 131072\n", "'sweep.s_kv=[200000]'"]),
+        (
+            {**LLAMA, "s_kv": (200_000,)},
+            None,
+            ["not measured: s_kv=200000\n", "; s_kv 60000, 65536, 131072\n", "'sweep.s_kv=[200000]'"],
+        ),
+        (  # drafts of 0 are measured, at other lengths
+            {"model": ("deepseek_v3_2",), "device_name": H200, "tp": (8,), "s_kv": (8192,), "s_qo": (1,)},
+            None,
+            ["not measured: s_kv=8192\nnearest: deepseek_v3_2 on NVIDIA H200 (tp 8; drafts 0", "; s_kv 4096, 32768, 131072\n"],
+        ),
+        ({**LLAMA, "s_kv": (Bounds(3000, 4000),)}, None, ["not measured: s_kv={from: 3000, to: 4000}\n", "; s_kv "]),
         ({**LLAMA, "model": ("deepsek_v3",)}, None, ["not measured: model=deepsek_v3; did you mean 'deepseek_v3'?\n"]),
         ({**LLAMA, "model": ("none_of_it",)}, None, ["not measured: model=none_of_it\nnearest: ", " on NVIDIA H200"]),
         ({}, None, ["nothing says which deployment; type model=NAME device=NAME", "; there are: "]),

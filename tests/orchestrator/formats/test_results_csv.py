@@ -165,8 +165,9 @@ def test_a_line_of_another_width_and_a_file_of_another_kind_are_named(tmp_path: 
     path.write_text(path.read_text() + "a,b\n")
     assert "old.csv:3: 2 cells under 30 columns" in noted(lambda: results_csv.read(str(path), H200, "old"))[1]
     path.write_text("a,b\n1,2\n")
-    with pytest.raises(UserError, match=r"old.csv:1: no column routine, median_time"):
+    with pytest.raises(UserError, match=r"old.csv:1: no column routine, median_time") as error:
         results_csv.read(str(path), H200, "old")
+    assert "median_time in milliseconds (ms), routine one of BatchDecodeWithPagedKVCacheWrapper, " in str(error.value)
 
 
 NUMBERS = ["median_us", "std_us", "tflops", "tb_per_sec", "flops", "bytes"]
