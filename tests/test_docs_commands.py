@@ -32,6 +32,7 @@ NOT_HERE = (
     "results.path=results/specdec_long_ctx",
     "published",
 )
+CONTINUED = re.compile(r" *\\\n *")  # a command of several lines
 NOT_HERE_MODES = (
     "mode=bisect",
     "mode=calibrate",
@@ -50,7 +51,7 @@ def commands() -> dict[tuple[str, ...], str]:
     """The words after `python -m orchestrator`, once each, in the order of the pages, with the output that a page shows below."""
     found: dict[tuple[str, ...], str] = {}
     for page in PAGES:
-        for block, output, inline in PRINTED.findall(page.read_text().replace("\\\n", " ")):
+        for block, output, inline in PRINTED.findall(CONTINUED.sub(" ", page.read_text())):
             text = (block or inline).split(" #")[0].partition(" > ")[0]
             if not any(word in text for word in (*NOT_HERE, *NOT_HERE_MODES, *NOT_HERE_KEYS)):
                 words = tuple(shlex.split(text)[3:])
@@ -80,7 +81,7 @@ def test_a_command_that_reads_a_committed_dataset_answers(words: tuple[str, ...]
     """And says what the page shows, line by line."""
     here = tuple(re.sub(r"^(export=\w+:)(\w+)$", rf"\g<1>{tmp_path}/\2", word) for word in words)  # never into the checkout
     done = invoke(*here)
-    printed = (done.stdout + done.stderr).replace(f"{tmp_path}/", "").splitlines()
+    printed = CONTINUED.sub(" ", done.stdout + done.stderr).replace(f"{tmp_path}/", "").splitlines()
     shown = [line.strip() for line in COMMANDS[words].splitlines() if "python -m orchestrator" not in line]
 
     assert done.returncode == 0, done.stderr

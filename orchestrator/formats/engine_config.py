@@ -83,11 +83,15 @@ def _section(data: Dataset, engine: Engine, section: Sequence[Part], draft: Draf
         yield f"# {section[0].left_out}"
     table = [*draft_lines(data, section, draft)] if engine.has_draft_table else []
     typed = "drafts" if any(not one.startswith("#") for one in table) else section[0].phase  # a server with a table drafts
-    for part in section:
-        yield from _part(part, typed)
-    if flag and any(part.answer.choice and part.answer.choice.typed for part in section):
-        yield flag
-    yield from table
+    of_cache = [flag] if flag and any(part.answer.choice and part.answer.choice.typed for part in section) else []
+    lines = [*(line for part in section for line in _part(part, typed)), *of_cache, *table]
+    yield from (line for line in lines if line.startswith("#"))
+    yield from _continued(dict.fromkeys(line for line in lines if not line.startswith("#")))
+
+
+def _continued(flags: Iterable[str]) -> list[str]:
+    """Flags as lines of one command: without the backslash a shell takes the second line for a command of its own."""
+    return " \\\n".join(flags).splitlines()
 
 
 def _libraries(data: Dataset, part: Part) -> str:
@@ -102,10 +106,11 @@ def _part(part: Part, typed: str) -> Iterator[str]:
     choice = part.answer.choice
     changed = None if part.answer.keeps else choice
     yield f"# {part.what}: " + (f"{changed.label}, {part.answer.why}" if changed else part.answer.words)
-    comment = "# " * (part.phase != typed)
+    comment = part.phase != typed
     if comment and choice:
         yield f"#   a server that runs {part.what} takes, in place of the other flags, {'these:' if choice.typed else 'none'}"
-    yield from (f"{comment}{one}" for one in (choice.typed if choice else ()))
+    typed_here = choice.typed if choice else ()
+    yield from (f"# {one}" for one in _continued(typed_here)) if comment else typed_here
     shown = changed or part.next_best
     if shown is not None and part.default is not None:
         yield f"#   {shown.label}: {_evidence(shown, part.default)}"

@@ -39,8 +39,10 @@ def text(engine: Engine, *rows: Row, draft: Draft | None = None) -> str:
 
 
 def flags(printed: str) -> list[str]:
-    """The lines that are no comment."""
-    return [line for line in printed.splitlines() if line and not line.startswith("#")]
+    """The lines that are no comment, which a shell takes for one."""
+    found = [line for line in printed.splitlines() if line and not line.startswith("#")]
+    assert all(line.endswith(" \\") for line in found[:-1]) and not "".join(found[-1:]).endswith("\\")
+    return [line.removesuffix(" \\") for line in found]
 
 
 def of_main(draft: Draft, **where: Any) -> Dataset:
@@ -85,7 +87,7 @@ def test_flags_of_one_server_can_be_pasted_and_those_of_the_other_are_comments()
     other = "#   a server that runs {} takes, in place of the other flags, these:\n# {}"
     assert other.format("drafts of 3", "--block-size 64\n") in decode
     assert flags(drafts)[0] == "--block-size 64" and "--speculative-config" in flags(drafts)[1]
-    assert other.format("decode", f"{FLASHINFER}\n# --block-size 64\n") in drafts
+    assert other.format("decode", f"{FLASHINFER} \\\n# --block-size 64\n") in drafts
     as_own = [{**one, "page_size": 16} for one in rows[2:]]
     assert "a server that runs drafts of 3 takes, in place of the other flags, none\n" in text(VLLM, *OURS, *as_own)
 
@@ -164,7 +166,7 @@ def test_of_parts_that_differ_in_the_cache_one_is_typed(kept: tuple[str, ...], t
 
     assert [part.splitlines()[0] for part in parts] == [f"# if your cache is {kv} ({flag[kv]}):" for kv in kept]
     assert [flags(part)[:1] for part in parts] == [[FLASHINFER] if kv == typed else [] for kv in kept]
-    assert all(f"{'' if kv == typed else '# '}{FLASHINFER}\n" in part for kv, part in zip(kept, parts, strict=True))
+    assert all(f"{'' if kv == typed else '# '}{FLASHINFER} \\\n" in part for kv, part in zip(kept, parts, strict=True))
 
 
 def test_the_second_form_of_a_flag_is_named_by_its_words():
@@ -178,7 +180,7 @@ def test_layers_with_a_window_have_a_flag_of_their_own_where_the_engine_has_one_
     window = [row("flash_attn_3", 50.0, window=128), row("trtllm-native", 80.0, window=128)]
     printed = text(VLLM, *OURS, *window)
 
-    assert flags(printed) == ["-ac.backend_per_kind.full_attention=FLASHINFER", "--block-size 64", "--block-size 64"]
+    assert flags(printed) == ["-ac.backend_per_kind.full_attention=FLASHINFER", "--block-size 64"]
     assert "# decode, full layers: FLASHINFER, 40.0% less time" in printed
     assert "# decode, sliding layers: --block-size 64: FLASH_ATTN is the default" in printed
     assert "# decode: " in text(SGLANG, *OURS, *window)

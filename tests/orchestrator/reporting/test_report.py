@@ -112,8 +112,7 @@ def test_a_lone_backend_is_called_no_fastest_one_and_an_empty_cell_is_explained(
             "h200_engines/beside_vllm",
             {"model": "gpt_oss_120b"},
             "FLASH_ATTN (default, --block-size 64): the only kernel measured here (2 workloads); no comparison",
-            "FLASH_ATTN is the default; other flags: not measured\n--block-size 64\n"
-            "#   the only kernel measured here (2 workloads); no comparison",
+            "FLASH_ATTN is the default; other flags: not measured\n#   the only kernel measured here (2 workloads); no comparison",
         ),
         (
             "h200_mla/mla_mtp_fp8",
