@@ -14,7 +14,7 @@ from orchestrator.analysis.noise import SAME
 from orchestrator.analysis.sources import NEAR, RULE_EDGES
 from orchestrator.analysis.sql import LentRows, condition, file_literal, literal, quoted, sql_type
 from orchestrator.config.base import own_files
-from orchestrator.config.engine import Engine, EngineCall, calls_of
+from orchestrator.config.engine import Engine, calls_of
 from orchestrator.config.model import CUSTOM, HEADS, LENT, Model, shipped
 from orchestrator.config.modes import owner
 from orchestrator.config.ranges import Bounds
@@ -260,13 +260,11 @@ def _defaults(engines: Sequence[Engine]) -> str:
         for major in default.cc or flag.cc
         for *_, call in calls_of(flag)
     }
-    listed = ", ".join(f"({', '.join(map(literal, one))})" for one in sorted(taken)) or "('', '', '')"
-    return f"(split_part(compute_capability, '.', 1), routine, backend) IN ({listed})"
+    return f"(split_part(compute_capability, '.', 1), routine, backend) IN ({_listed(taken, 3)})"
 
 
-def _listed(calls: Iterable[EngineCall]) -> str:
-    pairs = sorted(set(calls)) or [EngineCall("", "")]
-    return ", ".join(f"({literal(routine)}, {literal(backend)})" for routine, backend in pairs)
+def _listed(lines: Iterable[tuple[str, ...]], wide: int = 2) -> str:
+    return ", ".join(f"({', '.join(map(literal, one))})" for one in sorted({*lines}) or [("",) * wide])
 
 
 def _nothing(con: duckdb.DuckDBPyConnection, wanted: Wanted, drafts: int | None, heads: Wanted, typed: tuple[str, str]) -> str:
@@ -369,7 +367,10 @@ def _there(con: duckdb.DuckDBPyConnection, wanted: Wanted, most: int = MAX_NEAR,
 def measuring(model: str, sweeps: Iterable[str], axes: Wanted) -> str:
     """The command that measures a model: the first of the sweeps that has a file, or the one for its kind of attention."""
     model = model.partition(LENT)[0]
-    usual = "mla_mtp" if shipped().get(model, {}).get("head_dim_ckv") else "specdec_long_ctx"
+    known = Model.model_validate(shipped()[model]) if model in shipped() else None
+    if known and known.sliding_window and known.window_of_all is None:  # both kinds of layers
+        axes = {**axes, "window": [None, known.sliding_window]}
+    usual = "mla_mtp" if known and known.head_dim_ckv else "specdec_long_ctx"
     sweep = next((one for one in sweeps if one in own_files("sweep")), usual)
     words = [f"'sweep.{name}=[{', '.join(map(as_typed, values))}]'" for name, values in axes.items()]
     return f"python -m orchestrator +sweep={sweep} {' '.join([f'model={model}', *words])}"

@@ -184,7 +184,8 @@ def summarise_samples(rows: pd.DataFrame) -> pd.DataFrame:
     import pandas as pd
 
     found = pd.DataFrame(np.nan, index=rows.index, columns=["log_us", "log_se", "mhz"])
-    usable = rows["samples_us"].map(_is_usable).astype(bool)
+    several = (of is not None and not isinstance(of, float) and len(of) > 1 and np.min(of) > 0 for of in rows["samples_us"])
+    usable = pd.Series(several, rows.index, dtype=bool)
     if usable.any():
         measured = rows[usable]
         samples, blocks = measured["samples_us"], measured["block_sizes"]
@@ -192,12 +193,6 @@ def summarise_samples(rows: pd.DataFrame) -> pd.DataFrame:
         found.loc[usable, ["log_us", "log_se"]] = np.column_stack(_log_medians(samples.tolist(), sizes))
         found.loc[usable, "mhz"] = [_median_or_nan(clocks) for clocks in measured["samples_mhz"]]
     return found
-
-
-def _is_usable(samples: Any) -> bool:
-    import numpy as np
-
-    return samples is not None and not isinstance(samples, float) and len(samples) > 1 and bool(np.min(samples) > 0)
 
 
 def block_sizes(sizes: Any, count: int) -> list[int]:

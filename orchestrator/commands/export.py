@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+from orchestrator.analysis.rough import counted
 from orchestrator.commands.invocation import OK, Invocation, command_line
 from orchestrator.config import exports
 from orchestrator.config.settings import PARQUET, TRACES, Chosen, ExportSettings, ImportSettings, SiteSettings
@@ -46,7 +47,7 @@ def _text(settings: ExportSettings, name: str) -> tuple[str, LeftOut, list[str]]
         from orchestrator.formats import results_csv
 
         rows = _rows(settings)
-        return *results_csv.to_csv(rows), results_csv.notes_on(rows)
+        return *results_csv.to_csv(rows), counted(row for row in rows if not results_csv.inexpressible(row))
     from orchestrator.analysis.questions import open_views
     from orchestrator.formats.engine_config import config_text
 
@@ -56,11 +57,12 @@ def _text(settings: ExportSettings, name: str) -> tuple[str, LeftOut, list[str]]
 
 
 def _rows(settings: ExportSettings) -> list[dict[str, Any]]:
-    """The newest row of each point that is written."""
-    from orchestrator.analysis.dataset import open_dataset
+    """The newest row of each point that is written. Its command names the dataset here, and no folder of who measured it."""
+    from orchestrator.analysis.dataset import again, open_dataset
 
-    found: list[dict[str, Any]] = open_dataset(settings.results.path, where=settings.where).current().to_dict("records")
-    return found
+    data = open_dataset(settings.results.path, where=settings.where)
+    numbered = zip(data.execute("SELECT row FROM current ORDER BY row"), data.current().to_dict("records"), strict=True)
+    return [{**one, "command": one["command"] and again(data, {**one, "row": row})} for (row,), one in numbered]
 
 
 def _page(invocation: Invocation[ExportSettings], file: str) -> tuple[LeftOut, list[str]]:
@@ -111,7 +113,7 @@ def _traces(invocation: Invocation[ExportSettings], folder: str) -> tuple[LeftOu
     of_definitions, left_out = writer.to_traces(rows)
     for file, lines in writer.save(of_definitions, folder).items():
         invocation.say(f"{folder}/{file}: {lines} traces")
-    return left_out, writer.notes_on(rows)
+    return left_out, counted(row for row in rows if not writer.inexpressible(row))
 
 
 WRITERS = {"aiconfigurator": _aiconfigurator, "flashinfer_trace": _traces, exports.PAGE: _page, exports.SITE: _site}

@@ -10,7 +10,7 @@ READ_BY_QUESTIONS = {  # of mode=report with a question, the questions that read
     "draft": ("draft", "step"), "draft.layers": ("draft", "step", "one_backend"),
     "draft.rest": ("draft", "step", "one_backend"), "draft.rest_us": ("draft", "step", "one_backend"),
     "draft.acceptance": ("draft", "step", "energy"), "weights": ("one_backend",), "engine": (*FOR_DEPLOYMENT, "in_engine"),
-    "drafts": FOR_DEPLOYMENT,
+    "drafts": (*FOR_DEPLOYMENT, "in_engine"),
 }  # fmt: skip
 READ_BY_NO_QUESTION = {"best": ("roofline", "columns"), "columns": ("odd",)}  # the questions that do not
 
@@ -23,8 +23,8 @@ TAKE_ADAPTERS = ("support", "conformance")
 SWEEPS = ("sweep", "import")  # the keys that name one
 SUSPECTS = "rerun=suspects"
 ALSO = {
-    "engine": " in its place, which answer for each cache of an engine; 'where={backend: [fa2_tc, cudnn]}' chooses rows",
-    "drafts": "; 'where={s_qo: 4}' chooses rows with drafts of 3",
+    "engine": " in its place, which answer for each cache of an engine; 'where={{backend: [fa2_tc, cudnn]}}' chooses rows",
+    "drafts": "; 'where={{s_qo: {one_more}}}' chooses rows with drafts of {value}",
 }
 
 
@@ -79,7 +79,8 @@ def complaint(overrides: Sequence[str], mode: str, question: str | None = None) 
             else:
                 does_not = f"question={question}"
                 does = " or ".join(f"question={name}" for name in _questions_of(override, "best"))
-                does += ALSO.get(key, "")
+                value = override.partition("=")[2]
+                does += ALSO.get(key, "").format(value=value, one_more=int(value) + 1 if value.isdecimal() else "N")
             return f"{path_of(override)}: {does_not} does not read it; leave it out, or type {does}"
     return _of_measuring(overrides, mode)
 

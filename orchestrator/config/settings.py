@@ -378,7 +378,7 @@ def meant_by(key: str, mode: str, value: object) -> str:
     near = nearest_key(key)
     axis = "kv_dtype" if near == "sweep.s_kv" and str(value) in (*DTYPES, *ALIASES) else near.removeprefix("sweep.")
     if axis != near != key and "." not in key and (mode == "compare" or MODES[mode].reads_dataset):
-        return f"rows are chosen by their columns: type 'where={{{axis}: {as_typed(value)}}}'"
+        return f"rows are chosen by their columns: type 'where={{{axis}: {as_typed(ALIASES.get(str(value), value))}}}'"
     return f"did you mean '{near}'?" if near else HELP
 
 

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from kernels.device import Device
 from kernels.problem import Problem
-from orchestrator.analysis.rough import counted, how_known
+from orchestrator.analysis.rough import how_known
 from orchestrator.analysis.sql import text_of
 from orchestrator.errors import NotTaken, UserError, explain
 from orchestrator.formats import flashinfer, imported
@@ -175,19 +175,14 @@ def to_csv(rows: Iterable[Mapping[str, Any]]) -> tuple[str, Counter[str]]:
     writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        if reason := _inexpressible(row):
+        if reason := inexpressible(row):
             left_out[reason] += 1
         else:
             writer.writerow({name: for_csv(cell) for name, cell in _cells(row).items()})
     return out.getvalue(), left_out
 
 
-def notes_on(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """How many of the times that it writes are rough, and how many were measured as another backend's."""
-    return counted(row for row in rows if not _inexpressible(row))
-
-
-def _inexpressible(row: Mapping[str, Any]) -> str:
+def inexpressible(row: Mapping[str, Any]) -> str:
     """Why FlashInfer's columns cannot hold a row; empty if they can."""
     if row["status"] != "ok":
         return f"{row['status']}: its files have only times"

@@ -6,7 +6,6 @@ import math
 import shlex
 import string
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -69,6 +68,9 @@ def answer(console: Console, data: Dataset, path: str, said: str, grids: Sequenc
     """Prints what a question says of a dataset, and as much of its tables as `LINES` lines of 80 columns have room for."""
     width = width_of(console)
     told, origin = wrapped(said, width, "bold"), wrapped(_source(data), width)
+    # No screen has room for the column of commands: that of the first point.
+    firsts = [(grid.title, grid.cells[0][-1]) for grid in grids if grid.header[-1:] == ("again",) and grid.cells]
+    origin += [line for title, one in firsts[:1] for line in wrapped(f"{title}, the first again: {one}", width)]
     found, shown_first = _head(data, width), [grid for grid in grids if grid.cells]
     decided = next((grid for grid in shown_first if grid.title.startswith(TITLE)), None)
     each = {} if decided is None else servers.words(data)
@@ -114,7 +116,7 @@ def _head(data: Dataset, width: int) -> list[Text]:
 def _decisions(data: Dataset, width: int, room: int) -> list[Text]:
     """The best flag of each engine: of one server for the first phases, else of whole servers as far as there is room."""
     every, each = servers.in_order(data), servers.words(data)
-    names = [name for name in ("device_name", "model", "tp") if len({_of(part, name) for part in every}) > 1]
+    names = [name for name in ("device_name", "model", "tp") if len({part.place[PLACE.index(name)] for part in every}) > 1]
     typed = "flag of each engine (default: taken by itself)" if any(part.who != HERE for part in every) else "backends, no flag"
     found = [Text(f"{typed}; time over fastest: mean (worst)")] if every else []
     of_servers = grouped((each[part.title] if names else "", part) for part in every)
@@ -141,10 +143,6 @@ def _of_server(every: Sequence[Part], names: Sequence[str], width: int) -> list[
         about = ", ".join((*server, f"{place['kv_dtype']} cache", of[0].what))
         found.append(wrapped(f"{GAP}{about}: {'; '.join(briefs(of, at_worst=True))}", width))
     return found
-
-
-def _of(part: Part, name: str) -> Any:
-    return part.place[PLACE.index(name)]
 
 
 def _maps(data: Dataset, width: int) -> Iterator[tuple[list[Text], list[Text], list[Record]]]:

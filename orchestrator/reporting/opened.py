@@ -36,6 +36,8 @@ def located(settings: Asking, overrides: Sequence[str]) -> Asking:
     device = {"device_name": tuple(dict.fromkeys(names))} if names else {}
     wanted |= device
     question = getattr(settings, "question", None)
+    if question == finder.IN_ENGINE and settings.drafts is not None:
+        wanted["s_qo"] = (settings.drafts + 1,)
     of_engines = _of_engines(settings) if question == finder.IN_ENGINE else {}
     changed: dict[str, Any] = {"where": {**wanted, **settings.where, **of_engines}}
     if settings.results.path == NO_SWEEP_PATH:

@@ -207,7 +207,7 @@ def _changed(found: BestOfSides, same: float) -> list[Grid]:
         (
             ", ".join((describe_point(r), *(f"{key} {r[key]}" for key in extra))),
             *(
-                f"{named(r[f'backend_{side}'], r[f'kernel_{side}'])} {r[f'us_{side}']:,.1f} {error(_known(r[f'rel_err_{side}']))}"
+                f"{named(r[f'backend_{side}'], r[f'kernel_{side}'])} {r[f'us_{side}']:,.1f} {error(r[f'rel_err_{side}'])}"
                 for side in "ab"
             ),
             f"{r['speed_up']:.2f}",
@@ -222,8 +222,3 @@ def _changed(found: BestOfSides, same: float) -> list[Grid]:
     )
     header = ("problem", f"{baseline}, µs", f"{candidate}, µs", "times as fast", f"keeping the baseline's on {candidate} costs")
     return [Grid(title, header, cells)]
-
-
-def _known(rel_err: float) -> float | None:
-    """None for an answer that was not checked, which a frame holds as NaN."""
-    return None if math.isnan(rel_err) else rel_err

@@ -39,7 +39,7 @@ def pair(baseline: pd.DataFrame, candidate: pd.DataFrame) -> pd.DataFrame:
 
 def summary(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows with their samples summarised and trees as text. Of A/A pairs only the first row stays."""
-    first = first_of_aa_pairs(rows)
+    first = first_of_aa_pairs(rows).copy()  # its columns together in memory
     alone = first.assign(context="isolated")  # a step's own time has no launch, but its samples have
     found = first.assign(tree=tree_texts(first), launch_share_us=alone["median_us"] - own_times(alone))
     return found.join(summarise_samples(first)).drop(columns=list(LIST_COLUMNS))
@@ -113,11 +113,6 @@ def is_repeated(pairs: pd.DataFrame, comparable: Flags) -> Flags:
     problems = pairs.groupby(keys, dropna=False, sort=False).ngroup()
     known = set(zip(problems[comparable], pairs.loc[comparable, "backend"], strict=True))
     return np.array([key in known for key in zip(problems, source, strict=True)], dtype=bool)
-
-
-def is_ok(pairs: pd.DataFrame, side: str) -> Flags:
-    """Pairs whose row on this side has the status `ok`."""
-    return np.asarray(pairs[f"status_{side}"] == "ok", dtype=bool)
 
 
 def is_timed_alike(pairs: pd.DataFrame) -> Flags:

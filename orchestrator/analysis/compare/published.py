@@ -16,6 +16,7 @@ import pandas as pd
 from orchestrator.analysis.compare import best_of
 from orchestrator.analysis.compare.pairs import LIST_COLUMNS, TIMING_SETTINGS
 from orchestrator.analysis.compare.selection import Selection, select
+from orchestrator.analysis.compare.tables import differences
 from orchestrator.analysis.names import shown
 from orchestrator.analysis.noise import BETWEEN_RUNS, THROTTLED_CLOCK, NoiseFloor
 from orchestrator.analysis.questions import place_of, ranked_by, ranking_of
@@ -67,10 +68,8 @@ def published_grids(settings: CompareSettings) -> list[Grid]:
 
 
 def _joined(published: pd.DataFrame, measured: pd.DataFrame) -> pd.DataFrame:
-    """Each published row (`_a`) beside the fastest measured one of its workload (`_b`); `same_us` is its own backend's time.
-
-    All are `own_us`: a profiler's time has no launch of a graph, and ours would be longer by it.
-    """
+    """Each published row (`_a`) beside the fastest measured one of its workload (`_b`); `same_us` is its own backend's time."""
+    # All are `own_us`: a profiler's time has no launch of a graph, and ours would be longer by it.
     place, columns = place_of(WORKLOAD), ", ".join(f"current.{name}" for name in OF_ROW)
     there, here = (ranking_of(rows.drop(columns=list(LIST_COLUMNS))) for rows in (published, measured))
     a = there.con.sql(f"SELECT {place} AS place, {columns}, own_us FROM current WHERE status = 'ok' ORDER BY row").df()
@@ -151,7 +150,8 @@ def _of_both(baseline: Selection, candidate: Selection, max_rel_err: float | Non
             f"{words}: no problem is in both; a problem is the routine, lengths, heads, page size, dtypes and mask, timed in one "
             f"way. type tables of one framework, such as two of vllm"
         )
-    return [_counts(found), *best_of.grids(found, APART), _differences(baseline, candidate)]
+    header = ("column", baseline.name, candidate.name)  # such as the version of the framework
+    return [_counts(found), *best_of.grids(found, APART), differences(header, DIFFERING, [baseline.rows, candidate.rows])]
 
 
 def _counts(found: best_of.BestOfSides) -> Grid:
@@ -173,10 +173,3 @@ def _ahead(problems: pd.DataFrame) -> pd.Series:
     fastest_us = problems[["us_a", "us_b"]].min(axis=1).to_numpy(dtype=float)
     limit = WIDE * np.sqrt(BETWEEN_TABLES.variance(fastest_us))
     return problems["speed_up"].mask(np.abs(log_ratio) <= limit, 1.0).map(lambda ratio: (ratio > 1) - (ratio < 1))
-
-
-def _differences(*sides: Selection) -> Grid:
-    """What else differs between the two, such as the version of the framework."""
-    values = {name: [sorted({str(value) for value in side.rows[name].dropna()}) for side in sides] for name in DIFFERING}
-    cells = tuple((name, *map(", ".join, found)) for name, found in values.items() if found[0] != found[1])
-    return Grid("what differs between the sides", ("column", *(side.name for side in sides)), cells)

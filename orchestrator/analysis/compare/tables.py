@@ -178,9 +178,14 @@ def _summary(found: Comparison) -> Grid:
 
 def _differences(found: Comparison) -> Grid:
     sides = [side.rows[side.rows["status"] == "ok"] for side in (found.baseline, found.candidate)]
-    values = {name: [", ".join(sorted(rows[name].dropna().astype(str).unique())) or "–" for rows in sides] for name in SIDE_COLUMNS}
+    return differences(("what", "baseline", "candidate"), SIDE_COLUMNS, sides)
+
+
+def differences(header: tuple[str, ...], names: Sequence[str], sides: Sequence[pd.DataFrame]) -> Grid:
+    """The values of columns that differ between two sides."""
+    values = {name: [", ".join(sorted(rows[name].dropna().astype(str).unique())) or "–" for rows in sides] for name in names}
     cells = tuple((name, a, b) for name, (a, b) in values.items() if a != b)
-    return Grid("what differs between the sides", ("what", "baseline", "candidate"), cells)
+    return Grid("what differs between the sides", header, cells)
 
 
 def _groups(found: Comparison) -> Grid:

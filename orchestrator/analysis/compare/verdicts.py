@@ -18,7 +18,6 @@ from orchestrator.analysis.compare.pairs import (
     TIMING_SETTINGS,
     Floats,
     is_interleaved,
-    is_ok,
     is_repeated,
     is_rough,
     is_throttled,
@@ -47,7 +46,7 @@ def judge(pairs: pd.DataFrame, floors: NoiseFloors, same: float) -> pd.DataFrame
     """
     se, common_variance = _uncertainty(pairs, floors)
     log_ratio = pairs["log_us_b"] - pairs["log_us_a"]
-    timed = is_ok(pairs, "a") & is_ok(pairs, "b")
+    timed = np.asarray((pairs[["status_a", "status_b"]] == "ok").all(axis=1), dtype=bool)
     comparable = timed & is_timed_alike(pairs) & np.isfinite(se)
     verdict = np.full(len(pairs), "undecided", dtype=object)
     verdict[comparable] = decide(log_ratio.to_numpy()[comparable], se[comparable], same)

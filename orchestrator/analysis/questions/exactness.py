@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import isnan
+
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.names import mark, shown
 from orchestrator.tables import Grid
@@ -18,7 +20,7 @@ def named(backend: str, kernel: str | None) -> str:
 
 def error(rel_err: float | None, ratio: float | None = None, than: str = "the next's") -> str:
     """The relative error of an answer's worst row, and by what factor it is over another one (`than`), if that is much."""
-    if rel_err is None:
+    if rel_err is None or isnan(rel_err):  # as a frame holds None
         return "unchecked"
     worse = f", {ratio:.0f}× {than}" if ratio is not None and ratio >= COARSE else ""
     return f"err {share(rel_err)}{worse}"

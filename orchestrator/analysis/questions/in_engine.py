@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions.tables import MAX_SHOWN, formatted, percent
 from orchestrator.config.engine import Workload, kernel_names, releases
@@ -69,14 +70,18 @@ def summary(data: Dataset) -> str | None:
     """The figures of each GPU and engine in a sentence."""
     found = (
         f"{r['engine']} {r['engine_version']} on {r['device_name']}: attention is {percent(r['share'])} of a step "
-        f"at the median of {r['points']:,} points"
-        + (
-            f", and within {percent(r['median_error'])} of its isolated time at that of {r['compared']:,}; "
-            f"{r['same_attention'] or 0:,} of {r['decided'] or 0:,} pairs of flags that are predicted "
-            "to differ by more than the error have the same sign"
-            if r["compared"]
-            else ", and no isolated row is beside them: 'results.path=[ENGINE_DIR,ISOLATED_DIR]'"
-        )
+        f"at the median of {r['points']:,} points, and {_held(r)}"
         for r in data.records(f"FROM in_engine_figures ORDER BY {NEWEST_FIRST}")
     )
     return "; ".join(found) or None
+
+
+def _held(r: Record) -> str:
+    """How near isolated times are, and of how many pairs of flags they tell the order, if they tell any apart."""
+    if not r["compared"]:
+        return "no isolated row is beside them: 'results.path=[ENGINE_DIR,ISOLATED_DIR]'"
+    near = f"within {percent(r['median_error'])} of its isolated time at that of {r['compared']:,}"
+    if not r["decided"]:
+        return near
+    pairs = f"{r['same_attention'] or 0:,} of {r['decided']:,} pairs of flags"
+    return f"{near}; {pairs} that are predicted to differ by more than the error have the same sign"

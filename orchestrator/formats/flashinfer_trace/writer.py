@@ -10,12 +10,12 @@ import json
 import math
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
 from kernels.problem import Problem
-from orchestrator.analysis.rough import counted, how_known
+from orchestrator.analysis.rough import how_known
 from orchestrator.analysis.sql import text_of
 from orchestrator.errors import UserError
 from orchestrator.formats.flashinfer_trace.safetensors import with_vectors
@@ -37,17 +37,12 @@ def to_traces(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, list[dict[st
     reference = {row["group_id"]: row["median_us"] for row in rows if row["backend"] == REFERENCE and row["status"] == "ok"}
     found, left_out = defaultdict(list), Counter[str]()
     for row in rows:
-        if reason := _inexpressible(row):
+        if reason := inexpressible(row):
             left_out[reason] += 1
         else:
             problem = problem_of(row)
             found[definition_name(problem)].append(_trace(row, problem, reference.get(row["group_id"], 0.0)))
     return dict(found), left_out
-
-
-def notes_on(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """How many of the times that it writes are rough, and how many were measured as another backend's."""
-    return counted(row for row in rows if not _inexpressible(row))
 
 
 def save(found: Mapping[str, list[dict[str, Any]]], folder: str) -> dict[str, int]:
@@ -81,7 +76,7 @@ def _operation(name: str) -> str:
     return "_".join(name.split("_")[:2])  # gqa_paged, gqa_ragged, mla_paged
 
 
-def _inexpressible(row: Mapping[str, Any]) -> str:
+def inexpressible(row: Mapping[str, Any]) -> str:
     """Why no trace can hold a row; empty if one can."""
     if row["status"] not in STATUSES:
         return f"{row['status']}: it has no evaluation"

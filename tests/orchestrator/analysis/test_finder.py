@@ -304,6 +304,11 @@ MEASURE = "\nto measure: python -m orchestrator +sweep=servers model="
             None,
             ["not measured: s_kv=8192\nnearest: deepseek_v3_2 on NVIDIA H200 (tp 8; drafts 0", "; s_kv 4096, 32768, 131072\n"],
         ),
+        (  # some of its layers have a window
+            {"model": ("gpt_oss_120b",), "device_name": H200, "s_kv": (7777,)},
+            None,
+            ["+sweep=target_verify model=gpt_oss_120b 'sweep.s_kv=[7777]' 'sweep.window=[null, 128]'"],
+        ),
         ({**LLAMA, "s_kv": (Bounds(3000, 4000),)}, None, ["not measured: s_kv={from: 3000, to: 4000}\n", "; s_kv "]),
         ({**LLAMA, "model": ("deepsek_v3",)}, None, ["not measured: model=deepsek_v3; did you mean 'deepseek_v3'?\n"]),
         ({**LLAMA, "model": ("none_of_it",)}, None, ["not measured: model=none_of_it\nnearest: ", " on NVIDIA H200"]),

@@ -259,6 +259,8 @@ def test_the_statement_has_its_figures_and_says_what_is_missed():
         "vllm 0.25.1 on H200: attention is 9.1% of a step at the median of 28 points, and within 0.5% of its isolated time at that "
         "of 28; 2 of 3 pairs of flags that are predicted to differ by more than the error have the same sign"
     )
+    one_flag = in_engine.summary(answered(*THREE, inside("FLASH_ATTN", 101.0, FLASH)))
+    assert str(one_flag).endswith(" of its isolated time at that of 1")
     assert "no isolated row is beside them" in str(in_engine.summary(answered(inside("FLASH_ATTN", 101.0, FLASH))))
 
 

@@ -71,8 +71,15 @@ STUDY = "results.path=results/h200_engines/vllm_triton"
             ["drafts=3"],
             "report",
             "best",
-            "drafts: question=best does not read it; leave it out, or type question=one_backend or question=engine_default; "
-            "'where={s_qo: 4}' chooses rows with drafts of 3",
+            "drafts: question=best does not read it; leave it out, or type question=one_backend or question=engine_default or "
+            "question=in_engine; 'where={s_qo: 4}' chooses rows with drafts of 3",
+        ),
+        (
+            ["drafts=0"],
+            "report",
+            "best",
+            "drafts: question=best does not read it; leave it out, or type question=one_backend or question=engine_default or "
+            "question=in_engine; 'where={s_qo: 1}' chooses rows with drafts of 0",
         ),
         (["best.max_rel_err=1"], "report", "roofline", "best.max_rel_err: question=roofline does not read it"),
         (["question=best"], "plan", None, "question: mode=plan does not read it; leave it out, or type mode=report"),
@@ -148,6 +155,22 @@ def test_keys_that_are_read_and_those_of_the_sweep_pass():
     assert only_read(["+sweep=smoke", "rerun=failed", "format=csv"], "report") == ["+sweep=smoke", "format=csv"]
 
 
+def test_rows_of_an_engine_are_chosen_by_their_drafts(invoke: Invoke):
+    asked = ("mode=report", "question=in_engine", "model=llama_3_1_70b", "format=json")
+    every, drafts = (json.loads(invoke(*asked, *more).stdout) for more in ((), ("drafts=3",)))
+
+    assert {row["s_qo"] for row in drafts} == {4} < {row["s_qo"] for row in every}
+
+
+def test_a_screen_of_odd_points_has_the_command_of_the_first(invoke: Invoke):
+    dataset = "results.path=results/h100_main/specdec_long_ctx"
+    whole, screen = (invoke("mode=report", "question=odd", dataset, *more).stdout for more in (("format=json",), ()))
+    (spikes,) = (grid for grid in json.loads(whole) if grid["title"] == "spikes")
+
+    assert f"spikes, the first again: {spikes['rows'][0][-1]} " in " ".join(screen.split())
+    assert f"mode=replay point=bb7e5d213cbd {dataset}" in spikes["rows"][0][-1]
+
+
 def test_the_command_line_refuses_it_before_it_starts(invoke: Invoke):
     done = invoke("mode=report", STUDY, "question=best", "same=0.1")
 
@@ -188,7 +211,13 @@ def test_a_short_table_has_the_columns_that_were_asked_for(invoke: Invoke):
 )
 @pytest.mark.parametrize(
     ("typed", "meant"),
-    [("kv=bf16", "kv_dtype: bf16"), ("kv=8192", "s_kv: 8192"), ("+s_kv=[1,2]", "s_kv: [1, 2]"), ("batch=8", "batch_size: 8")],
+    [
+        ("kv=bf16", "kv_dtype: bf16"),
+        *((f"{key}=fp8", "kv_dtype: fp8_e4m3") for key in ("kv", "cache", "kv_cache")),
+        ("kv=8192", "s_kv: 8192"),
+        ("+s_kv=[1,2]", "s_kv: [1, 2]"),
+        ("batch=8", "batch_size: 8"),
+    ],
 )
 def test_a_column_as_a_bare_key_is_answered_with_where(words: list[str], typed: str, meant: str, invoke: Invoke):
     done = invoke(*words, typed)
@@ -216,7 +245,7 @@ def test_a_common_short_name_is_answered_with_the_name_here(words: list[str], me
 
 
 def test_a_short_table_of_all_backends_counts_the_backend_as_a_key(invoke: Invoke):
-    asked = ("mode=report", STUDY, "question=roofline", "columns=[backend,s_qo,median_us]", "format=markdown")
+    asked = ("mode=report", STUDY, "question=roofline", "columns=[backend,s_qo,median_us,own_us]", "format=markdown")
     one_shape = "where={batch_size: 8, s_kv: 32768, kv_dtype: bf16}"
 
     assert "rows stand for" not in invoke(*asked, one_shape).stderr

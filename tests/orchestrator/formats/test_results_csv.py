@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 
 from orchestrator import ROOT
@@ -230,6 +231,17 @@ def test_a_row_that_its_columns_have_no_words_for_is_left_out_by_name(tmp_path: 
 
     assert left_out == {reason: 1}
     assert len(text.splitlines()) == 2
+
+
+def test_an_exported_row_is_measured_again_without_a_folder_of_who_measured_it(tmp_path: Path, invoke: Invoke):
+    (row,) = taken(tmp_path, {})
+    measured = {**row, "command": "python -m orchestrator +sweep=smoke results.path=/out/x"}
+    pq.write_table(to_table([measured]), tmp_path / "a.parquet")
+    path = f"results.path={tmp_path / 'a'}"
+    (tmp_path / "out.csv").write_text(invoke("export=flashinfer_csv", path).stdout)
+
+    (command,) = pd.read_csv(tmp_path / "out.csv")["repro_command"]
+    assert command == f"python -m orchestrator mode=replay point={row['point_id']} {path}"
 
 
 def test_a_person_imports_a_file_reads_its_report_and_exports_it(tmp_path: Path, invoke: Invoke):

@@ -120,7 +120,7 @@ def test_two_imported_tables_are_compared_best_against_best_by_a_wide_rule_and_n
     assert lines.cells[0][2:] == ("1.08 to 1.30", "3")
     assert [cells[1:4] for cells in changed.cells] == [("trtllm-native 130.0 unchecked", "flash_attn_3 100.0 unchecked", "1.30")]
     assert "keeping the baseline's costs more than 10% at 1" in changed.title
-    assert ("libraries", "", "vllm 1") in differing.cells
+    assert ("libraries", "–", "vllm 1") in differing.cells
     done = invoke("mode=compare", f"baseline={a}", f"candidate={b}")
     assert done.returncode == 0
     assert not any(word in done.stdout for word in ("regression", "significant", "slower", "faster", "suspect"))

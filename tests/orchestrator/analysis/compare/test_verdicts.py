@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from orchestrator.analysis.compare.pairs import pair
@@ -20,6 +21,14 @@ DEFAULT = NoiseFloors({})
 def judged(baseline: list[Row], candidate: list[Row], same: float = 0.02) -> dict[str, str]:
     rows = judge(pair(table(*baseline), table(*candidate)), DEFAULT, same)
     return dict(zip(rows["backend"], rows["verdict"], strict=True))
+
+
+def test_rows_of_many_datasets_together_are_judged_without_a_warning():
+    """Each of their columns may lie apart in memory, which pandas warns of as columns are added; a warning is an error here."""
+    rows = table(timed("a", 20), timed("b", 30))
+    apart = pd.concat([rows[[name]] for name in rows], axis=1)
+
+    assert len(judge(pair(apart, apart), DEFAULT, 0.02)) == 2
 
 
 def test_p_values_are_adjusted_as_benjamini_and_hochberg_do():
