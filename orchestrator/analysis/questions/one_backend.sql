@@ -32,7 +32,7 @@ WITH measured AS (
     GROUP BY workload
 ), keyed AS (
     SELECT served.*, device_name, major, kv_dtype, page_size, coalesce(sinks, false) AS sinks, coalesce(mask NOT IN ('causal', 'full'), false) AS tree,
-           routine = 'ragged_prefill' AND mask <> 'causal' AS encodes
+           coalesce(mask = 'prefix', false) AS begins_with_image
     FROM served
     JOIN problems USING (problem)
     LEFT JOIN majors USING (device_name)
@@ -43,7 +43,7 @@ WITH measured AS (
     FROM keyed
     JOIN engine_flags AS f ON f.major = keyed.major AND f.phase = keyed.call_phase AND f.of_layers = keyed.of_layers
         AND f.kv_dtype = keyed.kv_dtype AND f.tree = keyed.tree AND f.sinks = keyed.sinks
-        AND NOT keyed.encodes  -- flags are known of decoders alone
+        AND NOT keyed.begins_with_image  -- of which no flag is known
     QUALIFY row_number() OVER (PARTITION BY keyed.workload, f.engine, f.typed ORDER BY possible DESC, flag_number) = 1
 ), calls AS (
     SELECT offered.workload, offered.engine AS who, typed AS choice, c.turn, c.stand_in, measured.* EXCLUDE (workload)
