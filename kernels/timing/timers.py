@@ -25,6 +25,7 @@ HOST_CALLS, HOST_CALLS_IF_LONG = 5, 2
 LONG_WARMUP_S = 0.005  # a call that takes longer is warm after two, if time is to be saved
 SPIN_CYCLES = 100_000  # about 50 µs of one thread, in which the CPU issues what comes next; it touches no memory
 CYCLES_PER_US = 2000
+LONGEST_LEAD_US = 5000.0
 SAMPLE = "attention_orchestrator_sample"
 
 
@@ -68,7 +69,7 @@ class Timer:
         """Takes `count` samples in a row, and reads the monitor meanwhile."""
         on_device = self.runner.out.is_cuda
         pairs = [(timed_event(on_device), timed_event(on_device)) for _ in range(count)]
-        clock = self._lead_in()
+        clock = self._lead_in(count)
         for start, end in pairs:
             self._before()
             start.record()
@@ -83,8 +84,8 @@ class Timer:
         """About `count` samples of a second's load without a pause (`sustained.py`)."""
         return Block(*spread_samples(count, self._before, self._once, monitor, self.runner.out.is_cuda))
 
-    def _lead_in(self) -> Clock:
-        """What comes before a block, and the clock of its samples, started."""
+    def _lead_in(self, count: int) -> Clock:
+        """What comes before a block of `count` samples, and their clock, started."""
         return Clock()
 
     def _before(self) -> None:
@@ -158,16 +159,19 @@ class DeviceEvents(Timer):
         end.record()
         return end
 
-    def _lead_in(self) -> Clock:
+    def _lead_in(self, count: int) -> Clock:
         """Makes one call that is no sample: the first after idle time takes up to 100 µs longer. Starts the clock, and spins.
 
-        Without the spin the second sample of a block waited for the CPU: calls below 50 µs took 2 to 9 µs longer there.
+        The spin is twice as long as the CPU needs to issue the block, by that call: a sample that it issues late contains the wait.
         """
         reset_persisting_l2()
+        begun = time.perf_counter()
         self._before()
         self._once()
+        issue_us = (time.perf_counter() - begun) * 1e6
         (clock := clock_of_device()).start()
-        torch.cuda._sleep(self._spin)  # type: ignore[no-untyped-call]
+        lead_us = min(2 * count * issue_us, LONGEST_LEAD_US)
+        torch.cuda._sleep(max(self._spin, int(lead_us * CYCLES_PER_US)))  # type: ignore[no-untyped-call]
         return clock
 
     def _before(self) -> None:
@@ -204,7 +208,7 @@ class Cupti(GraphReplay):
         from torch.profiler import ProfilerActivity, profile, record_function
 
         with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU], acc_events=True) as profiler:
-            clock = self._lead_in()  # the device idles while the profiler starts
+            clock = self._lead_in(count)  # the device idles while the profiler starts
             for _ in range(count):
                 self._before()
                 with record_function(SAMPLE):

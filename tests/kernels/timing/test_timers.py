@@ -50,15 +50,18 @@ def test_the_launch_of_a_call_is_taken_from_runners_as_those_of_backends_are(mon
     assert ceilings.call_launch(empty_us=1.4) == (None, None)  # no call's launch is so much longer than an empty graph's
 
 
-def test_the_cpu_gets_ahead_of_a_block_before_its_first_sample(monkeypatch: pytest.MonkeyPatch):
-    issued: list[str] = []
-    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: issued.append("spin"), raising=False)
+@pytest.mark.parametrize(("issue_us", "spin_us"), [(1.0, 50.0), (20.0, 400.0), (900.0, timers.LONGEST_LEAD_US)])
+def test_the_cpu_gets_ahead_of_a_block_before_its_first_sample(monkeypatch: pytest.MonkeyPatch, issue_us: float, spin_us: float):
+    """A slow CPU issues all 10 samples meanwhile, a very slow one as many as it can."""
+    issued: list[object] = []
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: issued.append(round(cycles / timers.CYCLES_PER_US)), raising=False)
     monkeypatch.setattr(timers, "reset_persisting_l2", lambda: None)
     monkeypatch.setattr(timers, "clock_of_device", lambda: SimpleNamespace(start=lambda: issued.append("clock")))
+    monkeypatch.setattr(timers.time, "perf_counter", iter([0.0, issue_us / 1e6]).__next__)
     timer = object.__new__(GraphReplay)
-    timer._spin = 1
+    timer._spin = timers.SPIN_CYCLES
     monkeypatch.setattr(timer, "_before", lambda: issued.append("flush"), raising=False)
     monkeypatch.setattr(timer, "_once", lambda: issued.append("call"), raising=False)
-    timer._lead_in()
+    timer._lead_in(10)
 
-    assert issued == ["flush", "call", "clock", "spin"]
+    assert issued == ["flush", "call", "clock", spin_us]
