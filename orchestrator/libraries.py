@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from kernels.contract import releases
 from orchestrator.errors import UserError
 
 if TYPE_CHECKING:
@@ -20,10 +20,7 @@ LibraryVersions = Mapping[str, str | None]  # of a machine: by column of a row, 
 @cache
 def installed(distribution: str) -> str | None:
     """The version of a Python package here, by its name on PyPI; None if it is not installed."""
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None
+    return releases.installed((distribution,))[distribution]
 
 
 TO_MEASURE = "in the checkout, type pip install '.[run]', or make install and source .venv/bin/activate"

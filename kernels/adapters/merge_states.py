@@ -68,17 +68,13 @@ class TorchMerge(Merge):
         given = States(inputs, token_first=False, base="e")
 
         def launch() -> None:
-            state = reduce(self.merge, self.merged_ones(given.states))
+            state = reduce(self.merge, given.states)
             out.copy_(state.out / scale)
             if lse is not None:
                 lse.copy_(state.lse)
 
         name = f"{self.name}_{inputs.device.type}"
         return Runner(launch, out, name, "fp32", caller_scale=scale, lse=lse, copies=(given,))
-
-    def merged_ones(self, given: tuple[State, ...]) -> tuple[State, ...]:
-        """The states that are merged: those that are given."""
-        return given
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from enum import IntEnum
 from types import ModuleType
+from typing import Any
 
 import torch
 
+from kernels.device import Device
 from tests.helpers import flash_attention
 from tests.helpers.plain_attention import attend, log_sum_exp, sees, tokens_of
 
@@ -24,7 +26,7 @@ def unified_attention(
     mm_prefix_range=None, rswa_prefix_lens=None, rswa_window=None, use_alibi_sqrt=False, kv_quant_mode=0, k_scale_cache=None,
     v_scale_cache=None, chunk_lookback=-1, use_td=False, mm_prefix_clamp_sliding_window=False,
 ) -> None:  # fmt: skip
-    """vLLM 0.25.1. Without a quantised cache it reads no scales; with FP8 queries probabilities are rounded without one."""
+    """vLLM 0.25.1 to 0.33.0. Without a quantised cache it reads no scales; with FP8 queries it rounds probabilities without one."""
     in_8_bits = q.dtype == torch.float8_e4m3fn
     assert in_8_bits == (q_descale is not None) and k.dtype == v.dtype == (q.dtype if in_8_bits else k.dtype)
     assert softmax_segm_output.shape[:3] == softmax_segm_max.shape == softmax_segm_expsum.shape
@@ -39,6 +41,22 @@ def unified_attention(
             seen[:, length - drafts :] &= qq_bias[:drafts, :drafts] == 0
         scale = softmax_scale * (float(q_descale) if in_8_bits else 1.0)
         out[rows] = attend(q[rows], keys, values, scale, seen, sinks, q.dtype if in_8_bits else None).to(out.dtype)
+
+
+def takes_segments(release: str, device: Device, call: Mapping[str, Any]) -> bool:
+    """`use_3d` in `unified_attention` of vLLM 0.25.1, 0.32.0 and 0.33.0, for these arguments."""
+    (tokens, heads, dim), requests, longest = call["q"].shape, len(call["seqused_k"]), call["max_seqlen_q"]
+    group = heads // call["k"].shape[2]
+    if release != "0.33.0":
+        return not (longest > 1 or requests > call["seq_threshold_3D"])
+    block_m = 16 if group <= 16 else 1 << (group - 1).bit_length()
+    tuned_large_head = dim == 256 and longest > 1 and group <= 16 and device.is_sm(10)
+    block_q = (32 if tuned_large_head else block_m) // group
+    use_3d = not (
+        (longest > 1 and (longest > 8 or not call["causal"] or tuned_large_head))
+        or requests * -(-longest // block_q) > call["seq_threshold_3D"]
+    )
+    return use_3d and call["softmax_segm_max"].shape[0] >= tokens
 
 
 class NumberOfSplits:

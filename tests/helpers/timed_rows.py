@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
-from orchestrator.analysis.dataset import Dataset
-from orchestrator.analysis.questions import views_of
+from orchestrator.analysis.dataset import Dataset, from_table
+from orchestrator.analysis.questions import define_views
 from orchestrator.config.draft_cost import Draft
 from orchestrator.storage.row import Row, finish, to_table
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+    from orchestrator.analysis.questions import Assumed
 
 SHAPE: Row = {"device_name": "H200", "model": "m", "q_dtype": "bf16", "kv_dtype": "bf16", "cluster": "c"}
 
@@ -22,3 +28,8 @@ def made(backend: str, median_us: float | None, status: Any = "ok", reason: str 
 def asked(*rows: Row, assuming: Draft | None = None) -> Dataset:
     """A dataset of these rows."""
     return views_of(to_table(rows), assuming)
+
+
+def views_of(table: pa.Table | pd.DataFrame, draft: Draft | None = None, **assumed: Unpack[Assumed]) -> Dataset:
+    """A dataset of rows in memory, with a view for every question."""
+    return define_views(from_table(table), draft or Draft(), **assumed)

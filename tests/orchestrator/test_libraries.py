@@ -157,7 +157,7 @@ def test_what_one_of_several_machines_lacks_is_missing_and_what_none_reports_is_
 
 @pytest.mark.parametrize(
     ("backend", "library", "what"),
-    [("vllm_triton", "vllm", "'vllm>=0.25.1,<0.33'"), ("flash_attn_3", FA3, "it")],
+    [("vllm_triton", "vllm", "'vllm>=0.25.1,<0.34'"), ("flash_attn_3", FA3, "it")],
 )
 def test_an_environment_that_lacks_a_library_says_what_to_add(
     backend: str, library: str, what: str, settings: Callable[..., Settings]

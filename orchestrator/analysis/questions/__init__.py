@@ -107,11 +107,6 @@ def open_views(
     return define_views(open_dataset(path, threads=threads, where=where, cards=cards), draft or Draft(), **assumed)
 
 
-def views_of(table: pa.Table | pd.DataFrame, draft: Draft | None = None, **assumed: Unpack[Assumed]) -> Dataset:
-    """A dataset of rows in memory, with a view for every question."""
-    return define_views(from_table(table), draft or Draft(), **assumed)
-
-
 def ask(data: Dataset, view: str) -> duckdb.DuckDBPyRelation:
     """The answer of a view as a relation. It is computed by `.df()`, `.to_arrow_table()` and the like."""
     return data.relation(f"FROM {view}")

@@ -10,8 +10,8 @@
 -- `same_gpu`: that row is of the very GPU, not of another of its kind.
 -- `idle_share` is the part of a step, by the wall, in which the GPU ran no kernel: the host decides how long such a step takes.
 WITH isolated AS (
-    SELECT problems.*, every.row AS isolated_row, points.backend, points.kernel, every.own_us, points.rough, every.finished_at,
-           every.device_uuid, every.libraries
+    SELECT problems.*, every.row AS isolated_row, points.backend, coalesce(every.resolved_backend, every.backend) AS kernel, every.own_us,
+           points.rough, every.finished_at, every.device_uuid, every.libraries
     FROM points
     JOIN problems USING (problem)
     JOIN rows AS newest USING (row)
@@ -22,7 +22,8 @@ WITH isolated AS (
         AND problems.max_seq_len IS NULL AND problems.enable_pdl IS NULL
 ), beside AS (
     SELECT e.row, kv_tokens, i.*, r.turn, r.stand_in, coalesce(i.device_uuid = e.device_uuid, false) AS same_gpu,
-           coalesce(i.libraries IN (e.engine || ' ' || e.engine_version, 'flashinfer-python ' || ran.flashinfer_version), false) AS same_build
+           coalesce(list_has_any(string_split(i.libraries, ', '), [e.engine || ' ' || e.engine_version, 'flashinfer-python ' || ran.flashinfer_version]),
+                    false) AS same_build
     FROM engine_points AS e
     JOIN (SELECT row AS ran_row, flashinfer_version FROM rows) AS ran ON ran_row = e.row
     JOIN engine_runs AS r USING (engine, engine_version, flag, major, of_layers, phase, kv_dtype, sinks)
@@ -46,7 +47,7 @@ WITH isolated AS (
                FILTER (other.s_kv >= kv_tokens) AS high
     FROM matched
     JOIN isolated AS other USING (family, device_name, batch_size, s_qo, backend)
-    WHERE other.device_uuid IS NOT DISTINCT FROM matched.device_uuid
+    WHERE (other.device_uuid, other.libraries) IS NOT DISTINCT FROM (matched.device_uuid, matched.libraries)
     GROUP BY matched.row
 ), names AS (
     SELECT row, unnest(string_split(main_kernels, ' | ')) AS name FROM engine_points

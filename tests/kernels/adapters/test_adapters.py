@@ -170,7 +170,7 @@ def test_every_adapter_names_the_packages_of_its_kernel(plugins: tuple[str, ...]
     extra = {key: adapter.extra for key, adapter in registry.adapters(plugins).items()}
 
     assert all(named.values())
-    engines = {"vllm", "sglang", "sglang-kernel"}  # each pins a torch of its own, so no extra installs them
+    engines = {"vllm", "triton", "sglang", "sglang-kernel"}  # each pins a torch of its own, with its triton: no extra installs them
     for package in {package for key, packages in named.items() for package in packages if not extra[key]} - engines:
         assert version(package), package  # raises PackageNotFoundError for an unknown one
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]

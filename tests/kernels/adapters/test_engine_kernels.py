@@ -18,7 +18,7 @@ from kernels.problem.arithmetic import Arithmetic
 from orchestrator import ROOT, libraries
 from orchestrator.machines import known_devices
 from tests.helpers import flash_mla_fp8  # noqa: F401 (registers operators)
-from tests.helpers.engine_kernels import STAND_INS, modules
+from tests.helpers.engine_kernels import STAND_INS, modules, takes_segments
 
 H200, B200, A100, CPU = (known_devices()[name] for name in ("h200", "b200", "a100", "cpu"))
 SHAPE = {"batch_size": 2, "s_qo": 3, "s_kv": 70, "num_qo_heads": 4, "num_kv_heads": 2, "head_dim_qk": 32, "head_dim_vo": 32}
@@ -114,15 +114,50 @@ def test_the_arguments_say_the_whole_problem(name: str):
     assert adapter.workspace_bytes(p) > 0
 
 
-@pytest.mark.usefixtures("installed")
-def test_one_token_of_few_requests_is_split_and_the_row_says_so():
-    runs = {}
-    for batch in (2, 65):
-        p = problem({"s_qo": 1, "batch_size": batch, "s_kv": 8})
-        runs[batch] = registry.get("paged_decode", "vllm_triton").prepare(draw(p, "cpu"), H200)
+LLAMA = {"num_qo_heads": 64, "num_kv_heads": 8, "s_kv": 8}
+SPLIT_BY = {  # releases whose rows are split
+    "one token of few requests": ({"s_qo": 1, "batch_size": 64}, H200, ("0.25.1", "0.32.0", "0.33.0")),
+    "one token of many requests": ({"s_qo": 1, "batch_size": 65}, H200, ()),
+    "one token under a full mask": ({"s_qo": 1, "mask": "full"}, H200, ("0.25.1", "0.32.0", "0.33.0")),
+    "8 tokens": ({"s_qo": 8}, H200, ("0.33.0",)),
+    "9 tokens": ({"s_qo": 9}, H200, ()),
+    "a full mask": ({"mask": "full"}, H200, ()),
+    "a tree": (TREE, H200, ("0.33.0",)),
+    "lengths that differ": ({"min_s_qo": 1, "seq_lens": "random"}, H200, ("0.33.0",)),
+    "as many tiles as it splits": ({**LLAMA, "s_qo": 4, "batch_size": 8}, H200, ("0.33.0",)),
+    "more tiles than it splits": ({**LLAMA, "s_qo": 4, "batch_size": 9}, H200, ()),
+    "tiles of a group of 17": ({"num_qo_heads": 34, "s_qo": 2, "batch_size": 32}, H200, ("0.33.0",)),
+    "more tiles of a group of 17": ({"num_qo_heads": 34, "s_qo": 2, "batch_size": 33}, H200, ()),
+    "large heads": ({"head_dim_qk": 256, "head_dim_vo": 256}, H200, ("0.33.0",)),
+    "large heads on SM100": ({"head_dim_qk": 256, "head_dim_vo": 256}, B200, ()),
+    "large heads on SM100, one token": (
+        {"head_dim_qk": 256, "head_dim_vo": 256, "s_qo": 1},
+        B200,
+        ("0.25.1", "0.32.0", "0.33.0"),
+    ),
+    "large heads on SM100, a group of 17": (
+        {"head_dim_qk": 256, "head_dim_vo": 256, "num_qo_heads": 34},
+        B200,
+        ("0.33.0",),
+    ),
+}
 
-    assert [runs[batch].resolved_backend for batch in runs] == ["triton_unified_3d", "triton_unified_2d"]
-    assert [runs[batch].kernel_config for batch in runs] == ["segments=16", "segments=1"]
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("release", ["0.25.1", "0.32.0", "0.33.0"])
+@pytest.mark.parametrize("name", SPLIT_BY)
+def test_a_row_says_whether_the_release_of_vllm_splits_its_keys(name: str, release: str):
+    keys, device, by = SPLIT_BY[name]
+    p = problem({"batch_size": 2, "s_kv": 9, **keys})
+    adapter = registry.get("paged_decode", "vllm_triton").for_versions({"vllm": release, "triton": "3.8.0"})
+    runner: Any = adapter.prepare(draw(p, "cpu"), device)
+    parts = runner.launch.keywords["softmax_segm_output"]
+
+    assert takes_segments(release, device, runner.launch.keywords) == (release in by)
+    assert (runner.resolved_backend, runner.kernel_config) == (
+        ("triton_unified_3d", "segments=16") if release in by else ("triton_unified_2d", "segments=1")
+    )
+    assert parts.nbytes < adapter.workspace_bytes(p) and adapter.unmet(p, device) == []
 
 
 @pytest.mark.usefixtures("installed")
@@ -348,7 +383,7 @@ def test_what_to_type_for_a_library_that_is_not_there():
         )
     }
 
-    assert words["paged_decode", "vllm_triton"].endswith("type: pip install 'vllm>=0.25.1,<0.33'")
+    assert words["paged_decode", "vllm_triton"].endswith("type: pip install 'vllm>=0.25.1,<0.34'")
     assert words["paged_decode", "sglang_triton"].endswith("type: pip install 'sglang>=0.5.23,<0.6'")
     for name in ("flash_mla_vllm", "flash_attn_3"):
         (rule,) = registry.get("mla", name).rules_hold_for

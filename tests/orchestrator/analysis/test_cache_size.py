@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from orchestrator.analysis.dataset import Dataset
-from orchestrator.analysis.questions import draft, engine_default, views_of
+from orchestrator.analysis.questions import draft, engine_default
 from orchestrator.analysis.questions.cache_size import no_room
 from orchestrator.config.draft_cost import Draft
 from orchestrator.storage.row import to_table
 from tests.helpers.command_line import Invoke
-from tests.helpers.timed_rows import made
+from tests.helpers.timed_rows import made, views_of
 
 # 80 layers of 8 KV heads of 128 in bf16 are 328 kB a token: 32 x 8,192 tokens are 86 GB, 64 x 8,192 are 172, and an H200 has 141.
 SHAPE: dict[str, Any] = {

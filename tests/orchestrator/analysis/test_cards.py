@@ -11,11 +11,11 @@ import pytest
 from orchestrator.analysis.cards import BETWEEN_RUNS, learn, learn_from
 from orchestrator.analysis.compare import tables
 from orchestrator.analysis.compare.comparison import compare
-from orchestrator.analysis.questions import views_of
 from orchestrator.errors import UserError
 from orchestrator.reporting.report import gpu_grids
 from orchestrator.storage.row import Row
 from tests.helpers.compared import MORNING, dataset, table, timed
+from tests.helpers.timed_rows import views_of
 
 OFFSETS = {"GPU-a": -0.01, "GPU-b": 0.0, "GPU-c": 0.01}
 

@@ -16,7 +16,7 @@ from orchestrator import ROOT, notes
 from orchestrator.analysis import dataset, views
 from orchestrator.analysis.compare import selection
 from orchestrator.analysis.dataset import open_dataset
-from orchestrator.analysis.questions import VIEWS, best, open_views, views_of
+from orchestrator.analysis.questions import VIEWS, best, open_views
 from orchestrator.analysis.sources import left_out, local_datasets
 from orchestrator.analysis.sql import COMPUTED
 from orchestrator.config.ranges import Bounds
@@ -25,7 +25,7 @@ from orchestrator.reporting import records
 from orchestrator.storage import parquet
 from orchestrator.storage.columns import COLUMNS
 from orchestrator.storage.row import Row, to_json, to_table
-from tests.helpers.timed_rows import asked, made
+from tests.helpers.timed_rows import asked, made, views_of
 
 
 def kept(path: Path, *rows: Row) -> Path:

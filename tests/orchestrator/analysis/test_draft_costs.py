@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from orchestrator import ROOT
 from orchestrator.analysis.dataset import Dataset
-from orchestrator.analysis.questions import draft, expected_tokens, open_views, views_of
+from orchestrator.analysis.questions import draft, expected_tokens, open_views
 from orchestrator.analysis.questions.draft import break_even_acceptance, without_rest
 from orchestrator.analysis.step_rest import PRESETS, ModelPlace, measured, us_at
 from orchestrator.config.draft_cost import CURVES, Draft
@@ -21,7 +21,7 @@ from orchestrator.planning.expand import expand
 from orchestrator.storage.row import Row, to_table
 from tests.helpers.command_line import Invoke
 from tests.helpers.datasets import RESULTS
-from tests.helpers.timed_rows import made
+from tests.helpers.timed_rows import made, views_of
 
 H200 = ModelPlace("llama_3_1_70b", "NVIDIA H200", 1)
 PRESET = Draft(rest="preset", acceptance="minimax_m3_eagle3")

@@ -9,11 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from orchestrator.analysis.dataset import Dataset
-from orchestrator.analysis.questions import draft, in_engine, open_views, views_of
+from orchestrator.analysis.questions import draft, in_engine, open_views
 from orchestrator.config.draft_cost import Draft
 from orchestrator.storage.row import Row, to_table
 from orchestrator.tables import Grid
-from tests.helpers.timed_rows import made
+from tests.helpers.timed_rows import made, views_of
 
 SHAPE: dict[str, Any] = {
     "routine": "paged_decode", "mask": "causal", "compute_capability": "9.0", "page_size": 64, "seq_lens": "fixed",
@@ -345,6 +345,26 @@ def test_of_several_isolated_rows_one_of_the_engines_own_build_predicts():
     found = told(answered(old, same, inside("FLASHINFER", 101.0, XQA, device_uuid="a", flashinfer_version="0.6.13")))
 
     assert found["error"] == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize("newest", ["0.25.1", "0.33.0"])
+def test_rows_of_one_point_by_two_releases_predict_each_its_own_release(newest: str):
+    """Also where the releases run other kernels for it, and whichever was measured last."""
+    of = {"0.25.1": ("triton_unified_2d", "vllm 0.25.1", 400.0), "0.33.0": ("triton_unified_3d", "vllm 0.33.0, triton 3.8.0", 50.0)}
+    rows = []
+    for release, (kernel, libraries, us) in of.items():
+        day = "02" if release == newest else "01"
+        about = {"libraries": libraries, "finished_at": f"2026-11-{day} 00:00:00+00:00", "s_qo": 4}
+        rows += [alone("vllm_triton", us * s_kv / 8192, kernel, s_kv=s_kv, **about) for s_kv in (8192, 16384)]
+        combining = None if release == "0.25.1" else "reduce_segments"
+        of_engine = {"engine_version": release, "combine_kernels": combining, "s_qo": 4, "engine_kv_tokens": 9011.2}
+        rows.append(inside("TRITON_ATTN", us * 1.1, TRITON, **of_engine))
+    data = answered(*rows)
+    found = [told(data, engine_version=release) for release in of]
+
+    assert [one["why_not"] for one in found] == [None, None]
+    assert [(one["isolated_kernel"], one["scaled"]) for one in found] == [(kernel, "line") for kernel, *_ in of.values()]
+    assert [one["error"] for one in found] == pytest.approx([0.0, 0.0])
 
 
 def test_of_several_isolated_rows_one_of_the_same_gpu_predicts():

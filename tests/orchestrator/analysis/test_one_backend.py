@@ -13,7 +13,7 @@ import pytest
 
 from orchestrator import notes
 from orchestrator.analysis.dataset import Dataset
-from orchestrator.analysis.questions import engine_default, one_backend, open_views, traffic_weights, views_of
+from orchestrator.analysis.questions import engine_default, one_backend, open_views, traffic_weights
 from orchestrator.analysis.questions.cache_size import no_room
 from orchestrator.analysis.questions.deployments import HERE, Choice, Part, parts
 from orchestrator.analysis.step_rest import PRESETS, ModelPlace
@@ -24,7 +24,7 @@ from orchestrator.config.weights import checked_weights
 from orchestrator.reporting.report import NEEDS
 from orchestrator.storage.row import Row, to_table
 from tests.helpers.datasets import MAIN, RESULTS
-from tests.helpers.timed_rows import made
+from tests.helpers.timed_rows import made, views_of
 from tests.helpers.winners import launch_of
 
 FLASH, XQA, NATIVE = (

@@ -29,7 +29,6 @@ from orchestrator.analysis.questions import (
     regret,
     roofline,
     step,
-    views_of,
 )
 from orchestrator.config.draft_cost import Draft
 from orchestrator.config.engine import selected
@@ -38,7 +37,7 @@ from orchestrator.planning.expand import expand
 from orchestrator.storage import folder
 from orchestrator.storage.row import Row, to_table
 from orchestrator.tables import Grid
-from tests.helpers.timed_rows import asked, made
+from tests.helpers.timed_rows import asked, made, views_of
 
 VLLM, SGLANG = (selected(name)[0].title for name in ("vllm", "sglang"))
 

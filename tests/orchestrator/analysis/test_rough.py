@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orchestrator.analysis.dataset import Dataset
-from orchestrator.analysis.questions import crossover, engine_default, one_backend, pad_up, regret, views_of
+from orchestrator.analysis.questions import crossover, engine_default, one_backend, pad_up, regret
 from orchestrator.analysis.questions.deployments import parts
 from orchestrator.analysis.rough import counted, how_known
 from orchestrator.config.draft_cost import Draft
@@ -20,7 +20,7 @@ from orchestrator.formats.flashinfer_trace import writer as traces
 from orchestrator.reporting.site.build import build
 from orchestrator.storage.row import Row, to_table
 from tests.helpers.compared import MORNING, NIGHT, dataset, timed
-from tests.helpers.timed_rows import made
+from tests.helpers.timed_rows import made, views_of
 
 ROUGH = {"stop_reason": "decided", "ci95_rel": 0.1}
 PROBLEM: dict[str, Any] = {

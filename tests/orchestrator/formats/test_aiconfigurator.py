@@ -13,7 +13,6 @@ import yaml
 
 from orchestrator import ROOT
 from orchestrator.analysis.connection import Record
-from orchestrator.analysis.questions import views_of
 from orchestrator.config.model import Model
 from orchestrator.errors import UserError
 from orchestrator.formats.aiconfigurator import reader, writer
@@ -24,6 +23,7 @@ from orchestrator.storage.columns import COLUMNS
 from orchestrator.storage.row import Row
 from tests.helpers.command_line import Invoke
 from tests.helpers.noted import noted
+from tests.helpers.timed_rows import views_of
 
 MODEL = Model(name="llama", num_qo_heads=64, num_kv_heads=8, head_dim_qk=128, head_dim_vo=128, tp=(1, 8))
 # A row of h200_sxm/attention/vllm/0.24.0/generation_attention_perf.parquet: 64 and 8 heads, batch 8, 8,192 KV tokens.

@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator import ROOT
 from orchestrator.analysis.dataset import Dataset
-from orchestrator.analysis.questions import open_views, views_of
+from orchestrator.analysis.questions import open_views
 from orchestrator.analysis.questions.deployments import parts
 from orchestrator.config.draft_cost import Draft
 from orchestrator.config.engine import Engine, selected
@@ -19,7 +19,7 @@ from orchestrator.formats.engine_config import BatchDrafts, best_drafts, config_
 from orchestrator.storage.row import Row, to_table
 from tests.helpers.command_line import Invoke
 from tests.helpers.datasets import MAIN
-from tests.helpers.timed_rows import made
+from tests.helpers.timed_rows import made, views_of
 
 (VLLM,), (SGLANG,) = selected("vllm"), selected("sglang")
 STEP = Draft(layers=10, rest_us=1000, cost_us=10)
