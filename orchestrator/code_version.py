@@ -19,6 +19,7 @@ COMMIT_VARIABLE = "ORCHESTRATOR_COMMIT"  # for images that carry the code withou
 COMMIT_FILE = "COMMIT"  # of an installed copy; setup.py writes it
 OWN_FOLDERS = ("kernels", "orchestrator")
 HASH_DIGITS = 8
+OF_PLUGIN = rf"[^y][.][0-9a-f]{{{HASH_DIGITS}}}$"  # of a row's version; the hash of edited files follows `.dirty`
 
 
 @cache

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.analysis.keys import USUAL_TIMING
 from orchestrator.analysis.noise import SAME
 from orchestrator.analysis.sources import NEAR, RULE_EDGES
-from orchestrator.analysis.sql import LentRows, condition, file_literal, literal, quoted, sql_type
+from orchestrator.analysis.sql import LentRows, condition, file_literal, literal, query, quoted, sql_type
 from orchestrator.config.base import own_files
 from orchestrator.config.engine import Engine, calls_of
 from orchestrator.config.model import CUSTOM, HEADS, LENT, Model, shipped
@@ -47,7 +47,6 @@ ISOLATED = f"""status = 'ok' AND coalesce(twin, 0) = 0 AND shared_prefix IS NULL
     AND routine IN ('paged_decode', 'paged_prefill', 'ragged_prefill', 'mla', 'sparse_mla', 'gated_delta')
     AND {" AND ".join(f"coalesce({key}, '{usual}') = '{usual}'" for key, usual in USUAL_TIMING.items())}"""
 CALLS = "filename, kv_dtype, split_part(compute_capability, '.', 1)::INT, routine, backend, page_size"
-SIZES = "count(DISTINCT (batch_size, s_qo, s_kv, kv_dtype))"
 EVERY_DTYPE = 3  # of `HAS["fp8"]`
 IN_ENGINE = "in_engine"  # the question that compares rows of a running engine with isolated ones
 # What a dataset has if it answers a question that others do not, as SQL over its rows; for FP8, better with both dtypes of queries.
@@ -105,7 +104,7 @@ def find(
         found = con.execute(_best_first(queries, engines, question)).fetchall() if wanted else []
         if not found:
             raise NoRows(_nothing(con, wanted, drafts, alike[0] if alike else {}, typed))
-        (file, turn, *_, answers, _, _) = found[0]
+        (file, turn, *_, answers, _, _, _) = found[0]
         both = _over_both(con, queries[turn][0], {name for name, at, *_ in found if at == turn}) if question == "fp8" else []
         files = both if both and answers < EVERY_DTYPE else [file]
         if question == IN_ENGINE:
@@ -118,10 +117,12 @@ def find(
         why = "which have rows of running engines, and isolated ones beside them"
     note_once(f"read {best if len(files) < FEW else f'{len(files)} datasets'}, {why}")
     if others:
-        _tell_others({name: places[name] for name in others}, {(name, tuple(call)) for name, *call in calls}, engines, {*files})
-    here, all_caches = ({kv for name, *_, of in found if name in some for kv in of} for some in (files, places))
-    for kv in sorted(all_caches - here):
-        note_once(f"these are over {' and '.join(sorted(here))}; for the others type 'where={{kv_dtype: {kv}}}'")
+        _tell_others(best, {name: places[name] for name in others}, {(name, (*call,)) for name, *call in calls}, engines, {*files})
+    for at, of, typed_for in ((-2, "of tp", "tp={}"), (-1, "over", "'where={{kv_dtype: {}}}'")):
+        here, every = ({value for one in found if one[0] in some for value in one[at]} for some in (files, places))
+        if here and (left := sorted(every - here)):
+            read = " and ".join(map(str, sorted(here)))
+            note_once(f"these are {of} {read}; for the others type {' or '.join(map(typed_for.format, left))}")
     return best, asked[turn][0]
 
 
@@ -132,35 +133,34 @@ def _best_first(queries: Iterable[tuple[str, str]], engines: Sequence[Engine], q
     of flags, with the model's name, with rows of the engines' own builds, with more kernels of flags, more workloads, the newest.
     """
     own, calls = _calls(engines)
+    told = {"own": own, "calls": calls, "defaults": _defaults(engines), "answers": HAS.get(question or "", "true")}
     selects = (
-        f"""
-        SELECT filename, {turn} AS turn, {SIZES} FILTER ((routine, backend) IN ({own})) AS by_own_build,
-               count(DISTINCT backend) FILTER ((routine, backend) IN ({calls})) AS choices,
-               bool_or({_defaults(engines)}) AS has_default,
-               {SIZES} AS workloads, {HAS.get(question or "", "true")} AS answers,
-               max(finished_at)::VARCHAR AS ended, list(DISTINCT kv_dtype) AS caches
-        FROM rows WHERE {where} GROUP BY filename HAVING {having}"""
-        for turn, (where, having) in enumerate(queries)
+        query("datasets_of_server", turn=turn, where=where, having=having, **told) for turn, (where, having) in enumerate(queries)
     )
     first = "answers DESC, has_default DESC, choices > 1 DESC, turn"
     return f"{' UNION ALL '.join(selects)} ORDER BY {first}, by_own_build DESC, choices DESC, workloads DESC, ended DESC, filename"
 
 
-def _tell_others(others: Mapping[str, Path], rows: Set[tuple[str, Any]], engines: Sequence[Engine], read: Set[str]) -> None:
+def _tell_others(
+    best: str, others: Mapping[str, Path], rows: Set[tuple[str, Any]], engines: Sequence[Engine], read: Set[str]
+) -> None:
     """Says which other datasets, best first, have such rows, and where flags have right ones that `read` has none of."""
     more = ", ..." if len(others) > MAX_NEAR else ""
     first = ",\n  ".join(map(str, [*others.values()][:MAX_NEAR]))
     note_once(f"{len(others)} more have such rows; results.path=DIR reads another:\n  {first}{more}")
-    caches, found = {kv for name, (kv, *_) in rows if name in read}, list[str]()
+    caches, found = {kv for name, (kv, *_) in rows if name in read}, list[tuple[Path, str]]()
     for flag, of in grouped((one.name, one) for engine in engines for one in engine.flags).items():
         calls = {(kv, cc, *call) for one in of for kv in caches & {*one.kv} for cc in one.cc for *_, call in calls_of(one)}
         right = {(name, page) for name, (*call, page) in rows if (*call,) in calls}
         own = {f" with pages of {one.page}": one.page for one in of if one.default and one.page}
         for what, pages in {"": None, **own}.items():
             have = {name for name, page in right if pages in (None, page)}
-            found += [f"{flag}{what} in {place}" for name, place in others.items() if name in have and not have & read][:1]
+            found += [(place, f"{flag}{what} in {place}") for name, place in others.items() if name in have and not have & read][:1]
     if found:
-        note_once("right rows of other flags and pages; results.path=[DIR,DIR] reads both:\n  " + ",\n  ".join(found))
+        other, *rest = dict.fromkeys(place for place, _ in found)
+        listed = ",\n  ".join(words for _, words in found)
+        both = f"{best},{'DIR' if rest else other}".replace(".parquet", "")
+        note_once(f"right rows of other flags and pages; to read both:\n  'results.path=[{both}]'\n  {listed}")
 
 
 def _over_both(con: duckdb.DuckDBPyConnection, where: str, files: Set[str]) -> list[str]:
@@ -168,13 +168,8 @@ def _over_both(con: duckdb.DuckDBPyConnection, where: str, files: Set[str]) -> l
 
     Those of most workloads come first. One with another version of a library than those before it on its GPU is left out.
     """
-    sides = con.execute(f"""
-        WITH sides AS (
-            SELECT filename, hash({", ".join(map(quoted, WORKLOAD))}) AS workload, kv_dtype LIKE 'fp8%' AS fp8,
-                   concat(workload, fp8, q_dtype LIKE 'fp8%') AS side, min(median_us) AS us
-            FROM rows WHERE {where} AND min_s_qo IS NULL AND graph_batch IS NULL GROUP BY ALL)
-        SELECT filename, side FROM sides WHERE filename IN ({", ".join(map(literal, sorted(files)))})
-        QUALIFY us <= min(us) OVER (PARTITION BY side) * {1 + SAME} AND count(DISTINCT fp8) OVER (PARTITION BY workload) > 1""")
+    workload, listed = ", ".join(map(quoted, WORKLOAD)), ", ".join(map(literal, sorted(files)))
+    sides = con.execute(query("fastest_over_each_cache", workload=workload, where=where, files=listed, most=1 + SAME))
     left: dict[str, list[str]] = grouped(sides.fetchall())
     found, known = list[str](), dict[str, str]()
     names = f"SELECT DISTINCT filename, device_name, unnest(string_split(libraries, ', ')) FROM rows WHERE {where}"
@@ -190,15 +185,8 @@ def _over_both(con: duckdb.DuckDBPyConnection, where: str, files: Set[str]) -> l
 
 def _of_engines(con: duckdb.DuckDBPyConnection, places: Iterable[str], where: str) -> list[str]:
     """The files with rows of a running engine, and those with isolated rows of the same points on GPUs that ran an engine."""
-    point = "num_qo_heads, kv_dtype, page_size, batch_size, s_qo"
-    query = f"""
-        WITH engines AS (FROM ({_every(places)}) WHERE status = 'ok' AND context = 'engine')
-        SELECT filename FROM engines WHERE {where}
-        UNION SELECT filename FROM rows
-        WHERE {where} AND device_uuid IN (SELECT device_uuid FROM engines)
-            AND ({point}) IN (SELECT ({point}) FROM engines WHERE {where})
-        ORDER BY ALL"""
-    return [name for (name,) in con.execute(query).fetchall()]
+    found = con.execute(query("files_of_engines", every=_every(places), where=where))
+    return [name for (name,) in found.fetchall()]
 
 
 def served_alike(names: Iterable[str] | None = None) -> list[tuple[str, int, str]]:
@@ -351,13 +339,10 @@ def _there(con: duckdb.DuckDBPyConnection, wanted: Wanted, most: int = MAX_NEAR,
     heads = {name: of.get(name, (None,))[0] for name in HEADS} if of else {}
     apart = " + ".join(f"abs(log2(coalesce({name}, 1) / {value or 1}))" for name, value in heads.items()) or "0"
     routines = {"routine": of["routine"]} if of else {}
-    listed = con.execute(f"""
-        SELECT model, device_name, list(DISTINCT coalesce(tp, 1) ORDER BY coalesce(tp, 1)),
-               list(DISTINCT s_qo - 1 ORDER BY s_qo - 1) FILTER (s_qo <= 64), arg_min([{", ".join(heads)}], {apart})
-        FROM rows WHERE model IS NOT NULL AND model != '{CUSTOM}' AND {condition({**wanted, **routines})}
-        GROUP BY ALL ORDER BY min({apart}), model, device_name""").fetchall()
+    where = condition({**wanted, **routines})
+    listed = con.execute(query("servers", heads=", ".join(heads), apart=apart, custom=CUSTOM, where=where))
     found = []
-    for model, device, tps, lengths, there in listed:
+    for model, device, tps, lengths, there in listed.fetchall():
         differs = [f"{name} {one}, not {heads[name]}" for name, one in zip(heads, there, strict=True) if one != heads[name]]
         sizes, drafts = (", ".join(map(str, some or ())) for some in (tps, lengths))
         found.append(f"{model} on {device} ({'; '.join((f'tp {sizes}', f'drafts {drafts}', *differs))})")

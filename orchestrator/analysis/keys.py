@@ -22,3 +22,4 @@ OWN_US = f"""CASE WHEN context = 'step' THEN in_step_us WHEN own_us IS NOT NULL
     AND NOT coalesce(timer = '{GRAPH_REPLAY}' AND median_us - own_us > launch_us + {MOST_OVER_US}, false) THEN own_us
     WHEN timer = '{GRAPH_REPLAY}' AND median_us > if(launch_us > {SLOW_EMPTY_US}, {SLOW_LAUNCH_US}, {LAUNCH_US})
     AND launch_us IS NOT NULL THEN median_us - if(launch_us > {SLOW_EMPTY_US}, {SLOW_LAUNCH_US}, {LAUNCH_US}) ELSE median_us END"""
+ORIGINS = ("aiconfigurator", "flashinfer_benchmark", "flashinfer_trace")  # `orchestrator_version` of imported rows

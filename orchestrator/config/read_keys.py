@@ -75,7 +75,8 @@ def complaint(overrides: Sequence[str], mode: str, question: str | None = None) 
                 does = rows if mode in MEASURE_NOTHING else "takes the backends of its sweep; type sweep.backend=[...]"
                 return f"backend: mode={mode} {does}"
             if mode not in modes_with(key):
-                does_not, does = f"mode={mode}", f"mode={', '.join(modes_with(key))}"
+                here = " measures this machine's GPUs and" * (key == "device" and mode not in MEASURE_NOTHING)
+                does_not, does = f"mode={mode}{here}", f"mode={', '.join(modes_with(key))}"
             else:
                 does_not = f"question={question}"
                 does = " or ".join(f"question={name}" for name in _questions_of(override, "best"))

@@ -423,7 +423,8 @@ def _require_no_sweep(config: Mapping[str, Any]) -> None:
     if extra := sorted(config.keys() - set(all_keys()) - {"hydra"}):
         raise UserError(f"{extra[0]}: there is no such key; {meant_by(extra[0], mode, config[extra[0]])}")
     instead = f", or results.path=DIR for mode={mode}" if rules.reads_dataset or rules.sweep_of_row else ""
-    raise UserError(f"sweep: none given; type +sweep=NAME{instead}, where NAME is one of: {', '.join(own_files('sweep'))}")
+    usual = "auto_guard, or +sweep=NAME" if mode == "watch" else "NAME"
+    raise UserError(f"sweep: none given; type +sweep={usual}{instead}, where NAME is one of: {', '.join(own_files('sweep'))}")
 
 
 def _adapt_to_mode(settings: Settings) -> Settings:

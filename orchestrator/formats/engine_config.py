@@ -114,6 +114,8 @@ def _part(part: Part, typed: str) -> Iterator[str]:
     shown = changed or part.next_best
     if shown is not None and part.default is not None:
         yield f"#   {shown.label}: {_evidence(shown, part.default)}"
+        if shown is not choice:
+            yield f"#   {shown.label} {part.holds_for(shown)}"
     if choice is not None:
         at_worst = choice.no_comparison or f"at worst {choice.worst_words} times the fastest"
         yield f"#   {but_at_worst(choice) if choice.record['much_slower'] else at_worst}"

@@ -66,6 +66,7 @@ from tests.helpers.command_line import Invoke, command, environment, run, run_fr
             ],
         ),
         (["mode=report"], ["sweep: none given", "+sweep=NAME, or results.path=DIR"]),
+        (["mode=watch", "device=h200"], ["sweep: none given", "type +sweep=auto_guard, or +sweep=NAME, where"]),
         (["+sweep=smoke", "results.path=${nothing}"], ["nothing"]),
         (["-m", "+sweep=smoke", "cluster=inline,moon"], ["moon"]),
     ],

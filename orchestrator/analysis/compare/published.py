@@ -17,6 +17,7 @@ from orchestrator.analysis.compare import best_of
 from orchestrator.analysis.compare.pairs import LIST_COLUMNS, TIMING_SETTINGS
 from orchestrator.analysis.compare.selection import Selection, select
 from orchestrator.analysis.compare.tables import differences
+from orchestrator.analysis.keys import ORIGINS
 from orchestrator.analysis.names import shown
 from orchestrator.analysis.noise import BETWEEN_RUNS, THROTTLED_CLOCK, NoiseFloor
 from orchestrator.analysis.questions import place_of, ranked_by, ranking_of
@@ -24,7 +25,6 @@ from orchestrator.config.settings import CompareSettings
 from orchestrator.errors import UserError
 from orchestrator.tables import Grid
 
-ORIGINS = ("aiconfigurator", "flashinfer_benchmark", "flashinfer_trace")  # `orchestrator_version` of imported rows
 WORKLOAD = (  # what a published table says of one
     *("routine", "batch_size", "s_qo", "s_kv", "num_qo_heads", "num_kv_heads", "head_dim_qk", "head_dim_vo", "head_dim_ckv"),
     *("head_dim_kpe", "q_dtype", "kv_dtype", "mask", "window", "sinks", "seq_lens", "batch_spec", "min_s_qo", "shared_prefix"),

@@ -30,6 +30,7 @@ from orchestrator.analysis.questions import cache_size, in_engine, traffic_weigh
 from orchestrator.analysis.sql import Where, literal, query, quoted, weight_sql
 from orchestrator.analysis.step_rest import PRESET, create_measured_rest
 from orchestrator.analysis.traffic import Mix
+from orchestrator.code_version import OF_PLUGIN
 from orchestrator.config.draft_cost import CURVES, Draft
 from orchestrator.config.engine import MAX_DRAFT, Engine, Known, Workload, calls_of, releases, selected
 from orchestrator.config.model import layers_of
@@ -159,6 +160,7 @@ def _define_ranking(data: Dataset, max_rel_err: float | None) -> Dataset:
     data.execute(f"SET VARIABLE noise_floor = {DEFAULT_NOISE_FLOOR}; SET VARIABLE rough = {OFF - 1}")
     data.execute(f"CREATE TEMP MACRO floor_at(known, us, own_us) AS {FLOOR_AT}")
     data.execute(f"CREATE TEMP MACRO is_reference(backend) AS regexp_matches(backend, {literal(of_references())})")
+    data.execute(f"CREATE TEMP MACRO is_of_plugin(version) AS regexp_matches(version, {literal(OF_PLUGIN)})")
     _create_own_builds(data)
     for view in RANKING:
         data.execute(f"CREATE TEMP {data.kind} {view} AS {query_text(view)}")
@@ -216,11 +218,7 @@ def _create_workloads(data: Dataset, weights: WeightRules, traffic: Mix | None) 
     data.execute(query("all_workloads", kind=data.kind, weight=weight_sql(weights), **words))
     traffic_weights.create(data, traffic, MAX_DRAFT)
     of_traffic = "1" if traffic is None else "coalesce(traffic_weights.weight, 0)"
-    data.execute(f"""
-        CREATE TEMP {data.kind} workloads AS
-        SELECT problem, all_workloads.* EXCLUDE (problem, weight), all_workloads.weight * {of_traffic} AS asked,
-               coalesce(cache_bytes > memory_bytes, false) AS too_big, if(too_big, 0, asked) AS weight
-        FROM all_workloads LEFT JOIN traffic_weights USING (workload) LEFT JOIN cache_sizes USING (problem)""")
+    data.execute(query("workloads", kind=data.kind, of_traffic=of_traffic))
 
 
 def _note_unused(data: Dataset, weights: WeightRules) -> None:
@@ -245,14 +243,8 @@ def _create_own_builds(data: Dataset) -> None:
 
 def _create_engine_tables(data: Dataset, engines: Sequence[Engine]) -> None:
     """What each flag of the engines is for the workloads that were measured (`engine_flags`), and which calls it makes."""
-    data.execute("""
-        CREATE TEMP TABLE majors AS
-        SELECT device_name, any_value(split_part(compute_capability, '.', 1))::INT AS major
-        FROM rows WHERE compute_capability IS NOT NULL GROUP BY device_name""")
-    asked = data.execute("""
-        SELECT DISTINCT major, of_layers, call_phase, kv_dtype, coalesce(mask NOT IN ('causal', 'full'), false),
-               coalesce(sinks, false)
-        FROM problems JOIN all_workloads USING (problem) JOIN majors USING (device_name) WHERE call_phase IS NOT NULL""")
+    data.execute(query("majors"))
+    asked = data.execute(query("asked_of_engines"))
     flags = (line for one in engines for values in asked for line in _flag_values(one, Workload(*values)))
     calls = (
         (one.title, number, phase, turn, *call, flag.stands_in(call), flag.rounds_q)

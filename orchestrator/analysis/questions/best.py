@@ -6,10 +6,13 @@ from collections.abc import Iterator, Sequence
 
 from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
+from orchestrator.analysis.keys import ORIGINS
 from orchestrator.analysis.names import shown
 from orchestrator.analysis.questions.exactness import error, named
 from orchestrator.analysis.questions.tables import across_contexts, fetch, percent, split_by_title
 from orchestrator.analysis.rough import legend, mark
+from orchestrator.analysis.sources import few
+from orchestrator.analysis.sql import query
 from orchestrator.tables import Grid
 
 NEEDS = "a point that is ok"
@@ -24,9 +27,7 @@ def grids(data: Dataset) -> list[Grid]:
 
 def references(data: Dataset) -> list[Grid]:
     """The reference backends that were right beside others, with their times: no engine has them, so they are not ranked."""
-    found = data.execute("""
-        SELECT device_name, reference_backend, count(*), min(reference_us), max(reference_us), count_if(reference_us < median_us)
-        FROM best WHERE reference_us IS NOT NULL AND reference_backend <> backend GROUP BY ALL ORDER BY ALL""")
+    found = data.execute(query("references_beside_others"))
     cells = tuple(
         (device, shown(name), f"{count:,}", f"{least:,.1f} to {most:,.1f}", f"{faster:,}" if faster else "none")
         for device, name, count, least, most, faster in found
@@ -77,11 +78,21 @@ def ahead(record: Record) -> str | None:
 def summary(data: Dataset) -> str | None:
     query = "SELECT count(margin), count_if(above_noise), max(noise_floor) FROM best"
     contested, clear, floor = data.single_row(query)
-    if not contested:
-        return None
-    measured = data.scalar("SELECT count(*) FROM noise")
-    source = f"measured{_over_other_states(data)}" if measured else "a default: no noise dataset lies beside this one"
-    return f"{clear:,} of {contested:,} winners are ahead by more than noise (up to {percent(floor)}, {source})"
+    told = [_imported(data)]
+    if contested:
+        measured = data.scalar("SELECT count(*) FROM noise")
+        source = f"measured{_over_other_states(data)}" if measured else "a default: no noise dataset lies beside this one"
+        told = [f"{clear:,} of {contested:,} winners are ahead by more than noise (up to {percent(floor)}, {source})", *told]
+    return "; ".join(filter(None, told)) or None
+
+
+def _imported(data: Dataset) -> str:
+    """Why imported times are not ranked beside measured ones, and what compares them; empty if there are none."""
+    files = data.execute(f"SELECT DISTINCT cluster FROM current WHERE orchestrator_version IN {ORIGINS} ORDER BY ALL")
+    return (
+        f"times of others ({few([name for (name,) in files])}) have tables of their own, since how they were timed is not known: "
+        "mode=compare baseline=DIR candidate=DIR puts them beside yours"
+    ) * bool(files)
 
 
 def _over_other_states(data: Dataset) -> str:

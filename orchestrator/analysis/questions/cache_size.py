@@ -36,11 +36,7 @@ def create(data: Dataset, layers: int | None) -> None:
     models = [model for (model,) in data.execute("SELECT DISTINCT model FROM problems WHERE model IS NOT NULL")]
     of_models = ((model, layers or layers_that_keep_all(model) or 1) for model in models)
     data.create_table("cache_layers(model VARCHAR, layers BIGINT)", of_models)
-    data.execute(f"""
-        CREATE TEMP VIEW cache_sizes AS
-        SELECT problem, layers, memory_bytes, layers * ({LAYER_BYTES}) AS cache_bytes
-        FROM problems JOIN gpu_memory USING (device_name) JOIN cache_layers USING (model)
-        WHERE cache_bytes IS NOT NULL""")
+    data.execute(query("cache_sizes", of_layer=LAYER_BYTES))
 
 
 def no_room(model: str | None, tp: int | None, device_name: str, layers: int | None = None) -> str:

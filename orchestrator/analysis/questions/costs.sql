@@ -2,7 +2,8 @@
 -- A deployment is all that its workloads have in common (`deployments.PLACE`). `mean` is the geometric mean of the regret, with `weight`s.
 -- `covers`: it was right wherever the engine's default was. Beside the default at these workloads: `saving` is 1 - the mean of its time
 -- over the default's, `ahead` where it is faster by more than noise, `floor` the mean noise, `pairs` how many workloads.
--- `most_beside`: the workload at which its time without the launch differs most from the default's, and by how much (`us`).
+-- `most_beside`: the workload at which its time without the launch differs most from the default's, and by how much (`us`); `from_us`
+-- and `to_us` are the least and the most over all workloads. `of_plugin`: it is a user's own backend.
 -- `rivals`: how many backends ran, right or wrong, at the workload where most did.
 -- `of_pages`: what the one other page size that was measured saves beside the engine's own, at workloads that differ in it alone (`alike`).
 -- `typed_page` sets the page size, if the engine takes another by itself: the only one that was measured, or one that saves time
@@ -57,7 +58,7 @@ SELECT {place}, phase, who, layers, choice, any_value(flag) AS flag, bool_and(is
        histogram(status) AS statuses,
        list(DISTINCT {{'routine': routine, 'backend': called, 'kernel': kernel, 'shown': backend}}) FILTER (regret IS NOT NULL) AS ran,
        list(DISTINCT called) FILTER (regret IS NOT NULL AND stand_in) AS stand_ins,
-       list(DISTINCT page_size) FILTER (regret IS NOT NULL) AS pages,
+       list(DISTINCT page_size) FILTER (regret IS NOT NULL) AS pages, coalesce(bool_or(of_plugin), false) AS of_plugin,
        any_value(of_pages) AS of_pages,
        CASE WHEN len(pages) = 1 AND pages[1] <> any_value(own_page) THEN any_value(page_flag) || ' ' || pages[1]
             WHEN len(pages) = 2 AND any_value(saves) THEN any_value(page_flag) || ' ' || any_value(page) END AS typed_page,
@@ -70,6 +71,7 @@ SELECT {place}, phase, who, layers, choice, any_value(flag) AS flag, bool_and(is
        sum(weight * floor_there) / sum(weight) FILTER (ratio IS NOT NULL) AS floor,
        arg_max({{'batch_size': batch_size, 's_kv': s_kv, 's_qo': s_qo, 'window': "window", 'us': own_us - base_own_us, 'base_us': base_own_us}},
                (abs(own_us - base_own_us), -row)) FILTER (ratio IS NOT NULL) AS most_beside,
+       min(own_us - base_own_us) FILTER (ratio IS NOT NULL) AS from_us, max(own_us - base_own_us) FILTER (ratio IS NOT NULL) AS to_us,
        sum(weight * is_ahead::INT) / sum(weight) FILTER (ratio IS NOT NULL) AS share_ahead
 FROM beside
 LEFT JOIN page_gains ON of_choice = hash({place}, phase, who, layers, choice)

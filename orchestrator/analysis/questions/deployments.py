@@ -21,7 +21,7 @@ from orchestrator.analysis.questions.cache_size import left_out, no_room
 from orchestrator.analysis.questions.exactness import named, share
 from orchestrator.analysis.questions.tables import group_by, l2_words
 from orchestrator.analysis.rough import ROUGH, mark
-from orchestrator.analysis.sql import quoted
+from orchestrator.analysis.sql import query, quoted
 from orchestrator.analysis.views import MANY_ROWS
 from orchestrator.config.model import CUSTOM
 
@@ -305,7 +305,11 @@ class Part:
     @property
     def holds(self) -> str:
         """The releases in which the answer's flag and the default run what they run here, and what they do in others."""
-        told = [one for choice in (self.answer.choice, self.default) if choice is not None for one in choice.record["known"]]
+        return self.holds_for(*(choice for choice in (self.answer.choice, self.default) if choice is not None))
+
+    def holds_for(self, *choices: Choice) -> str:
+        """The same of any flags of the engine."""
+        told = [one for choice in choices for one in choice.record["known"]]
         alike = [dict(word.partition(" ")[::2] for word in one["alike"].split(", ")) for one in told]
         held = [" ".join(filter(None, (name, mark))) for name, mark in alike[0].items() if all(name in of for of in alike)]
         others = {word.partition(" ")[0]: word for one in reversed(told) for word in one["others"].split(", ") if word}
@@ -315,6 +319,12 @@ class Part:
     def measured(self) -> list[Choice]:
         """The choices that were right at some workload: complete ones first, then those with the most workloads."""
         return [choice for choice in self.choices if choice.served]
+
+    @property
+    def of_plugins(self) -> list[tuple[Choice, str]]:
+        """The backends of plugins, each with its rank among all backends here, and where it has no right answer."""
+        found = ((one, f"rank {rank} of {len(self.measured)}") for rank, one in enumerate(self.measured, 1))
+        return [(one, ", ".join(filter(None, (rank, one.not_right)))) for one, rank in found if one.record["of_plugin"]]
 
     @property
     def answer(self) -> Advice:
@@ -460,11 +470,7 @@ def _choices(records: Sequence[Record], *, for_layers: bool) -> tuple[Choice, ..
 
 def _references(data: Dataset) -> dict[tuple[Any, ...], dict[str, tuple[float, float]]]:
     found: dict[tuple[Any, ...], dict[str, tuple[float, float]]] = defaultdict(dict)
-    place = ", ".join(PLACE)
-    for *key, name, least, most in data.execute(f"""
-        SELECT {place}, phase, reference_backend, min(reference_us), max(reference_us)
-        FROM ranked_workloads JOIN (SELECT DISTINCT ON (workload) * FROM workloads) USING (workload) JOIN problems USING (problem)
-        WHERE reference_us IS NOT NULL GROUP BY ALL"""):
+    for *key, name, least, most in data.execute(query("references_of_deployments", place=", ".join(PLACE))):
         found[tuple(key)][name] = (least, most)
     return found
 
@@ -473,7 +479,9 @@ def briefs(found: Sequence[Part], *, at_worst: bool = False, of_layers: bool = F
     """The answers of the engines to one question; what all backends here say if no engine has one."""
     told = [part for part in found if part.answer.choice is not None]
     engines = [part for part in told if part.who != HERE] or told
-    return [part.brief(at_worst=at_worst, of_layers=of_layers) for part in engines] or ["no advice"]
+    own = ((part, *one) for part in told if part.who == HERE for one in part.of_plugins)
+    ranks = [f"your {one.label}{one.price(at_worst=at_worst)}, {rank}" for part, one, rank in own if part not in engines]
+    return [*(part.brief(at_worst=at_worst, of_layers=of_layers) for part in engines), *ranks] or ["no advice"]
 
 
 def is_usual(place: Sequence[Any]) -> bool:

@@ -14,6 +14,7 @@ from orchestrator.analysis.questions.deployments import HERE, PLACE, Part, at, p
 from orchestrator.analysis.questions.exactness import error, named
 from orchestrator.analysis.questions.tables import percent
 from orchestrator.analysis.rough import legend, mark
+from orchestrator.analysis.sql import query
 from orchestrator.tables import Grid
 
 Close = Mapping[tuple[Any, ...], float]  # a share of workloads, by place, phase, engine and layers
@@ -57,11 +58,7 @@ def close(data: Dataset) -> Close:
 
 
 def _worst(data: Dataset) -> Grid:
-    # Materialized: else DuckDB joins all rows before it takes these few, in ten times as long.
-    worst = data.records(f"""WITH worst AS MATERIALIZED (
-            FROM engine_default WHERE regret > 1 + {SAME} ORDER BY regret DESC, row, engine LIMIT {MAX_REGRETS}
-        ) SELECT worst.*, rows.point_id, won.routine AS best_routine
-        FROM worst JOIN rows USING (row) JOIN rows AS won ON won.row = best_row ORDER BY regret DESC, worst.row, worst.engine""")
+    worst = data.records(query("worst_of_defaults", least=1 + SAME, most=MAX_REGRETS))
     header = ("regret", "engine", "takes", "µs", "its err", "fastest", "µs of it", "its err", "at", "point_id")
     return Grid("where a default costs most", header, tuple(map(_worst_line, worst)))
 
@@ -83,10 +80,7 @@ def _worst_line(r: Record) -> tuple[str, ...]:
 
 def summary(data: Dataset) -> str | None:
     """How often each engine's default is close to the fastest, for decode and for drafts, and its worst workload."""
-    engines = data.records(f"""
-        SELECT engine, phase, count(*) AS workloads, avg((regret <= 1 + {SAME})::INT) AS right, max(regret) AS worst,
-               arg_max(best, regret) AS best, arg_max(rough OR best_rough, regret) AS worst_rough
-        FROM engine_default GROUP BY engine, phase ORDER BY engine DESC, phase""")
+    engines = data.records(query("defaults_of_engines", most=1 + SAME))
     found = (
         f"{r['engine']}'s default, {r['phase']}: within {SAME:.0%} of the fastest at {percent(r['right'])} of {r['workloads']:,} "
         + "workloads"

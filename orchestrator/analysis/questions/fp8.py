@@ -12,6 +12,7 @@ from orchestrator.analysis.noise import SAME
 from orchestrator.analysis.questions.exactness import error, named, share
 from orchestrator.analysis.questions.tables import across_contexts, fetch, group_by, split_by_title
 from orchestrator.analysis.rough import legend, mark
+from orchestrator.analysis.sql import query
 from orchestrator.tables import Grid
 
 NEEDS = "the same workloads over 16-bit and over FP8 caches: sweep.dtype=[{q: bf16, kv: bf16}, {q: bf16, kv: fp8_e4m3}]"
@@ -23,7 +24,8 @@ TITLE = (
 )
 DEPLOYMENT = ("device_name", "model", "tp", "l2")
 GAIN = (
-    "time of a 16-bit cache over that of an FP8 one, each at its best (the FP8 one's backend; err: relative error of its worst row)"
+    "time of a 16-bit cache over that of an FP8 one, each at its best (the FP8 one's backend, whichever engine has it; its µs for "
+    "the 16-bit one's, without the launch; err: relative error of its worst row)"
 )
 QUERIES = {"fp8_kv": "16-bit queries", "fp8_q": "FP8 queries"}
 
@@ -53,11 +55,7 @@ def _memory(data: Dataset) -> list[Grid]:
             f"{big:,} of {workloads:,} workloads have a 16-bit cache of {layers} layers that is larger than the GPU's "
             f"{memory / 1e9:,.0f} GB. There the ratio compares kernels only. An FP8 cache of that size holds twice the tokens",
         )
-        for device, model, layers, memory, big, workloads in data.execute("""
-            SELECT device_name, model, any_value(layers), any_value(memory_bytes),
-                   count(DISTINCT problem) FILTER (cache_bytes > memory_bytes) AS big, count(DISTINCT problem)
-            FROM problems JOIN cache_sizes USING (problem)
-            WHERE kv_dtype IN ('bf16', 'fp16') GROUP BY ALL HAVING big > 0 ORDER BY ALL""")
+        for device, model, layers, memory, big, workloads in data.execute(query("too_big_in_16_bits"))
     ]
     return [Grid("memory", ("deployment", "note"), tuple(cells))] if cells and data.scalar("SELECT count(*) FROM fp8") else []
 
@@ -69,7 +67,7 @@ def _by_deployment(data: Dataset) -> Iterator[tuple[str, list[Record]]]:
 
 def _sides(record: Record) -> list[Record]:
     """A row of the view for each dtype of queries that has a time over the FP8 cache."""
-    shared = {key: record[key] for key in ("s_qo", "batch_size", "s_kv", "half_rel_err")}
+    shared = {key: record[key] for key in ("s_qo", "batch_size", "s_kv", "half_rel_err", "half_own_us")}
     told = ("gain", "rel_err", "rough", "backend", "kernel")
     sides = ((words, {key: record.get(f"{kind}_{key}") for key in told}) for kind, words in QUERIES.items())
     return [{**shared, "queries": words, **side} for words, side in sides if side["gain"] is not None]
@@ -78,7 +76,8 @@ def _sides(record: Record) -> list[Record]:
 def _cell(side: Record) -> str:
     half, rel_err = side["half_rel_err"], side["rel_err"]
     words = error(rel_err, None if not half else (rel_err or 0) / half, "that of the 16-bit cache")
-    return f"{mark(side['rough'])}{side['gain']:.2f} {named(side['backend'], side['kernel'])} {words}"
+    us = f"{side['half_own_us'] / side['gain']:,.1f} for {side['half_own_us']:,.1f} µs"
+    return f"{mark(side['rough'])}{side['gain']:.2f} {named(side['backend'], side['kernel'])}, {us}, {words}"
 
 
 def summary(data: Dataset) -> str | None:
@@ -101,6 +100,7 @@ class Fp8Workload(NamedTuple):
     gain: float  # the time over a 16-bit cache, divided by the time over an FP8 cache
     rel_err: float | None
     half_rel_err: float | None
+    half_own_us: float  # over a 16-bit cache
     rough: bool
 
     @property
@@ -168,10 +168,11 @@ def _by(workloads: Sequence[Fp8Workload]) -> str:
     """Of workloads that are all faster, or all not: `22% to 97% faster`, `takes 4% to 9% longer`, `as fast within 2%`."""
     gains, rough = [workload.gain for workload in workloads], mark(*(workload.rough for workload in workloads))
     low, high = min(gains), max(gains)
+    us = f"({_span([abs(one.half_own_us * (1 - 1 / one.gain)) for one in workloads], '{:,.1f}'.format)} µs a call)"
     if low > 1 + SAME:
-        return f"{rough}{_span([low - 1, high - 1])} faster"
+        return f"{rough}{_span([low - 1, high - 1])} faster {us}"
     if high < 1 / (1 + SAME):
-        return f"takes {rough}{_span([1 / high - 1, 1 / low - 1])} longer"
+        return f"takes {rough}{_span([1 / high - 1, 1 / low - 1])} longer {us}"
     return f"as fast within {SAME:.0%}" if low >= 1 / (1 + SAME) else f"takes up to {rough}{1 / low - 1:.0%} longer"
 
 

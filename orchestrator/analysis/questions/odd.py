@@ -9,6 +9,7 @@ from orchestrator.analysis.dataset import Dataset, again
 from orchestrator.analysis.names import shown
 from orchestrator.analysis.questions import SPIKE
 from orchestrator.analysis.questions.tables import describe_point
+from orchestrator.analysis.sql import query
 from orchestrator.point import Point
 from orchestrator.tables import Grid
 
@@ -71,11 +72,7 @@ def _never(data: Dataset, points: Sequence[Point] | None) -> Grid:
         cells = [(shown(p.backend), describe_point(p.problem.model_dump()), p.point_id) for p in missing]
         return Grid("never run", ("backend", "point", "point_id"), tuple(cells))
     family_keys = ", ".join(f"any_value({key}) AS {key}" for key in POINT_KEYS.split(", "))
-    records = data.records(f"""
-        SELECT backend, {POINT_KEYS}, holes.batch_size, holes.s_qo, holes.s_kv
-        FROM (FROM holes ORDER BY ALL LIMIT {MAX_ODD_POINTS}) AS holes
-        JOIN (SELECT family, {family_keys} FROM problems GROUP BY family) USING (family)
-        ORDER BY ALL""")
+    records = data.records(query("holes_of_families", keys=POINT_KEYS, family_keys=family_keys, most=MAX_ODD_POINTS))
     cells = [(shown(r["backend"]), r["model"] or "–", describe_point(r)) for r in records]
     return Grid("never run", ("backend", "model", "point"), tuple(cells))
 
@@ -86,11 +83,7 @@ def _over_limit(data: Dataset) -> Grid:
 
 
 def _spikes(data: Dataset) -> Grid:
-    records = data.records(f"""
-        SELECT spikes.*, {POINT_KEYS}, command, point_id
-        FROM (FROM found_spikes ORDER BY abs(ln(times)) DESC, row LIMIT {MAX_ODD_POINTS}) AS spikes
-        JOIN (SELECT row, {POINT_KEYS}, command, point_id FROM rows) USING (row) ORDER BY abs(ln(times)) DESC, row""")
-    return _timed(data, "spikes", "times the line", "times", records)
+    return _timed(data, "spikes", "times the line", "times", data.records(query("spikes", keys=POINT_KEYS, most=MAX_ODD_POINTS)))
 
 
 def summary(data: Dataset) -> str | None:

@@ -38,8 +38,9 @@ def grids_of(found: Sequence[Part]) -> list[Grid]:
         return []
     engines, here = ([part for part in found if (part.who == HERE) == of_here] for of_here in (False, True))
     rough = legend(*(choice.record["rough"] > 0 for part in found for choice in part.measured))
+    own = [_line(part, "your backend", f"{one.label}: {rank}", one) for part in here for one, rank in part.of_plugins]
     return [
-        Grid(TITLE + rough + ("" if engines else NO_FLAG), HEADER, tuple(map(line, engines or here))),
+        Grid(TITLE + rough + ("" if engines else NO_FLAG), HEADER, (*map(line, engines or here), *own)),
         _notes(found),
         _flags(engines),
         Grid("the best backend here", HEADER, tuple(map(line, here if engines else ()))),
@@ -50,13 +51,15 @@ def grids_of(found: Sequence[Part]) -> list[Grid]:
 
 def line(part: Part) -> tuple[str, ...]:
     """The answer of a part, a cell for each name of `HEADER`."""
-    answer, choice = part.answer, part.answer.choice
-    engine = "(of all backends here)" if part.who == HERE else part.who
+    return _line(part, "(of all backends here)" if part.who == HERE else part.who, part.answer.words, part.answer.choice)
+
+
+def _line(part: Part, who: str, words: str, choice: Choice | None) -> tuple[str, ...]:
     of_choice = ("–",) * 5
     if choice is not None:
         worst_at = "–" if choice.record["worst"] < 1 + AS_LONG else choice.worst_at
         of_choice = (choice.runs, choice.mean_words, choice.worst_words, worst_at, choice.error)
-    return (part.title, part.what, engine, answer.words, *of_choice, f"{part.workloads:,}")
+    return (part.title, part.what, who, words, *of_choice, f"{part.workloads:,}")
 
 
 def _notes(found: Sequence[Part]) -> Grid:
@@ -100,6 +103,8 @@ def stands_on(choice: Choice) -> str:
     pages, own = sorted(filter(None, choice.record["pages"] or [])), choice.record["own_page"]
     evidence = ", ".join(sorted({one["evidence"] for one in choice.record["known"]}))
     words = f"measured with pages of {', '.join(map(str, pages))} tokens, the engine's default is {own}"
+    if own and own not in pages:
+        words += f" ('sweep.page_size={sorted([own, *pages])}' measures what pages save)"
     told = (build, words * (bool(own) and pages not in ([], [own])), choice.pages_words)
     return "; ".join(filter(None, (f"{choice.label} runs {choice.runs}: {evidence}", *told)))
 
@@ -119,7 +124,8 @@ def _of_steps(data: Dataset, found: Sequence[Part]) -> Grid:
     """What the best other flag saves of a step, or costs, where it differs most from the default."""
     header = ("deployment", "for", "engine", "beside the default", "µs a layer", "layers", "ms a step", "of the step", "at")
     cells = (_of_step(data, part, beside) for part in found if part.who != HERE and (beside := part.next_best) is not None)
-    return Grid("a whole step where it differs most from the default; the rest: draft.rest or preset", header, tuple(cells))
+    title = "a whole step where it differs most from the default (least and most of all workloads); the rest: draft.rest or preset"
+    return Grid(title, header, tuple(cells))
 
 
 def _of_step(data: Dataset, part: Part, beside: Choice) -> tuple[str, ...]:
@@ -130,18 +136,27 @@ def _of_step(data: Dataset, part: Part, beside: Choice) -> tuple[str, ...]:
     rest = rest_of_step(data, model, most["batch_size"] * most["s_qo"], layers)
     of_step = None if rest is None else most["us"] * layers / (rest + most["base_us"] * layers)
     share = "–" if of_step is None or layers != (data.draft.layers or layers_of(model.model)) else f"{of_step:+.1%}"
-    step = (f"{layers}", f"{most['us'] * layers / 1e3:+.2f}", share) if layers else ("–",) * 3
-    return (part.title, part.what, part.who, beside.label, f"{most['us']:+.1f}", *step, at(most))
+    us = (most["us"], beside.record["from_us"], beside.record["to_us"])
+    step = (f"{layers}", _with_range([one * layers / 1e3 for one in us], "+.2f"), share) if layers else ("–",) * 3
+    return (part.title, part.what, part.who, beside.label, _with_range(us, "+.1f"), *step, at(most))
+
+
+def _with_range(values: Sequence[float], form: str) -> str:
+    """`-12.4 (-12.4 to -0.7)`: at one workload, then the least and the most over all; without these if they are alike."""
+    one, least, most = (f"{value:{form}}" for value in values)
+    return one if least == most else f"{one} ({least} to {most})"
 
 
 def _flags(found: Sequence[Part]) -> Grid:
-    header = ("deployment", "for", "engine", "type", "name", "mean (at worst)", "largest err", "runs", "not right")
-    cells = tuple(
-        (part.title, part.what, part.who, choice.name, _name(choice), _cost(choice), choice.error, choice.runs, choice.not_right)
-        for part in found
-        for choice in part.choices
+    header = ("deployment", "for", "engine", "type", "name", "mean (at worst)", "largest err", "runs", "holds for", "not right")
+    every = (
+        (part, choice, (part.title, part.what, part.who, choice.name, _name(choice))) for part in found for choice in part.choices
     )
-    return Grid("every flag; * not right at every workload", header, cells)
+    cells = (
+        (*names, _cost(one), one.error, one.runs, part.holds_for(one).removeprefix("holds for "), one.not_right)
+        for part, one, names in every
+    )
+    return Grid("every flag; * not right at every workload", header, tuple(cells))
 
 
 def _name(choice: Choice) -> str:

@@ -13,7 +13,7 @@
 -- `typed_per_layers`: what is typed for one kind of layers, if another kind takes another flag.
 -- `own_page`: the page size that the engine takes by itself with this flag; `page_flag` sets another.
 -- `noise_floor` is that of the choice's time. `rough` and `best_rough`: that time is only known within `rough` (5%).
--- `measured_as`: the backend whose samples the choice has there.
+-- `measured_as`: the backend whose samples the choice has there. `of_plugin`: its backend is a user's own.
 -- With `drafts` only steps with so many drafted tokens count: 0 is decode.
 -- Workloads without a weight (`weights`) are left out, and those whose KV cache alone is larger than the GPU's memory (`cache_sizes`).
 WITH measured AS (
@@ -89,7 +89,7 @@ SELECT problems.* EXCLUDE (problem, family, routine, q_dtype, out_dtype), phase,
        ran.* EXCLUDE (us, own_us, rough),
        if(every.status = 'ok', ran.us, NULL) AS us, if(every.status = 'ok', ran.own_us, NULL) AS own_us,
        if(every.status = 'ok', ran.rough, NULL) AS rough,
-       every.status = 'mismatch' AS wrong, one.tolerance AS tolerance,
+       every.status = 'mismatch' AS wrong, one.tolerance AS tolerance, is_of_plugin(one.orchestrator_version) AS of_plugin,
        if(every.status = 'mismatch', one.reason, NULL) AS wrong_reason,
        best.backend AS best, best.kernel AS best_kernel, best.median_us AS best_us, best.own_us AS best_own_us,
        best.rel_err AS best_rel_err, best.rough AS best_rough, best.row AS best_row, keyed.major AS major,

@@ -26,10 +26,7 @@ def grids(data: Dataset) -> list[Grid]:
     cells = [(*(str(r[place] or "–") for place in places), str(r["points"]), all_shown(r["ran"]), *_figures(r)) for r in by_kind]
     taken = ("L2", "points", "auto resolved to", f"within {SAME:.0%} of the best")
     header = ("routine", "q", "kv", "device", *taken, "median", "worst")
-    worst = data.records(f"""
-        SELECT worst.*, rows.command, rows.point_id
-        FROM (FROM regret WHERE regret > 1 + {SAME} ORDER BY regret DESC, row LIMIT {MAX_REGRETS}) AS worst JOIN rows USING (row)
-        ORDER BY regret DESC, row""")
+    worst = data.records(query("worst_regrets", least=1 + SAME, most=MAX_REGRETS))
     listed = [
         (
             f"{mark(r['rough'])}{r['regret']:.2f}",

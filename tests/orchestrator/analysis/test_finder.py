@@ -116,16 +116,30 @@ def test_a_dataset_over_one_cache_says_what_to_type_for_the_other_where_the_defa
     assert "FLASHMLA is the default, and was wrong at some workloads" in invoke(*asked, typed).stdout
 
 
+@pytest.mark.parametrize(("model", "words"), [("llama_3_1_70b", "tp 1; for the others type tp=4 or tp=8"), ("qwen3_14b", "")])
+def test_the_sizes_of_a_server_that_was_asked_for_without_one_are_named(model: str, words: str, invoke: Invoke):
+    told = [invoke("mode=report", "question=fp8", f"model={model}", "device=h200", *more).stderr for more in ((), ("tp=1",))]
+
+    assert [re.findall("these are of (tp .*)", one) for one in told] == [[words] * bool(words), []]
+
+
 def test_other_datasets_and_the_flags_that_they_alone_have_are_named(invoke: Invoke):
     asked = ("mode=report", "question=one_backend", "model=deepseek_v3", "tp=8", "device=h200", "engine=vllm")
     told = invoke(*asked, "where={kv_dtype: fp8_e4m3}").stderr
     (others,) = re.findall(r"(?s)note: \d more have such rows; results\.path=DIR reads another:\n  (.*?), \.\.\.\n", told)
 
     assert all(Path(one).exists() for one in others.split(",\n  ")) and others.count(",") == 2
-    both = "note: right rows of other flags and pages; results.path=[DIR,DIR] reads both:\n"
-    assert f"{both}  TRITON_MLA in results/h200_mla/triton_mla.parquet\n" in told
+    both, triton = (
+        "note: right rows of other flags and pages; to read both:\n  'results.path=[{}]'\n",
+        "results/h200_mla/triton_mla.parquet",
+    )
+    (read,) = re.findall("note: read (.*), which says most", told)
+    assert f"{both.format(f'{read},{triton}'.replace('.parquet', ''))}  TRITON_MLA in {triton}\n" in told
     pages = invoke("mode=report", "model=llama_3_1_70b", "tp=8", "device=h200", "engine=vllm", "drafts=3").stderr
-    assert f"{both}  FLASH_ATTN with pages of 16 in results/h200_main/servers_pages.parquet\n" in pages
+    paths = "results/h200_main/servers,results/h200_main/servers_pages"
+    assert f"{both.format(paths)}  FLASH_ATTN with pages of 16 in results/h200_main/servers_pages.parquet\n" in pages
+    typed = ("where={model: llama_3_1_70b, tp: 8, kv_dtype: fp8_e4m3, s_qo: 1}", f"results.path=[{paths}]")
+    assert "pages of 64 take 17.1% less time than its own of 1" in invoke("export=sglang", *typed).stdout
     data = open_views("results/h200_mla/triton_mla.parquet", where={"model": "deepseek_v3", "tp": 8, "kv_dtype": "fp8_e4m3"})
     assert data.scalar("SELECT count(*) FROM current WHERE status = 'ok' AND backend = 'triton_mla'") > 0
 

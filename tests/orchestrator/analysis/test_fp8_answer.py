@@ -22,6 +22,7 @@ def server(batch: int, kv: Gains, q: Gains | None = None, **keys: Any) -> list[R
             "s_qo": s_qo,
             "s_kv": s_kv,
             "half_rel_err": 0.002,
+            "half_own_us": 100.0,
             "fp8_kv_gain": kv.get((s_qo, s_kv)),
             "fp8_kv_rel_err": 0.003,
             "fp8_kv_rough": False,
@@ -44,20 +45,33 @@ ERRORS = "at an error of 0.3% (over 16 bits 0.2%); there is no time with FP8 que
 @pytest.mark.parametrize(
     ("found", "sentence"),
     [
-        (gains(1.1, 1.2, 1.3, 1.4), "yes at batch 8: 10% to 40% faster"),
-        (gains(0.8, 0.8, 0.5, 0.8), "no at batch 8: takes 25% to 100% longer"),
+        (gains(1.1, 1.2, 1.3, 1.4), "yes at batch 8: 10% to 40% faster (9.1 to 28.6 µs a call)"),
+        (gains(0.8, 0.8, 0.5, 0.8), "no at batch 8: takes 25% to 100% longer (25.0 to 100.0 µs a call)"),
         (gains(1.01, 0.99, 1.0, 1.0), "no at batch 8: as fast within 2%"),
         (gains(1.01, 0.8, 1.0, 1.0), "no at batch 8: takes up to 25% longer"),
-        (gains(0.8, 1.2, 0.8, 1.3), "it depends on s_kv at batch 8: 20% to 30% faster, but at s_kv 1,024 takes 25% longer"),
-        (gains(1.2, 1.2, 1.0, 1.0), "it depends on s_qo at batch 8: 20% faster, but at s_qo 4 is as fast within 2%"),
+        (
+            gains(0.8, 1.2, 0.8, 1.3),
+            "it depends on s_kv at batch 8: 20% to 30% faster (16.7 to 23.1 µs a call), "
+            "but at s_kv 1,024 takes 25% longer (25.0 µs a call)",
+        ),
+        (
+            gains(1.2, 1.2, 1.0, 1.0),
+            "it depends on s_qo at batch 8: 20% faster (16.7 µs a call), but at s_qo 4 is as fast within 2%",
+        ),
         (
             gains(1.2, 1.2, 0.8, 1.3),
-            "mostly yes at batch 8: 20% to 30% faster, but at s_kv 1,024 with s_qo 4 takes 25% longer",
+            "mostly yes at batch 8: 20% to 30% faster (16.7 to 23.1 µs a call), "
+            "but at s_kv 1,024 with s_qo 4 takes 25% longer (25.0 µs a call)",
         ),
-        (gains(0.8, 0.5, 1.3, 0.8), "mostly no at batch 8: takes 25% to 100% longer, but at s_kv 1,024 with s_qo 4 is 30% faster"),
+        (
+            gains(0.8, 0.5, 1.3, 0.8),
+            "mostly no at batch 8: takes 25% to 100% longer (25.0 to 100.0 µs a call), "
+            "but at s_kv 1,024 with s_qo 4 is 30% faster (23.1 µs a call)",
+        ),
         (
             gains(0.8, 1.2, 1.2, 0.8),
-            "it depends on s_kv and s_qo at batch 8: 20% faster, but at 2 of 4 workloads (below) takes 25% longer",
+            "it depends on s_kv and s_qo at batch 8: 20% faster (16.7 µs a call), "
+            "but at 2 of 4 workloads (below) takes 25% longer (25.0 µs a call)",
         ),
     ],
 )
@@ -71,12 +85,13 @@ def test_it_is_yes_or_no_or_depends_on_an_axis(found: Gains, sentence: str):
         (
             gains(1.5, 1.5, 0.8, 1.1),
             gains(1.3, 1.4, 1.2, 1.4),
-            "yes at batch 8: 20% to 50% faster, with 16-bit queries at s_qo 1, ",
+            "yes at batch 8: 20% to 50% faster (16.7 to 33.3 µs a call), with 16-bit queries at s_qo 1, ",
         ),
         (  # FP8 queries were wrong at s_kv 8,192
             gains(0.5, 0.5, 0.5, 0.5),
             {(1, 1024): 1.3, (4, 1024): 1.4},
-            "it depends on s_kv at batch 8: 30% to 40% faster, but at s_kv 8,192 takes 100% longer,"
+            "it depends on s_kv at batch 8: 30% to 40% faster (23.1 to 28.6 µs a call), "
+            "but at s_kv 8,192 takes 100% longer (100.0 µs a call),"
             " with 16-bit queries at s_kv 8,192, ",
         ),
     ],
@@ -104,7 +119,9 @@ def test_batches_that_follow_one_another_and_are_told_the_same_share_a_sentence(
 def test_a_gain_over_a_rough_time_is_marked_and_unchecked_answers_are_named():
     rows = server(8, gains(1.1, 1.1, 1.1, 1.1), fp8_kv_rough=True, fp8_kv_rel_err=None)
 
-    assert fp8.sentences(rows)[0].startswith("yes at batch 8: ~10% faster, with 16-bit queries, and answers were not checked;")
+    assert fp8.sentences(rows)[0].startswith(
+        "yes at batch 8: ~10% faster (9.1 µs a call), with 16-bit queries, and answers were not checked;"
+    )
 
 
 def test_the_first_lines_of_the_main_dataset_answer_as_its_rows_do():
@@ -114,7 +131,7 @@ def test_the_first_lines_of_the_main_dataset_answer_as_its_rows_do():
     mostly, yes = (words for _, words in fp8.grids(data)[0].cells)
 
     assert mostly.startswith("mostly yes at batch 1: ")
-    assert yes.startswith("yes at batch 8 to 64: ") and f" to {highest:.0%} faster, " in yes
+    assert yes.startswith("yes at batch 8 to 64: ") and f" to {highest:.0%} faster (" in yes
 
 
 def test_a_server_has_one_answer_whichever_routine_takes_its_drafts():

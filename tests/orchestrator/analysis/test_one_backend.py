@@ -221,6 +221,10 @@ def test_a_release_is_asked_for_by_name():
     )
     assert new.holds == "holds for vLLM 0.32.0, 0.33.0 (seen); 0.25.1 runs paged_prefill/auto (seen)"
     assert old.answer.keeps and old.holds == "holds for vLLM 0.25.1 (seen), 0.32.0, 0.33.0 (seen)"
+    flags = next(grid for grid in one_backend.grids_of([new]) if grid.title.startswith("every flag"))
+    assert {line[flags.header.index("type")]: line[flags.header.index("holds for")] for line in flags.cells}[XQA] == (
+        "vLLM 0.32.0, 0.33.0 (seen); 0.25.1 runs paged_prefill/auto (seen)"
+    )
 
 
 def test_the_report_says_the_same_of_a_default_in_both_questions(data: Dataset):
@@ -523,6 +527,12 @@ def test_what_a_flag_saves_of_a_step_is_its_largest_difference_times_the_layers(
         f"{(xqa - flash) * layers / (rest + flash * layers):+.1%}",
         "batch 64, s_kv 8,192, s_qo 1",
     )
+
+
+def test_a_step_says_the_range_over_all_workloads():
+    decode, drafts = one_backend.grids(views_of(to_table([row for row in ROWS if row["model"] == "even"])))[1].cells[::2]
+
+    assert (decode[4], drafts[4]) == ("+2.0", "-12.0 (-12.0 to -10.0)")
 
 
 def test_a_step_whose_rest_nobody_measured_or_that_has_layers_of_two_kinds_has_no_share():

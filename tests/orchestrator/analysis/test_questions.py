@@ -516,11 +516,11 @@ def test_the_fp8_gain_is_the_best_16_bit_time_over_the_best_fp8_time():
     assert (found["fp8_q_gain"], found["fp8_q_backend"]) == (HAND(0.5), "fa3")
     answer, table = fp8.grids(asked(*rows))
     assert "is not measured here" in answer.title
-    assert answer.cells[0][1] == "yes at batch 8: 100% faster, with 16-bit queries, and answers were not checked"
+    assert answer.cells[0][1] == "yes at batch 8: 100% faster (14.0 µs a call), with 16-bit queries, and answers were not checked"
     assert table.header == ("s_qo", "batch", "queries", "s_kv 8,192")
     assert table.cells == (
-        ("1", "8", "16-bit queries", "2.00 xqa unchecked"),
-        ("1", "8", "FP8 queries", "0.50 fa3 (FlashInfer) unchecked"),
+        ("1", "8", "16-bit queries", "2.00 xqa, 14.0 for 28.0 µs, unchecked"),
+        ("1", "8", "FP8 queries", "0.50 fa3 (FlashInfer), 56.0 for 28.0 µs, unchecked"),
     )
     assert fp8.summary(asked(*rows)) == "yes at batch 8"
 

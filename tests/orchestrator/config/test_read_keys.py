@@ -58,6 +58,12 @@ STUDY = "results.path=results/h200_engines/vllm_triton"
             "one_backend",
             "draft.cost_us: question=one_backend does not read it; leave it out, or type question=draft or question=step",
         ),
+        (
+            ["device=h200"],
+            "watch",
+            None,
+            "device: mode=watch measures this machine's GPUs and does not read it; leave it out, or type mode=plan, compile,",
+        ),
         (["weights=[]"], "report", "fp8", "weights: question=fp8 does not read it; leave it out, or type question=one_backend"),
         (
             ["engine=vllm"],
@@ -95,7 +101,12 @@ STUDY = "results.path=results/h200_engines/vllm_triton"
             None,
             "where: mode=support does not read it; leave it out, or type mode=run, plan",
         ),
-        (["device=h200"], "run", None, "device: mode=run does not read it; leave it out, or type mode=plan, compile, report"),
+        (
+            ["device=h200"],
+            "run",
+            None,
+            "device: mode=run measures this machine's GPUs and does not read it; leave it out, or type mode=plan, compile, report",
+        ),
         (["backend=fa2"], "report", None, "backend: mode=report chooses rows by their columns; type 'where={backend: fa2}'"),
         (["backend=fa2"], "run", None, "backend: mode=run takes the backends of its sweep; type sweep.backend=[...]"),
     ],

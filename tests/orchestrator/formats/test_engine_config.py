@@ -97,7 +97,7 @@ def test_the_page_size_that_was_measured_is_typed_if_the_engine_takes_another():
     printed = text(SGLANG, *rows)
 
     assert flags(printed) == ["--decode-attention-backend trtllm_mha", "--page-size 16"]
-    assert "measured with pages of 16 tokens, the engine's default is 64" in printed
+    assert "measured with pages of 16 tokens, the engine's default is 64 ('sweep.page_size=[16, 64]' measures what pages" in printed
 
 
 @pytest.mark.parametrize(
@@ -125,6 +125,7 @@ def test_a_text_that_changes_nothing_says_so_in_its_first_line():
 
     assert printed.splitlines()[0] == "# nothing to type: FLASH_ATTN is the default"
     assert "the next best, FLASHINFER, takes 66.7% more time" in printed and flags(printed) == []
+    assert "#   FLASHINFER holds for vLLM 0.25.1 (seen), 0.32.0, 0.33.0 (seen)\n" in printed
 
 
 @pytest.mark.parametrize(

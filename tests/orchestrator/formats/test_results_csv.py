@@ -253,6 +253,9 @@ def test_a_person_imports_a_file_reads_its_report_and_exports_it(tmp_path: Path,
     assert [done.returncode for done in (first, again, report, printed, saved)] == [0] * 5, first.stderr + printed.stderr
     assert "2 rows of" in again.stdout and len(pd.read_parquet(tmp_path / "rows")) == 2
     assert "cudnn 40.0 (+25%)" in report.stdout
+    asked, apart = ("mode=report", "question=best"), "times of others (old.csv) have tables of their own, since how they were timed"
+    assert apart in " ".join(invoke(*asked, data).stdout.split())
+    assert apart not in " ".join(invoke(*asked, "results.path=results/h200_main/specdec_tp8").stdout.split())
     assert printed.stdout == (tmp_path / "out.csv").read_text()
     assert pd.read_csv(tmp_path / "out.csv")["median_time"].tolist() == [0.05, 0.04]
 

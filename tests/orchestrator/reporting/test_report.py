@@ -26,6 +26,7 @@ from orchestrator.reporting import brief, report, screen
 from orchestrator.reporting.report import STALE_UNSEEN, status_grid
 from orchestrator.tables import Grid, draw, markdown
 from tests.helpers.command_line import Invoke
+from tests.helpers.compared import dataset
 from tests.helpers.datasets import RESULTS
 from tests.helpers.timed_rows import asked, made
 
@@ -89,6 +90,24 @@ def test_backends_without_a_flag_are_told_with_their_figures_and_no_flag_to_type
 
     assert "gather_sdpa 1.00× (1.00), flex_attention 2.50× (2.50)" in file.getvalue()
     assert "flag of each engine" not in file.getvalue() and "backends, no flag; time over fastest: mean (worst)" in file.getvalue()
+
+
+def test_the_rank_of_a_plugin_s_backend_is_on_the_first_screen_and_in_the_short_answer(tmp_path: Path, invoke: Invoke):
+    common = {"routine": "paged_decode", "mask": "causal", "compute_capability": "9.0"}
+    own = {
+        name: f"0.2.0+g0123456789ab{hashes}"
+        for name, hashes in (("mine", ".dirty.0f1e2d3c.4b5a6978"), ("fa2_tc", ".dirty.0f1e2d3c"))
+    }
+    times = {"fa2_tc": 10.0, "flash_attn_3_vllm": 11.0, "cudnn": 12.0, "trtllm-native": 13.0, "mine": 20.0}
+    rows = [made(name, us, orchestrator_version=own.get(name), **common) for name, us in times.items()]
+    failed = made("mine", None, "unsupported", batch_size=64, orchestrator_version=own["mine"], **common)
+    path = dataset(tmp_path / "mine", [*rows, failed, made("fa2_tc", 10.0, batch_size=64, **common)])
+    printed = [invoke("mode=report", f"results.path={path}", *more).stdout for more in ((), ("question=one_backend",))]
+    first, answer = (" ".join(text.split()) for text in printed)
+
+    assert "your mine 2.00× (2.00), rank 5 of 5, unsupported at 1" in first
+    assert "your backend mine: rank 5 of 5" in answer and "2.00" in answer and "your fa2_tc" not in first
+    assert all(len(text.splitlines()) <= screen.LINES for text in printed)
 
 
 def test_a_lone_backend_is_called_no_fastest_one_and_an_empty_cell_is_explained():
