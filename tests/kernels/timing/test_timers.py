@@ -64,4 +64,4 @@ def test_the_cpu_gets_ahead_of_a_block_before_its_first_sample(monkeypatch: pyte
     monkeypatch.setattr(timer, "_once", lambda: issued.append("call"), raising=False)
     timer._lead_in(10)
 
-    assert issued == ["flush", "call", "clock", spin_us]
+    assert issued == ["flush", "call", spin_us, "clock"]
