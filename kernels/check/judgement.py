@@ -123,9 +123,9 @@ class Pooled:
         self.inputs += 1
         verdict = judge_rows(out, inputs, answer, self.how)
         self._verdicts.append(judge_with_lse(verdict, lse, answer, self.problem, self.how))
-        new = list(weigh(output_errors(out, inputs, answer, self.how)))
-        both = zip(self._sums, new, strict=True) if self._sums else ()
-        self._sums = [_added(one, other) for one, other in both] or new
+        groups = dict.fromkeys(one.requests for one in self._sums)  # those of the first input: other memory is free now
+        new = weigh(output_errors(out, inputs, answer, self.how), groups)
+        self._sums = [_added(*pair) for pair in zip(self._sums, new, strict=True)] if self._sums else list(new)
 
     def verdict(self) -> Verdict:
         """The worst row of all inputs decides if it or its log-sum-exp is off by more than the tolerance.

@@ -14,7 +14,7 @@ This is least squares with known variances (the Gauss-Markov theorem), that is, 
 # N = requests of equal lengths, K = stored KV heads, M = N * K, R = rows of a KV head, C = keys of a chunk, D = head_dim_vo
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from kernels.check import fused
 from kernels.check.common_errors import MAX_CORRELATED, cleared, gain, most_correlated
@@ -49,10 +49,10 @@ CHUNK_BYTES = 256 * 2**20  # of the largest temporary tensor in fp32
 GROUP_BYTES, SHARE_OF_FREE = 5 * 2**29, 16  # 64 requests of 131,072 tokens at once
 
 
-def weigh(errors: OutputErrors) -> Iterator[KeyWeights]:
+def weigh(errors: OutputErrors, groups: Iterable[tuple[int, ...]] = ()) -> Iterator[KeyWeights]:
     """Estimates for every request: single keys, blocks of 4, 8, ... keys, each pair of query and draft key, and the gain."""
     inputs, p = errors.inputs, errors.inputs.problem
-    for requests in _of_equal_lengths(inputs):
+    for requests in groups or _of_equal_lengths(inputs):  # weighed together: these, or as many as memory allows now
         q_len = p.q_lens[requests[0]]
         weighed = {part: rows_of(errors, requests, part) for part in weighed_parts(p, q_len)}
         whole = gain([*weighed.values()])

@@ -1,7 +1,7 @@
 """The state of a device's caches before each sample: data in the L2, instructions in each multiprocessor.
 
 An engine runs other kernels between two calls of attention. Their data replaces the KV cache in the L2, and their code replaces
-the code of attention in each multiprocessor. On an H200, XQA's long kernels then take 7 to 17 µs more (docs/timing.md).
+the code of attention. On an H200, XQA's long kernels then take 7 to 17 µs more, as they do after a clean flush (docs/timing.md).
 
 Nearly all that an engine's kernels leave in the L2 was read: weights and KV caches. Such lines are clean, and replacing them costs
 nothing. A flush that writes leaves dirty lines, and the timed kernel pays for putting them back into memory (docs/timing.md).

@@ -179,12 +179,12 @@ def test_a_long_enough_block_tells_the_energy_of_a_call(short_decode: Runner):
     watts = found.energy_j / found.energy_us * 1e6
 
     assert 100 < watts < 1000
-    assert 10 < found.us < 40
-    assert found.rel < 0.1
+    assert 10 < found.energy_us < 40
+    assert found.energy_rel < 0.1
 
 
 def test_other_code_makes_a_long_kernel_slower(gpu: Device):
-    """XQA's kernel for drafts has 128 KB of code, its Hopper kernel 24 KB.
+    """XQA's kernel for drafts has 128 KB of code, its Hopper kernel 24 KB. A flush that reads displaces them too (docs/timing.md).
 
     Beside compilations the host is late at times, which lengthens some samples of both. So they are taken in turns, and the shorter
     ones are compared.
@@ -193,7 +193,8 @@ def test_other_code_makes_a_long_kernel_slower(gpu: Device):
     def ratio(s_qo: int) -> float:
         p = Problem.model_validate({**SHAPE, "batch_size": 1, "s_kv": 8192, "s_qo": s_qo, "kv_dtype": "fp8_e4m3"})
         runner = registry.get("paged_decode", "trtllm-native").prepare(draw(p, "cuda"), gpu)
-        both = [Series(timer_for(runner, "graph", 3, caches), Timing()) for caches in (Caches(icache="cold"), DEFAULT)]
+        states = Caches("dirty", icache="cold"), Caches("dirty", icache="warm")
+        both = [Series(timer_for(runner, "graph", 3, caches), Timing()) for caches in states]
         measure_interleaved(both, Pacer(DeviceMonitor()), 0)
         samples = ([sample for block in series.result().blocks_us for sample in block] for series in both)
         cold, warm = (statistics.quantiles(each, n=10)[0] for each in samples)
@@ -229,7 +230,8 @@ def test_a_kernel_that_the_graph_did_not_capture_leaves_the_poison(gpu: Device):
 
 def test_a_graph_of_a_first_call_is_captured_after_another_call(gpu: Device):
     calls: list[bool] = []
-    right = registry.get("paged_decode", "fa2_tc").prepare(draw(Problem.model_validate({**SHAPE, "batch_size": 1}), "cuda"), gpu)
+    p = Problem.model_validate({**SHAPE, "batch_size": 1, "s_kv": 1024, "s_qo": 1})
+    right = registry.get("paged_decode", "fa2_tc").prepare(draw(p, "cuda"), gpu)
 
     def launch() -> None:
         calls.append(torch.cuda.is_current_stream_capturing())

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cache
 
 import pytest
 import torch
 
-from kernels.check import oracle
+from kernels.check import oracle, weighing
 from kernels.check.judgement import Pooled
 from kernels.check.oracle import Verdict
 from kernels.check.significance import WeightTest, _Reading, _Worst
@@ -70,6 +71,28 @@ def test_a_right_kernel_passes_on_many_inputs():
 
     assert found.passed, found.reason
     assert found.weight_over_limit is not None and found.weight_over_limit < 0.9
+
+
+def test_requests_are_weighed_together_as_for_the_first_input_whatever_memory_is_free_later(monkeypatch: pytest.MonkeyPatch):
+    """Sums of several inputs are of the same requests. Seen on an H200 where other programs took memory meanwhile."""
+    p = Problem.model_validate({**FEW_ROWS, "num_qo_heads": 2, "s_kv": 700, "batch_size": 5})
+    x, found = draw(p, "cpu"), list[Verdict]()
+    monkeypatch.setattr(weighing, "CHUNK_BYTES", 1)
+    one = p.s_kv * weighing._bytes_a_key(x, p.s_qo)
+    for rooms in ([2, 3], [5, 5]):
+        redraw(x)
+        pooled, free = Pooled(p, Arithmetic("bf16")), iter(rooms)
+        monkeypatch.setattr(weighing, "_group_bytes", lambda _, free=free: next(free) * one)
+        for number in range(2):
+            if number:
+                draw_other_values(x, number)
+            pooled.add((answer := oracle.answer(x)).out.bfloat16(), x, answer)
+        found.append(pooled.verdict())
+    some_together, all_together = found
+
+    assert all_together.passed and some_together == replace(
+        all_together, weight_over_limit=pytest.approx(all_together.weight_over_limit, rel=1e-3)
+    )
 
 
 def test_one_wrong_row_on_any_input_is_enough():
