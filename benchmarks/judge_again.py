@@ -9,6 +9,7 @@ Points in engines and in other environments are left out.
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 from collections.abc import Iterator
@@ -85,7 +86,7 @@ def grid(rows: pd.DataFrame) -> Grid:
 
 def _cells(name: str, rows: pd.DataFrame) -> tuple[str, ...]:
     right, wrong = rows[rows["status"] == "ok"], int((rows["status"] == "mismatch").sum())
-    nearest = (f"{right[column].max():.2f}" for column in NEAREST)
+    nearest = ("–" if math.isnan(worst := right[column].max()) else f"{worst:.2f}" for column in NEAREST)
     counts = (len(rows), len(right), wrong, len(rows) - len(right) - wrong)
     return (name, *(f"{count:,}" for count in counts), *nearest)
 

@@ -74,3 +74,10 @@ def test_committed_points_are_judged_again_and_those_called_wrong_are_counted(
     assert rows["command"].tolist() == [f"python -m benchmarks.judge_again {tmp_path / 'rows'} cluster=inline"]
     assert [cells[:5] for cells in counted] == [("paged_decode", "3", "1", "1", "1"), ("all", "3", "1", "1", "1")]
     assert "largest error, in tolerances" in capsys.readouterr().out
+
+
+def test_the_page_has_the_counts_of_the_committed_points_that_ran_again():
+    rows = access.read(str(ROOT / "benchmarks" / "data" / "h200_judged_again.parquet")).to_pandas()
+    page = (ROOT / "docs" / "correctness_numbers.md").read_text(encoding="utf-8").splitlines()
+
+    assert [line for line in map("|{}|".format, map("|".join, judge_again.grid(rows).cells)) if line not in page] == []

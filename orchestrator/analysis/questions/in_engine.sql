@@ -1,6 +1,6 @@
 -- Does an isolated time hold inside an engine? A row for each point that was timed in a running engine (timing.context=engine), beside
 -- the isolated row of the call that `conf/engine` names for its flag in its release (`called`: ROUTINE/BACKEND); of several one of
--- the engine's own build (vLLM's or FlashInfer's release), then of the same GPU, then the newest.
+-- the engine's own build (vLLM's or FlashInfer's release), then of its torch, which brings Triton, then of the same GPU, then the newest.
 -- `predicted_us` is that row's `own_us`, moved to the KV tokens of the profiled steps: on the line between the two nearest lengths that
 -- were measured (`scaled` = line), in proportion if there is one alone. `measured_us` is attention in a layer of the engine, and
 -- `error` what that is over `predicted_us`, less 1.
@@ -11,7 +11,7 @@
 -- `idle_share` is the part of a step, by the wall, in which the GPU ran no kernel: the host decides how long such a step takes.
 WITH isolated AS (
     SELECT problems.*, every.row AS isolated_row, points.backend, coalesce(every.resolved_backend, every.backend) AS kernel, every.own_us,
-           points.rough, every.finished_at, every.device_uuid, every.libraries
+           points.rough, every.finished_at, every.device_uuid, every.libraries, every.torch_version
     FROM points
     JOIN problems USING (problem)
     JOIN rows AS newest USING (row)
@@ -23,9 +23,10 @@ WITH isolated AS (
 ), beside AS (
     SELECT e.row, kv_tokens, i.*, r.turn, r.stand_in, coalesce(i.device_uuid = e.device_uuid, false) AS same_gpu,
            coalesce(list_has_any(string_split(i.libraries, ', '), [e.engine || ' ' || e.engine_version, 'flashinfer-python ' || ran.flashinfer_version]),
-                    false) AS same_build
+                    false) AS same_build,
+           i.torch_version IS NOT DISTINCT FROM ran_torch AS same_torch
     FROM engine_points AS e
-    JOIN (SELECT row AS ran_row, flashinfer_version FROM rows) AS ran ON ran_row = e.row
+    JOIN (SELECT row AS ran_row, flashinfer_version, torch_version AS ran_torch FROM rows) AS ran ON ran_row = e.row
     JOIN engine_runs AS r USING (engine, engine_version, flag, major, of_layers, phase, kv_dtype, sinks)
     JOIN isolated AS i ON i.routine = r.routine AND i.backend = r.backend AND i.device_name = e.device_name
         AND (i.q_dtype LIKE 'fp8%') = (r.rounds_q AND e.kv_dtype LIKE 'fp8%')
@@ -38,7 +39,7 @@ WITH isolated AS (
     FROM beside
     JOIN engine_points AS e USING (row)
     WHERE beside.s_kv = e.s_kv
-    QUALIFY row_number() OVER (PARTITION BY row ORDER BY turn, same_build DESC, same_gpu DESC, finished_at DESC, isolated_row) = 1
+    QUALIFY row_number() OVER (PARTITION BY row ORDER BY turn, same_build DESC, same_torch DESC, same_gpu DESC, finished_at DESC, isolated_row) = 1
 ), ends AS (
     SELECT matched.row,
            first({'at': other.s_kv, 'us': other.own_us} ORDER BY other.s_kv DESC, other.finished_at DESC, other.isolated_row)
