@@ -25,7 +25,7 @@ HOST_CALLS, HOST_CALLS_IF_LONG = 5, 2
 LONG_WARMUP_S = 0.005  # a call that takes longer is warm after two, if time is to be saved
 SPIN_CYCLES = 100_000  # about 50 µs of one thread, in which the CPU issues what comes next; it touches no memory
 CYCLES_PER_US = 2000
-LONGEST_LEAD_US = 5000.0
+LONGEST_LEAD_US = 5000.0  # of the spin before a block
 SAMPLE = "attention_orchestrator_sample"
 
 
