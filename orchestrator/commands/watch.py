@@ -134,7 +134,7 @@ def _watched(invocation: Invocation[WatchSettings], of: Range, points: Sequence[
     name, (old, *newer) = of.distribution, of.versions
     for version, why in of.left_out:
         invocation.say(f"{name} {version} is left out: {why}")
-    invocation.say(f"{name}: {len(newer)} releases after {old}, {len(points)} points")
+    invocation.say(f"{name}: {len(newer)} releases after {old} (watch.since=[{name}:VERSION] begins earlier), {len(points)} points")
     for new in newer:
         place = Path(invocation.settings.results.path) / f"{name}_{new}"
         runs = ReleaseRuns(invocation, name, points, invocation.settings.watch, "watch.since", str(place))

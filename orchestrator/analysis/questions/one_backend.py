@@ -63,9 +63,9 @@ def _line(part: Part, who: str, words: str, choice: Choice | None) -> tuple[str,
 
 
 def _notes(found: Sequence[Part]) -> Grid:
-    """What the answers depend on, once each."""
-    notes = dict.fromkeys((part.title, note) for part in found for note in _of_part(part))
-    titles = {note: [title for title, one in notes if one == note] for _, note in notes}
+    """What the answers depend on, once each. First those of flags to be typed: a screen may cut off the others."""
+    order = sorted(found, key=lambda part: part.who == HERE or part.answer.keeps)
+    titles = grouped(dict.fromkeys((note, part.title) for part in order for note in _of_part(part)))
     every = len({part.title for part in found})
     cells = tuple(("each" if len(of) == every > 1 else ", ".join(of), note) for note, of in titles.items())
     return Grid("scope of the answers", ("deployment", "note"), cells)

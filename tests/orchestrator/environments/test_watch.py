@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -24,8 +24,11 @@ from orchestrator.analysis.noise import SAME
 from orchestrator.bisection.evidence import pairs_of
 from orchestrator.cli import main
 from orchestrator.commands.watch import Upgrade, may_follow
+from orchestrator.config.settings import Settings
+from orchestrator.planning.expand import expand
 from orchestrator.storage import access
 from tests.helpers import wheels as library
+from tests.helpers.committed_rows import problem_of, records_of
 from tests.helpers.forked_environment import ForkedPopen
 from tests.helpers.runs import SMALL
 
@@ -171,6 +174,20 @@ def test_a_release_that_made_an_h200_slower_is_called_slower(old: str, new: str,
 
     assert list(upgrade.problems) == problems
     assert upgrade.problems.get("slower", "regression: 6 slower").startswith("regression: 6 slower")
+
+
+def test_the_points_of_the_guard_show_what_upgrades_changed_in_xqa(settings: Callable[..., Settings]):
+    """XQA's of one request, of which alone docs/findings/upgrade.md headlines a change, in rows of a larger sweep."""
+    path = str(ROOT / "results/h200_releases/flashinfer_0_6_16")
+    of_xqa = [p.problem for p in expand(settings("+sweep=auto_guard")) if p.backend == "trtllm-native"]
+    asked = [problem.model_copy(update={"out_dtype": problem.output_dtype}) for problem in of_xqa]
+    rows = access.read(path).to_pandas()
+    rows = rows[[row["backend"] == "trtllm-native" and problem_of(row) in asked for row in records_of(rows)]]
+    sides = [rows[rows["env"].notna()], rows[rows["env"].isna()]]
+    found = compare_rows(*(Selection(name, path, side) for name, side in zip(("0.6.16", "0.7.2"), sides, strict=True))).points
+
+    assert [len(side) for side in sides] == [len(asked)] * 2 == [8, 8]
+    assert set(found.loc[found["red"], "kv_dtype"]) == {"bf16", "fp8_e4m3"}
 
 
 def test_if_no_release_can_be_measured_the_exit_code_is_1_and_no_site_is_written(
