@@ -242,6 +242,15 @@ def test_wrong_answers_at_caches_that_the_gpu_cannot_hold_are_counted(invoke: In
     assert "was right at 12 of 14 workloads, wrong at 2 (keys" in told
 
 
+def test_a_screen_that_has_no_room_for_all_notes_has_those_of_flags_to_type(invoke: Invoke):
+    server = ("model=llama_3_1_8b", "tp=1", "device=h200", "engine=vllm:0.33.0", "drafts=0")
+    few = "where={batch_size: {from: 1, to: 64}, s_kv: 8192}"
+    told = " ".join(invoke("mode=report", "question=one_backend", *server, few).stdout.split())
+
+    assert "the first 2 of 3" in told and "--attention-backend FLASHINFER" in told
+    assert "decode: FLASHINFER runs" in told.partition("scope of the answers")[2]
+
+
 # Of each kind of dataset the one with the longest answers.
 OF_EACH_KIND = (
     *("h200_main/servers", "h200_drafts/target_verify_gpt_oss", "h200_mla/mla_mtp_fp8", "h200_engines/host_time"),
