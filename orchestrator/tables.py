@@ -9,7 +9,6 @@ import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
 from rich.console import Console
 from rich.markup import escape
@@ -19,6 +18,8 @@ from orchestrator.untrusted.text import for_csv, for_json, for_line, for_markdow
 
 SVG_COLUMNS = 150
 FLAG = re.compile(r"(?<!\S)--?[a-z]\S*")  # that a person types: it stays in one line
+MEASURE = re.compile(r"(^|[ (])[-+~≈]*[\d,]+(\.\d+(?![\d.])|%|×)")  # a cell with 1.3 or -2%, not with 8,192 or 0.5.12
+COUNT, EMPTY = re.compile(r"[\d,]*|–"), ("", "–")
 NARROW = 8  # letters of a column
 GAP = 2  # letters between two columns of a table without borders
 
@@ -65,9 +66,25 @@ def lines_of(grid: Grid, width: int) -> list[str]:
 
 
 def fitted(grid: Grid, width: int) -> Grid:
-    """The first columns of a table, as many as fit without a cut in a word; at least one."""
-    sums = accumulate(word + GAP for word in _least_widths(grid.header, grid.cells, width)[1])
-    return grid.only(range(max(1, sum(least <= width for least in sums))))
+    """The columns of a table that fit without a cut in a word, the weightiest first, at least one. The title names the others."""
+    least, kept = _least_widths(grid.header, grid.cells, width)[1], list[int]()
+    for place in _by_weight(grid):
+        if not kept or sum(least[one] + GAP for one in (*kept, place)) <= width:
+            kept.append(place)
+    hidden = ", ".join(name for place, name in enumerate(grid.header) if place not in kept)
+    return replace(grid, title=f"{grid.title}{f'; columns with full=true: {hidden}' * bool(hidden)}").only(sorted(kept))
+
+
+def _by_weight(grid: Grid) -> list[int]:
+    """Places of columns: the first, keys and measures from the left, what keys determine (counts first), what most rows lack."""
+    columns, keys, weights = [*zip(*grid.cells, strict=True)], list[tuple[str, ...]](), dict[int, tuple[object, ...]]()
+    for place, column in sorted(enumerate(columns), key=lambda of: len({*of[1]}) == len(of[1]) or all(map(COUNT.fullmatch, of[1]))):
+        filled = sum(cell not in EMPTY for cell in column)
+        measured = 2 * sum(bool(MEASURE.search(cell)) for cell in column) > filled
+        told = not measured and len({*zip(*keys, strict=True)}) == len({*zip(*keys, column, strict=True)})
+        keys += [column] * (not measured and not told)
+        weights[place] = (place > 0, 2 * filled < len(column), told, -filled, place)
+    return sorted(weights, key=weights.__getitem__)
 
 
 def _least_widths(header: Sequence[str], cells: Iterable[Sequence[str]], longest: int) -> tuple[list[int], list[int]]:

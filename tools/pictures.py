@@ -42,7 +42,9 @@ def draw(browser: Browser, folder: Path) -> None:
         shown.goto(f"{report.as_uri()}#{urlencode({f'f.{name}': value for name, value in SERVER.items()})}")
         shown.wait_for_selector("body[data-drawn]")
         drawn = shown.screenshot(animations="disabled")
-        (folder / f"{NAME}.png").write_bytes(drawn[:HEADER] + _chunk(answers()) + drawn[HEADER:])
+        data = b"iTXt" + b"Description\0\0\0\0\0" + answers().encode()  # a chunk with a text: https://www.w3.org/TR/png/#11iTXt
+        chunk = struct.pack(">I", len(data) - 4) + data + struct.pack(">I", zlib.crc32(data))
+        (folder / f"{NAME}.png").write_bytes(drawn[:HEADER] + chunk + drawn[HEADER:])
         shown.close()
 
 
@@ -50,12 +52,6 @@ def answers() -> str:
     """What the picture shows as text, which lies in its file too: a test finds a picture of other answers."""
     found = parts(open_views(DATASET, where=SERVER))
     return "\n".join(f"{part.who}, {part.what}: {part.answer.words}" for part in found if part.who != HERE)
-
-
-def _chunk(text: str) -> bytes:
-    """A chunk of a PNG with a text (https://www.w3.org/TR/png/#11iTXt)."""
-    data = b"iTXt" + b"Description\0\0\0\0\0" + text.encode()
-    return struct.pack(">I", len(data) - 4) + data + struct.pack(">I", zlib.crc32(data))
 
 
 if __name__ == "__main__":

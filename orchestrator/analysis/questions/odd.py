@@ -36,7 +36,13 @@ def grids(data: Dataset) -> list[Grid]:
         names["holes"] = "never run: points of the sweep without a row"
     counts = count_by_kind(data, spikes="found_spikes")
     summary = Grid("missing or odd", ("what", "points"), tuple((words, f"{counts[view]:,}") for view, words in names.items()))
-    lists = [_bad(data), _never(data, data.points), _over_limit(data), _spikes(data)]
+    over = data.records(f"FROM over_limit ORDER BY frac DESC, row LIMIT {MAX_ODD_POINTS}")
+    far = data.records(query("spikes", keys=POINT_KEYS, most=MAX_ODD_POINTS))
+    timed = [
+        _timed(data, "above the physical limit", "of the limit", "frac", over),
+        _timed(data, "spikes", "times the line", "times", far),
+    ]
+    lists = [_bad(data), _never(data, data.points), *timed]
     return [summary, *(grid for grid in lists if grid.cells)]
 
 
@@ -75,15 +81,6 @@ def _never(data: Dataset, points: Sequence[Point] | None) -> Grid:
     records = data.records(query("holes_of_families", keys=POINT_KEYS, family_keys=family_keys, most=MAX_ODD_POINTS))
     cells = [(shown(r["backend"]), r["model"] or "–", describe_point(r)) for r in records]
     return Grid("never run", ("backend", "model", "point"), tuple(cells))
-
-
-def _over_limit(data: Dataset) -> Grid:
-    records = data.records(f"FROM over_limit ORDER BY frac DESC, row LIMIT {MAX_ODD_POINTS}")
-    return _timed(data, "above the physical limit", "of the limit", "frac", records)
-
-
-def _spikes(data: Dataset) -> Grid:
-    return _timed(data, "spikes", "times the line", "times", data.records(query("spikes", keys=POINT_KEYS, most=MAX_ODD_POINTS)))
 
 
 def summary(data: Dataset) -> str | None:

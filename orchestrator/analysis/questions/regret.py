@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset, again
 from orchestrator.analysis.names import all_shown, shown
 from orchestrator.analysis.noise import SAME
@@ -13,7 +12,6 @@ from orchestrator.analysis.sql import query
 from orchestrator.tables import Grid
 
 NEEDS = "the backend auto beside others: sweep.backend=[auto,fa2_tc]"
-
 MAX_REGRETS = 10  # points in the list
 
 
@@ -23,7 +21,8 @@ def grids(data: Dataset) -> list[Grid]:
     if not by_kind:
         return []
     places = ("routine", "q_dtype", "kv_dtype", "device_name", "l2")
-    cells = [(*(str(r[place] or "–") for place in places), str(r["points"]), all_shown(r["ran"]), *_figures(r)) for r in by_kind]
+    figures = [(f"{r['right']:.0%}", f"{r['middle']:.2f}", f"{mark(r['worst_rough'])}{r['worst']:.2f}") for r in by_kind]
+    about = [(*(str(r[place] or "–") for place in places), str(r["points"]), all_shown(r["ran"])) for r in by_kind]
     taken = ("L2", "points", "auto resolved to", f"within {SAME:.0%} of the best")
     header = ("routine", "q", "kv", "device", *taken, "median", "worst")
     worst = data.records(query("worst_regrets", least=1 + SAME, most=MAX_REGRETS))
@@ -39,20 +38,12 @@ def grids(data: Dataset) -> list[Grid]:
         )
         for r in worst
     ]
+    title = f"regret of auto: its time over the best backend's{legend(*(r['worst_rough'] for r in by_kind))}"
+    of_list = ("regret", "auto ran", "µs", "best", "µs of it", "its err", "again")
     return [
-        Grid(
-            f"regret of auto: its time over the best backend's{legend(*(r['worst_rough'] for r in by_kind))}", header, tuple(cells)
-        ),
-        Grid(
-            f"where auto costs most{legend(*(r['rough'] for r in worst))}",
-            ("regret", "auto ran", "µs", "best", "µs of it", "its err", "again"),
-            tuple(listed),
-        ),
+        Grid(title, header, tuple((*of, *more) for of, more in zip(about, figures, strict=True))),
+        Grid(f"where auto costs most{legend(*(r['rough'] for r in worst))}", of_list, tuple(listed)),
     ]
-
-
-def _figures(r: Record) -> tuple[str, ...]:
-    return (f"{r['right']:.0%}", f"{r['middle']:.2f}", f"{mark(r['worst_rough'])}{r['worst']:.2f}")
 
 
 def summary(data: Dataset) -> str | None:

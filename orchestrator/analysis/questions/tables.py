@@ -77,14 +77,13 @@ def across_contexts(
     last: tuple[str, Callable[[list[Record]], str]] | None = None,
 ) -> Grid:
     """A table of `cell`s: a line for each value of `down`, a column for each context, and `last`, a header and its text."""
-    contexts = sorted({r["s_kv"] for r in records})
-    cells = []
+    itself = "s_qo" in down and all(r["s_kv"] == r["s_qo"] for r in records)  # there is no cache before the queries
+    contexts = {s_kv: "s_kv = s_qo" if itself else f"s_kv {s_kv:,}" for s_kv in sorted({r["s_kv"] for r in records})}
+    heads, cells = dict.fromkeys(contexts.values()), []
     for values, row in group_by(records, down).items():
-        by_context = {r["s_kv"]: cell(r) for r in reversed(row)}
-        end = (last[1](row),) if last else ()
-        cells.append((*map(str, values), *(by_context.get(c, "–") for c in contexts), *end))
-    names = (key.removesuffix("_size") for key in down)
-    header = (*names, *(f"s_kv {c:,}" for c in contexts), *((last[0],) if last else ()))
+        by_context = {contexts[r["s_kv"]]: cell(r) for r in reversed(row)}
+        cells.append((*map(str, values), *(by_context.get(head, "–") for head in heads), *([last[1](row)] if last else ())))
+    header = (*(key.removesuffix("_size") for key in down), *heads, *((last[0],) if last else ()))
     return Grid(title, header, tuple(cells))
 
 

@@ -307,8 +307,56 @@ def test_a_table_of_a_screen_leaves_out_columns_and_cuts_none(width: int):
     shown = tables_of_text.fitted(whole, width)
     lines = tables_of_text.lines_of(shown, width)
 
-    assert shown.header == whole.header[: {30: 1, 60: 3, 90: 3}[width]] and max(map(len, lines)) <= width
+    assert shown.header == (("one", "three") if width == 30 else whole.header) and max(map(len, lines)) <= width
+    assert shown.title == ("t; columns with full=true: two" if width == 30 else "t")
     assert {word for line in (shown.header, *shown.cells) for cell in line for word in cell.split()} == set(" ".join(lines).split())
+
+
+def test_a_narrow_table_of_an_engine_keeps_the_errors_that_its_title_names_and_tells_its_starts_apart(invoke: Invoke):
+    where = "where={engine_version: 0.5.12.post1, batch_size: 8, s_kv: 32768, flag: [triton, fa3]}"
+    paths = ["main/specdec_all_candidates", "engines/beside_sglang", "engines/second_starts", "engines/sglang"]
+    given = f"results.path=[{','.join(f'results/h200_{path}.parquet' for path in paths)}]"
+    told = invoke("mode=report", "question=in_engine", "model=llama_3_1_70b", "tp=1", given, where).stdout
+    flags, points = (re.split(r"\n(?=\w+ )", table) for table in re.split("error of attention|attention in a layer", told)[-2:])
+
+    assert "cache bf16" in flags[0] and "columns with full=true: kernels\n  that ran" in flags[0]
+    assert [line.split() for line in flags[2:4]] == [
+        ["fa3", "paged_decode/flash_attn_3_sglang", "-2.0%", "2.6%", "7.0", "34%"],
+        ["triton", "paged_decode/sglang_triton", "-0.3%", "0.7%", "3.0", "47%"],
+    ]
+    assert [line.split()[:6] for line in points[2:4]] == [
+        ["fa3", "1", "253.6", "253.5", "246.5", "-2.8%"],
+        ["fa3", "2", "253.6", "253.5", "250.6", "-1.2%"],
+    ]
+
+
+def test_a_narrow_table_of_fp8_keeps_a_context_that_most_rows_have_and_names_the_others(invoke: Invoke):
+    told = invoke(
+        "mode=report", "question=fp8", "model=qwen3_235b_a22b", "tp=4", f"results.path={RESULTS}/h200_main/servers"
+    ).stdout
+
+    assert "columns with full=true: s_kv 2,048, s_kv 32,768; the first" in " ".join(told.split())
+    header, *lines = told.partition("s_qo  batch  queries")[2].splitlines()
+    assert header.strip() == "s_kv 8,192" and lines[0].split()[:5] == ["1", "1", "16-bit", "queries", "0.69"]
+
+
+def test_a_kernel_without_a_context_has_one_column_whatever_the_length():
+    """Its `s_kv` is its `s_qo`: as of a prompt without a cache before it."""
+    rows = [made("a", 10.0 * s_qo, s_qo=s_qo, s_kv=s_qo) for s_qo in (1, 4)]
+    (grid,) = best_grids(asked(*rows))
+
+    assert grid.header == ("s_qo", "batch", "s_kv = s_qo")
+    assert grid.cells == (("1", "8", "a 10.0 unchecked"), ("4", "8", "a 40.0 unchecked"))
+
+
+def test_a_narrow_table_keeps_keys_and_measures_before_what_keys_determine_and_what_most_rows_lack():
+    header = ("kernel", "q", "points", "called", "err", "share")
+    cells = [(f"k{row}", f"q{row % 2}", "1,200", f"a_long_name_{row}", "" if row else "1%", "-2.5%") for row in range(4)]
+
+    for width, left_out in ((60, ()), (44, ("err",)), (40, ("called",)), (20, ("points", "called", "err"))):
+        shown = tables_of_text.fitted(Grid("t", header, tuple(cells)), width)
+        assert shown.header == tuple(name for name in header if name not in left_out), width
+        assert shown.title == (f"t; columns with full=true: {', '.join(left_out)}" if left_out else "t")
 
 
 def test_auto_does_not_compete_with_the_kernel_it_chose():
