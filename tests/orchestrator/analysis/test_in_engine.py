@@ -367,6 +367,18 @@ def test_rows_of_one_point_by_two_releases_predict_each_its_own_release(newest: 
     assert [one["error"] for one in found] == pytest.approx([0.0, 0.0])
 
 
+def test_of_several_isolated_rows_one_of_the_engines_torch_predicts_also_if_it_is_of_another_gpu():
+    """Triton comes with torch, and compiles some kernels a third faster in a later release."""
+    times = {"2.11.0": ("b", 100.0), "2.14.1": ("a", 70.0)}
+    others = [
+        {**alone("trtllm-native", us, "xqa", device_uuid=gpu, torch_version=torch), "point_id": torch}
+        for torch, (gpu, us) in times.items()
+    ]
+    found = told(answered(*others, inside("FLASHINFER", 101.0, XQA, device_uuid="a", torch_version="2.11.0")))
+
+    assert (found["same_gpu"], found["error"]) == (False, pytest.approx(0.01))
+
+
 def test_of_several_isolated_rows_one_of_the_same_gpu_predicts():
     times = {"a": 100.0, "b": 120.0}
     others = [{**alone("trtllm-native", us, "xqa", device_uuid=gpu, env=gpu), "point_id": gpu} for gpu, us in times.items()]
