@@ -117,7 +117,7 @@ def did_you_mean(given: object, names: Iterable[str]) -> str:
 
 
 def explain(error: ValidationError, prefix: str = "", meant: Callable[[str], str] = lambda key: HELP) -> str:
-    """One line for each wrong key of a pydantic error: key, value, what is allowed; `meant` says what to type for no such key."""
+    """One line for each wrong key of a pydantic error: key, value, what is allowed; `meant` says what to type if unknown."""
     lines = dict.fromkeys(_line(e, prefix, meant) for e in error.errors(include_url=False))  # type: ignore[arg-type]
     shown = list(lines)[:MAX_LINES]
     return "\n".join([*shown, *([f"and {len(lines) - MAX_LINES} more"] if len(lines) > MAX_LINES else [])])
@@ -134,7 +134,7 @@ def _line(error: dict[str, object], prefix: str, meant: Callable[[str], str]) ->
         case "int_parsing" | "int_type" | "int_from_float":
             return f"{key}={shown(error['input'])}: allowed: a whole number"
         case "extra_forbidden":
-            return f"{key}: there is no such key; {meant(key)}"
+            return f"{key}: unknown key; {meant(key)}"
         case "missing":
             return f"{key}: a value is needed"
     bound = message.removeprefix("Input should be ")  # as people say it

@@ -177,9 +177,7 @@ def _of_word(override: Override, mode: str) -> str:
     if override.is_add():
         return f"+{key}: the config has this key already; type {key}=... without the +"
     if override.is_delete():
-        return (
-            f"~{key}: {'none is chosen' if key in groups() else 'there is no such key'}, so nothing can be left out; {HELP} for all"
-        )
+        return f"~{key}: {'none is chosen' if key in groups() else 'unknown key'}, so nothing can be left out; {HELP} for all"
     if near == key:
         return f"{key}: it has no value yet, and a new key begins with a +; type +{key}={'NAME' if key in groups() else '...'}"
-    return f"{key}: there is no such key; {meant_by(key, mode, str(override.input_line).partition('=')[2])}"
+    return f"{key}: unknown key; {meant_by(key, mode, str(override.input_line).partition('=')[2])}"

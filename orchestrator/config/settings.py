@@ -421,7 +421,7 @@ def _require_no_sweep(config: Mapping[str, Any]) -> None:
     if mode == "export" and config.get("export") in exports.ENGINES:
         return
     if extra := sorted(config.keys() - set(all_keys()) - {"hydra"}):
-        raise UserError(f"{extra[0]}: there is no such key; {meant_by(extra[0], mode, config[extra[0]])}")
+        raise UserError(f"{extra[0]}: unknown key; {meant_by(extra[0], mode, config[extra[0]])}")
     instead = f", or results.path=DIR for mode={mode}" if rules.reads_dataset or rules.sweep_of_row else ""
     usual = "auto_guard, or +sweep=NAME" if mode == "watch" else "NAME"
     raise UserError(f"sweep: none given; type +sweep={usual}{instead}, where NAME is one of: {', '.join(own_files('sweep'))}")

@@ -30,7 +30,7 @@ from tests.helpers.command_line import Invoke, command, environment, run, run_fr
             ["sweep.s_qo: its value is a list", "type 'sweep.s_qo=[{min: 1, max: 8}]'"],
         ),
         (["+sweep=nope"], ["sweep: there is no 'nope'", "smoke, sparse_mla, specdec_long_ctx"]),
-        (["+sweep=smoke", "sweep.bach_size=1"], ["sweep.bach_size: there is no such key", "did you mean 'sweep.batch_size'?"]),
+        (["+sweep=smoke", "sweep.bach_size=1"], ["sweep.bach_size: unknown key", "did you mean 'sweep.batch_size'?"]),
         (["+sweep=smoke", "limit.point_seconds=3"], ["did you mean 'limits.point_seconds'?"]),
         (["+sweep=smoke", "cluster=moon"], ["cluster: there is no 'moon'", "inline, kuberay, local, ray, slurm"]),
         (["+sweep=smoke", "sweep.s_qo=[1"], ["[1"]),

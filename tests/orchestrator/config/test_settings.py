@@ -115,7 +115,7 @@ def test_settings_are_frozen(settings: Callable[..., Settings]):
         (["+sweep=smoke", "sweep.s_kv=[99999999999]"], ["sweep.s_kv=99999999999", "at most 2147483647"]),
         (["+sweep=smoke", "sweep.s_kv=[2000000000]", "sweep.batch_size=[2000000000]"], ["FLOPs", "which a row can hold"]),
         (["+sweep=smoke", "results.path=''"], ["results.path=''"]),
-        (["+sweep=smoke", "+limits.foo=1"], ["limits.foo", "no such key"]),
+        (["+sweep=smoke", "+limits.foo=1"], ["limits.foo", "unknown key"]),
         (["+sweep=smoke", "limits.memory_fraction=2"], ["limits.memory_fraction=2", "at most 1"]),
         (["+sweep=smoke", "results.path=[a,b]"], ["mode=run takes one dataset"]),
         (["mode=report", "results.path=[]"], ["results.path", "such as [results/a,results/b]"]),

@@ -200,7 +200,7 @@ def test_a_library_with_its_version_names_an_environment(name: str, requirements
     [
         (["sweep.env=[mine]"], "sweep.env='mine': there is no such environment; conf/env has flashinfer_0_6; type a library"),
         (["sweep.env=[mine]", "+env.mine={wheels: /tmp}"], "it has neither requirements nor a python"),
-        (["sweep.env=[mine]", "+env.mine={requirement: [a]}"], "env.mine.requirement: there is no such key"),
+        (["sweep.env=[mine]", "+env.mine={requirement: [a]}"], "env.mine.requirement: unknown key"),
     ],
 )
 def test_wrong_names_and_keys_are_errors_of_the_plan(settings: Callable[..., Settings], overrides: list[str], words: str):
