@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.analysis.sql import query
 from orchestrator.config.settings import Compared
 
 if TYPE_CHECKING:
@@ -96,15 +97,7 @@ def aa_pairs_sql(table: str) -> str:
         for twin, side in ((0, "a"), (1, "b"))
         for column, name in (("row", f"row_{side}"), ("median_us", f"{side}_us"))
     )
-    return f"""
-        SELECT {keys}, row_a, row_b, a_us, b_us, abs(b_us / a_us - 1) AS rel_diff
-        FROM (
-            SELECT {keys}, max(finished_at) AS finished_at, {", ".join(halves)}
-            FROM {table} WHERE status = 'ok' AND measured_as IS NULL AND stop_reason IS DISTINCT FROM 'decided'
-            GROUP BY {keys}, run_id, attempt
-        )
-        WHERE rel_diff IS NOT NULL
-        QUALIFY row_number() OVER (PARTITION BY {keys} ORDER BY finished_at DESC NULLS LAST, row_a) = 1"""
+    return query("aa_pairs", keys=keys, halves=", ".join(halves), table=table)
 
 
 def aa_pairs(rows: pd.DataFrame) -> pd.DataFrame:
@@ -130,13 +123,7 @@ def first_of_aa_pairs(rows: pd.DataFrame) -> pd.DataFrame:
 def percentile_floor_sql(pairs: str) -> str:
     """A query for `device_name`, `from_us`, `to_us`, `noise_floor`: the 99th percentile of `rel_diff`, from_us < a_us <= to_us."""
     ranges = ", ".join(f"({low}::DOUBLE, '{high}'::DOUBLE)" for low, high in pairwise(RANGES_US))
-    in_range = "FILTER (a_us > from_us AND a_us <= to_us)"
-    return f"""
-        SELECT device_name, from_us, to_us,
-               CASE WHEN count(*) {in_range} >= {MIN_PAIRS_OF_RANGE}
-                    THEN quantile_cont(rel_diff, {PERCENTILE}) {in_range}
-                    ELSE quantile_cont(rel_diff, {PERCENTILE}) END AS noise_floor
-        FROM ({pairs}) CROSS JOIN (VALUES {ranges}) AS ranges(from_us, to_us) GROUP BY ALL"""
+    return query("percentile_floor", pairs=pairs, ranges=ranges, least=MIN_PAIRS_OF_RANGE, percentile=PERCENTILE)
 
 
 def fitted_floors(rows: pd.DataFrame, source: str) -> NoiseFloors:

@@ -63,8 +63,6 @@ PHASE = f"""CASE WHEN routine = 'ragged_prefill' THEN 'prefill' WHEN routine NOT
     WHEN batch_spec IS NOT NULL THEN 'mixed batches' WHEN s_qo >= s_kv THEN 'chunked prefill'
     WHEN mask NOT IN ('causal', 'full') THEN 'tree drafts' WHEN s_qo = 1 THEN 'decode'
     WHEN s_qo <= {MAX_DRAFT} THEN 'drafts' ELSE 'chunked prefill' END"""
-CALL_PHASE = """CASE phase WHEN 'decode' THEN 'decode' WHEN 'drafts' THEN 'verify' WHEN 'tree drafts' THEN 'verify'
-    WHEN 'chunked prefill' THEN 'prefill' WHEN 'prefill' THEN 'prefill' END"""
 LAYERS = """CASE WHEN routine = 'sparse_mla' THEN routine WHEN routine = 'mla' OR head_dim_qk <> head_dim_vo THEN 'mla'
     WHEN "window" IS NOT NULL THEN 'sliding' ELSE 'full' END"""
 # A problem whatever its routine and the dtype of its queries, which come with the choice of a backend.
@@ -214,7 +212,7 @@ def _steps_of(data: Dataset, draft: Draft) -> Dataset | None:
 
 def _create_workloads(data: Dataset, weights: WeightRules, traffic: Mix | None) -> None:
     """`workloads`: workload, phase, layers and weight of each problem; `asked` is its weight even if it is too big for the GPU."""
-    words = {"workload": WORKLOAD, "way": WAY, "phase": PHASE, "call_phase": CALL_PHASE, "layers": LAYERS}
+    words = {"workload": WORKLOAD, "way": WAY, "phase": PHASE, "layers": LAYERS}
     data.execute(query("all_workloads", kind=data.kind, weight=weight_sql(weights), **words))
     traffic_weights.create(data, traffic, MAX_DRAFT)
     of_traffic = "1" if traffic is None else "coalesce(traffic_weights.weight, 0)"
