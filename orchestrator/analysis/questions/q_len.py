@@ -8,7 +8,7 @@ from orchestrator.analysis.questions.tables import TITLE_KEYS, fetch, group_by, 
 from orchestrator.analysis.rough import legend, mark
 from orchestrator.tables import Grid
 
-NEEDS = "paged_decode or mla with s_qo 1 beside more, such as sweep.s_qo=[1,4]"
+NEEDS = "paged_decode, mla or gated_delta with s_qo 1 beside more, such as sweep.s_qo=[1,4]"
 EACH = "problems"
 
 LINE_KEYS = ("num_qo_heads", "s_kv", "s_qo")  # each combination is a line of a table
@@ -28,13 +28,14 @@ def measure_grids(data: Dataset, measure: str) -> list[Grid]:
     """The tables of one measure, `gain` or `cost`. For `gain`, q tokens at batch b are compared with one token at batch b * q."""
     found = []
     records = fetch(data, "q_len", (*TITLE_KEYS, *LINE_KEYS), where=f"{measure} IS NOT NULL")
-    for name, part in split_by_title(records, (*LINE_KEYS, "batch_size")):
+    for name, part in split_by_title(records, (*LINE_KEYS, "batch_size"), (*TITLE_KEYS, "is_state")):
         batches = sorted({r["batch_size"] for r in part})
         cells = []
         for values, row in group_by(part, LINE_KEYS).items():
             by_batch = {r["batch_size"]: f"{mark(r['rough'])}{r[measure]:.2f}" for r in row}
             cells.append((*map(str, values), *(by_batch.get(b, "–") for b in batches)))
-        title = f"{TITLES[measure]}{legend(*(r['rough'] for r in part))} · {name}"
+        kind = "gated delta nets · " * part[0]["is_state"]
+        title = f"{TITLES[measure]}{legend(*(r['rough'] for r in part))} · {kind}{name}"
         found.append(Grid(title, ("heads", "s_kv", "s_qo", *(f"batch {b}" for b in batches)), tuple(cells)))
     return found
 

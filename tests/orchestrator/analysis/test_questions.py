@@ -544,6 +544,26 @@ def test_a_draft_against_its_tokens_taken_apart_and_one_after_another():
     )
 
 
+def test_a_draft_of_a_gated_delta_net_is_compared_with_one_token_at_its_batch_alone():
+    """It has no context, so `s_kv` is `s_qo`; its tokens depend on each other, so none are apart; prompts are no drafts."""
+    net = {"routine": "gated_delta", "num_qo_heads": 16}
+    rows = [
+        made("gdn_decode", 10.0, s_qo=1, s_kv=1, routine_axes="states=last", **net),
+        made("gdn_decode", 25.0, s_qo=4, s_kv=4, routine_axes="states=each", **net),
+        made("gdn_decode", 99.0, s_qo=1, s_kv=1, batch_size=32, routine_axes="states=last", **net),
+        made("gdn_chunk", 80.0, s_qo=1024, s_kv=1024, routine_axes="states=last", **net),
+    ]
+    beside = [made("fa3", us, s_qo=q, s_kv=1024, routine="paged_decode", num_qo_heads=16) for q, us in ((1, 10.0), (2, 11.0))]
+    (found,) = records("q_len", *rows)
+    grids = q_len.grids(asked(*rows, *beside))
+
+    assert (found["s_qo"], found["gain"], found["cost"]) == (4, None, HAND(2.5))
+    assert [("gated delta nets" in grid.title, grid.cells) for grid in grids] == [
+        (False, (("16", "1024", "2", "1.10"),)),
+        (True, (("16", "4", "4", "2.50"),)),
+    ]
+
+
 # 3. Regret
 
 
