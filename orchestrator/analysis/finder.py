@@ -280,11 +280,11 @@ def _nothing(con: duckdb.DuckDBPyConnection, wanted: Wanted, drafts: int | None,
 
 
 def _near(con: duckdb.DuckDBPyConnection, name: str, wanted: Sequence[Any], where: str) -> str:
-    """The nearest measured values of a length: `s_kv 4096, 32768`."""
-    ends = [end for one in wanted for end in ((one.low, one.high) if isinstance(one, Bounds) else (one,)) if end is not None]
-    apart = f"least({', '.join(f'abs({name} - {literal(end)}::DOUBLE)' for end in ends)})"
-    found = con.execute(f"SELECT {name} FROM rows WHERE {where} GROUP BY {name} ORDER BY {apart} LIMIT {MAX_NEAR}").fetchall()
-    return f"{name} {', '.join(str(value) for (value,) in sorted(found))}"
+    """The measured values of a length next below and above what is wanted: `in its place type s_kv: 4096 or s_kv: 32768`."""
+    ends = [(one.low, one.high) if isinstance(one, Bounds) else (one, one) for one in wanted]
+    sides = (f"max({name}) FILTER ({name} < {literal(low)}), min({name}) FILTER ({name} > {literal(high)})" for low, high in ends)
+    (found,) = con.execute(f"SELECT {', '.join(sides)} FROM rows WHERE {where}").fetchall()
+    return f"in its place type {' or '.join(f'{name}: {value}' for value in sorted({*found} - {None}))}"
 
 
 def _missing_alike(asked: Wanted, alike: Sequence[tuple[str, int, str]]) -> Sequence[str]:

@@ -311,19 +311,26 @@ MEASURE = "\nto measure: python -m orchestrator +sweep=servers model="
         (
             {**LLAMA, "s_kv": (200_000,)},
             None,
-            ["not measured: s_kv=200000\n", "; s_kv 60000, 65536, 131072\n", "'sweep.s_kv=[200000]'"],
+            ["not measured: s_kv=200000\n", "; in its place type s_kv: 131072\n", "'sweep.s_kv=[200000]'"],
         ),
         (  # drafts of 0 are measured, at other lengths
             {"model": ("deepseek_v3_2",), "device_name": H200, "tp": (8,), "s_kv": (8192,), "s_qo": (1,)},
             None,
-            ["not measured: s_kv=8192\nnearest: deepseek_v3_2 on NVIDIA H200 (tp 8; drafts 0", "; s_kv 4096, 32768, 131072\n"],
+            [
+                "not measured: s_kv=8192\nnearest: deepseek_v3_2 on NVIDIA H200 (tp 8; drafts 0",
+                "; in its place type s_kv: 4096 or s_kv: 32768\n",
+            ],
         ),
         (  # some of its layers have a window
             {"model": ("gpt_oss_120b",), "device_name": H200, "s_kv": (7777,)},
             None,
             ["+sweep=target_verify model=gpt_oss_120b 'sweep.s_kv=[7777]' 'sweep.window=[null, 128]'"],
         ),
-        ({**LLAMA, "s_kv": (Bounds(3000, 4000),)}, None, ["not measured: s_kv={from: 3000, to: 4000}\n", "; s_kv "]),
+        (
+            {**LLAMA, "s_kv": (Bounds(3000, 4000),)},
+            None,
+            ["not measured: s_kv={from: 3000, to: 4000}\n", "type s_kv: 2048 or s_kv: 4096\n"],
+        ),
         ({**LLAMA, "model": ("deepsek_v3",)}, None, ["not measured: model=deepsek_v3; did you mean 'deepseek_v3'?\n"]),
         ({**LLAMA, "model": ("none_of_it",)}, None, ["not measured: model=none_of_it\nnearest: ", " on NVIDIA H200"]),
         ({}, None, ["nothing says which deployment; type model=NAME device=NAME", "; there are: "]),
@@ -336,6 +343,16 @@ def test_without_one_the_answer_says_what_is_missing_what_is_near_and_what_measu
         finder.find(wanted, selected(), drafts)
 
     assert [one for one in words if one not in str(error.value)] == []
+
+
+@pytest.mark.parametrize("question", ["one_backend", "best", "q_len", "fp8"])
+def test_a_batch_and_a_context_between_two_that_were_measured_name_both_and_each_answers(question: str, invoke: Invoke):
+    server = ("mode=report", f"question={question}", "model=llama_3_1_70b", "tp=8", "device=h200")
+    between = invoke(*server, "where={batch_size: 24, s_kv: 6000}")
+
+    assert between.returncode == 2
+    assert "in its place type batch_size: 8 or batch_size: 32; in its place type s_kv: 2048 or s_kv: 8192\n" in between.stderr
+    assert [invoke(*server, f"where={{batch_size: {batch}}}").returncode for batch in (8, 32)] == [0, 0]
 
 
 @pytest.mark.parametrize(
