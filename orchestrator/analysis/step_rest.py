@@ -14,7 +14,7 @@ from typing import NamedTuple
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.sql import query
 from orchestrator.config.draft_cost import Draft
-from orchestrator.config.model import layers_of
+from orchestrator.config.model import LENT, layers_of
 from orchestrator.errors import UserError
 
 PRESET = "preset"  # the value of draft.rest that takes what is measured below
@@ -93,10 +93,11 @@ def create_measured_rest(data: Dataset, source: Dataset | None, draft: Draft) ->
     known = {} if draft.rest is None else preset if source is None else measured(source)
     asked = data.execute("SELECT DISTINCT model, device_name, tp, batch_size, s_qo FROM problems WHERE batch_spec IS NULL")
     there = {ModelPlace(*place[:3]) for place in asked}
+    known |= {of: known[own] for of in there if (own := of._replace(model=str(of.model).partition(LENT)[0])) in known}
     if draft.rest is not None and not there & known.keys():
         has, lacks = (", ".join(f"{of.model} on {of.device_name} (tp {of.tp})" for of in places) for places in (known, there))
         layers = " or ".join(str(layers_of(model) or "N") for model in {of.model for of in there})
-        typed = f"draft.layers={layers} draft.rest_us=N, µs of your step less its attention"
+        typed = f"draft.layers={layers} draft.rest_us=N, µs of a step without attention, or draft.rest=DIR of timing.context=step"
         raise UserError(f"draft.rest={draft.rest!r}: it is for {has}; for {lacks} type {typed}")
     found = []
     for model, device, tp, batch, s_qo in asked:

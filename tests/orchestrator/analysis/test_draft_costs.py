@@ -15,6 +15,7 @@ from orchestrator.analysis.questions import draft, expected_tokens, open_views
 from orchestrator.analysis.questions.draft import break_even_acceptance, without_rest
 from orchestrator.analysis.step_rest import PRESETS, ModelPlace, measured, us_at
 from orchestrator.config.draft_cost import CURVES, Draft
+from orchestrator.config.model import LENT
 from orchestrator.config.settings import Settings
 from orchestrator.errors import UserError
 from orchestrator.planning.expand import expand
@@ -173,10 +174,17 @@ def test_a_model_or_device_without_measured_steps_is_told():
         views_of(to_table([verify(20.0, 1, 1, "custom"), verify(21.0, 2, 1, "custom")]), PRESET)
 
 
+def test_rows_of_another_model_with_the_same_heads_take_the_steps_of_the_model_that_was_asked_for():
+    lent = f"{H200.model}{LENT}custom, same heads)"
+    (found,) = views_of(to_table([verify(20.0, 1, 1, lent), verify(60.0, 4, 1, lent)]), PRESET).records("FROM draft")
+
+    assert (found["model"], found["step_us"]) == (lent, pytest.approx(80 * (60.0 + PRESETS[H200][4])))
+
+
 def test_the_preset_asked_for_at_another_size_names_the_keys_with_the_model_s_own_layers(invoke: Invoke):
     done = invoke("mode=report", "question=draft", "model=llama_3_1_70b", "device=h200", "tp=8", "draft.rest=preset")
 
     assert done.returncode == 2
     place = "llama_3_1_70b on NVIDIA H200"
     words = f"draft.rest='preset': it is for {place} (tp 1); for {place} (tp 8) type draft.layers=80 draft.rest_us=N, µs of "
-    assert words in done.stderr
+    assert words in done.stderr and "or draft.rest=DIR of timing.context=step" in done.stderr
