@@ -143,11 +143,12 @@ class Flag(Frozen):
 class Sighting(Condition):
     """A profile of a running engine: the kernels of attention by their names there, with a flag, for such workloads.
 
-    `typed` is the flag's text, `gpu` where it ran, and `by` the dataset in `results/` that has the rows, or a document in words.
+    `typed` is the flag's text, `gpu` where `model` ran, and `by` the dataset in `results/` that has the rows.
     """
 
     typed: str = Field(alias="type")
     gpu: str
+    model: str
     cc: tuple[int, ...]
     layers: tuple[Layers, ...]
     phases: tuple[Phase, ...]
@@ -274,7 +275,8 @@ def _evidence(profiles: Sequence[Sighting], flag: Flag) -> tuple[str, str]:
         return "read, not seen", flag.source.partition(", ")[0]
     kernels = dict.fromkeys(name for one in profiles for name in one.kernels)
     gpus = dict.fromkeys(one.gpu.removeprefix("NVIDIA ") for one in profiles)
-    return f"seen on {' and '.join(gpus)}", f"{', '.join(kernels)} in {', '.join(dict.fromkeys(one.by for one in profiles))}"
+    places = dict.fromkeys(f"of {one.model} in {one.by}" for one in profiles)
+    return f"seen on {' and '.join(gpus)}", f"{', '.join(kernels)} {', '.join(places)}"
 
 
 def _of_name(engine: Engine) -> list[Engine]:

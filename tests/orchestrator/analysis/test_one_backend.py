@@ -217,7 +217,7 @@ def test_a_release_is_asked_for_by_name():
     assert [choice_of(part, XQA).mean for part in (old, new)] == [pytest.approx(6.0), pytest.approx(1.0)]
     assert choice_of(old, XQA).runs == "fa3 (FlashInfer), seen on H200"
     assert one_backend.stands_on(choice_of(new, XQA)) == (
-        "FLASHINFER runs trtllm-native, seen on H200: kernel_mha in results/h200_engines/vllm_0_33"
+        "FLASHINFER runs trtllm-native, seen on H200: kernel_mha of llama_3_1_70b in results/h200_engines/vllm_0_33"
     )
     assert new.holds == "holds for vLLM 0.32.0, 0.33.0 (seen); 0.25.1 runs paged_prefill/auto (seen)"
     assert old.answer.keeps and old.holds == "holds for vLLM 0.25.1 (seen), 0.32.0, 0.33.0 (seen)"

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
+import duckdb
 import pytest
 
 from kernels.registry import adapters
+from orchestrator import ROOT
 from orchestrator.config.engine import PHASES, Engine, Flag, Layers, Phase, Workload, calls_of, kernel_names, releases
 
 RELEASES = releases()
+RAN = "device_name, model, engine_version, kv_dtype"
 FLAGS = [
     pytest.param(flag, id=f"{name}-{turn}-{flag.name}") for name, one in RELEASES.items() for turn, flag in enumerate(one.flags)
 ]
@@ -138,6 +141,16 @@ def test_a_profile_has_kernels_of_a_call_that_the_flag_makes(name: str):
             launched = {(routine, others.get(kernel, kernel)) for routine, kernel in seen}
             assert flag is not None
             assert any(c.routine == of and c.backend.startswith(kernel) for c in flag.calls[phase] for of, kernel in launched)
+
+
+@pytest.mark.parametrize("name", RELEASES)
+def test_a_profile_is_of_a_model_that_its_dataset_has_in_that_release(name: str):
+    found = set()
+    for place in {one.by for one in RELEASES[name].seen}:
+        found |= {(place, *of) for of in duckdb.sql(f"SELECT DISTINCT {RAN} FROM '{ROOT}/{place}.parquet'").fetchall()}
+
+    release = RELEASES[name].release
+    assert {(one.by, one.gpu, one.model, release, kv) for one in RELEASES[name].seen for kv in one.kv} <= found
 
 
 def test_every_line_of_kernel_names_is_a_routine_and_a_kernel_of_rows():

@@ -59,7 +59,7 @@ def test_a_flag_comes_with_what_it_saves_and_on_what_evidence():
     assert "# decode: FLASHINFER, 40.0% less time than the default FLASH_ATTN" in printed
     assert "geometric mean of 2 workloads: by more than noise faster at 2, slower at 0, too close to tell at 0; 0.60" in printed
     assert "medians 60.0 to 60.0 against 100.0 to 100.0 µs; largest error 0.1% against 0.1%" in printed
-    assert "FLASHINFER runs trtllm-native, seen on H200: kernel_mha in results/h200_engines/vllm_0_33" in printed
+    assert "FLASHINFER runs trtllm-native, seen on H200: kernel_mha of llama_3_1_70b in results/h200_engines/vllm_0_33" in printed
     assert "; holds for vLLM 0.25.1 (seen), 0.32.0, 0.33.0 (seen)\n" in printed
 
 
