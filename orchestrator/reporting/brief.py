@@ -14,7 +14,7 @@ from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions.deployments import HERE, PLACE, Part, briefs, is_usual, no_room_at, parts, server_name
 from orchestrator.analysis.questions.exactness import named
-from orchestrator.analysis.questions.one_backend import TITLE
+from orchestrator.analysis.questions.one_backend import HEADER, TITLE
 from orchestrator.analysis.questions.tables import group_by, spread, varying_keys
 from orchestrator.config.model import CUSTOM
 from orchestrator.grouped import grouped
@@ -51,7 +51,7 @@ def show(
     `again` is the command, if it found the datasets of `path` by a deployment.
     """
     width = width_of(console)
-    end = [*wrapped(_source(data), width), *wrapped(_next(questions, path, again), width)]
+    end = [*wrapped(_source(data, of_flags=True), width), *wrapped(_next(questions, path, again), width)]
     found = [*_head(data, width), *(line for note in notes for line in wrapped(note, width))]
     found += _decisions(data, width, LINES - len(found) - len(end))
     cells, won, legend = list[Text](), list[Record](), list[Text]()
@@ -67,7 +67,8 @@ def show(
 def answer(console: Console, data: Dataset, path: str, said: str, grids: Sequence[Grid], *, again: str = "") -> None:
     """Prints what a question says of a dataset, and as much of its tables as `LINES` lines of 80 columns have room for."""
     width = width_of(console)
-    told, origin = wrapped(said, width, "bold"), wrapped(_source(data), width)
+    of_flags = any(grid.header[:3] == HEADER[:3] for grid in grids)
+    told, origin = wrapped(said, width, "bold"), wrapped(_source(data, of_flags=of_flags), width)
     # No screen has room for the column of commands: that of the first point.
     firsts = [(grid.title, grid.cells[0][-1]) for grid in grids if grid.header[-1:] == ("again",) and grid.cells]
     origin += [line for title, one in firsts[:1] for line in wrapped(f"{title}, the first again: {one}", width)]
@@ -219,10 +220,11 @@ def _short(tokens: int) -> str:
     return f"{tokens // 1000}k" if tokens >= 10_000 else f"{tokens}"
 
 
-def _source(data: Dataset) -> str:
+def _source(data: Dataset, *, of_flags: bool) -> str:
+    """When and with what it was measured; `of_flags`: and which flags in another build than their engine's."""
     known = facts(data)
     told = " ".join((*known["measured"], *[f"with {', '.join(known['with'])}"] * bool(known["with"])))
-    return f"measured {told}" if told else ""
+    return "; ".join([*[f"measured {told}"] * bool(told), *(servers.in_other_builds(data) if of_flags else [])])
 
 
 def _next(questions: Sequence[str], path: str, again: str) -> str:

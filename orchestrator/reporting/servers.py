@@ -10,6 +10,7 @@ from orchestrator.analysis.finder import as_key
 from orchestrator.analysis.questions.deployments import OF_CUSTOM, PLACE, Part, is_usual, parts
 from orchestrator.config.model import CUSTOM, LENT
 from orchestrator.errors import as_typed
+from orchestrator.grouped import grouped
 from orchestrator.tables import Grid
 
 MAX_LISTED = 12  # servers that a line names
@@ -46,6 +47,12 @@ def to_see(left: Iterable[str]) -> str:
     more = f" | {len(each) - MAX_LISTED} more: full=true" * (len(each) > MAX_LISTED)
     how = f"{len(each)} left out, each whole with question=one_backend and its words"
     return f"{how}: {' | '.join(each[:MAX_LISTED])}{more}" * bool(each)
+
+
+def in_other_builds(data: Dataset) -> list[str]:
+    """Which flags of an engine were timed in another release's build: a sentence for each build."""
+    flags = grouped(((one.record["other_builds"], part.who), one.flag) for part in parts(data) for one in part.choices)
+    return [f"timed in {of}'s build: {who}'s {', '.join(dict.fromkeys(names))}" for (of, who), names in flags.items() if of]
 
 
 def apart(grid: Grid, order: Iterable[str]) -> list[Grid]:

@@ -8,6 +8,7 @@
 -- `of_pages`: what the one other page size that was measured saves beside the engine's own, at workloads that differ in it alone (`alike`).
 -- `typed_page` sets the page size, if the engine takes another by itself: the only one that was measured, or one that saves time
 -- by more than noise, by the mean and at more than half of the weight. Of two such workloads flags are compared at that of more flags.
+-- `other_builds`: the engine's other releases whose libraries have its times; null if all are of this one's, or of none.
 -- `wrong`: workloads at which its answer was wrong; `wrong_err` the largest error there, `wrong_tolerance` what was allowed there.
 WITH timed AS (
     SELECT workload, who, choice, is_default, weight, us, own_us, noise_floor, rough, page_size, own_page,
@@ -58,6 +59,7 @@ SELECT {place}, phase, who, layers, choice, any_value(flag) AS flag, bool_and(is
        histogram(status) AS statuses,
        list(DISTINCT {{'routine': routine, 'backend': called, 'kernel': kernel, 'shown': backend}}) FILTER (regret IS NOT NULL) AS ran,
        list(DISTINCT called) FILTER (regret IS NOT NULL AND stand_in) AS stand_ins,
+       string_agg(DISTINCT other_build, ', ' ORDER BY other_build) FILTER (regret IS NOT NULL) AS other_builds,
        list(DISTINCT page_size) FILTER (regret IS NOT NULL) AS pages, coalesce(bool_or(of_plugin), false) AS of_plugin,
        any_value(of_pages) AS of_pages,
        CASE WHEN len(pages) = 1 AND pages[1] <> any_value(own_page) THEN any_value(page_flag) || ' ' || pages[1]

@@ -13,6 +13,7 @@
 -- `typed_per_layers`: what is typed for one kind of layers, if another kind takes another flag.
 -- `own_page`: the page size that the engine takes by itself with this flag; `page_flag` sets another.
 -- `noise_floor` is that of the choice's time. `rough` and `best_rough`: that time is only known within `rough` (5%).
+-- `other_build`: the engine's other release whose library was measured, such as `vllm 0.25.1`; null for this one's and for others' libraries.
 -- `measured_as`: the backend whose samples the choice has there. `of_plugin`: its backend is a user's own.
 -- With `drafts` only steps with so many drafted tokens count: 0 is decode.
 -- Workloads without a weight (`weights`) are left out, and those whose KV cache alone is larger than the GPU's memory (`cache_sizes`).
@@ -91,6 +92,8 @@ SELECT problems.* EXCLUDE (problem, family, routine, q_dtype, out_dtype), phase,
        if(every.status = 'ok', ran.rough, NULL) AS rough,
        every.status = 'mismatch' AS wrong, one.tolerance AS tolerance, is_of_plugin(one.orchestrator_version) AS of_plugin,
        if(every.status = 'mismatch', one.reason, NULL) AS wrong_reason,
+       split_part(lower(every.who), ' ', 1) || ' ' || nullif(nullif(split_part(split_part(split_part(
+           ', ' || one.libraries, ', ' || split_part(lower(every.who), ' ', 1) || ' ', 2), ',', 1), '+', 1), ''), split_part(every.who, ' ', 2)) AS other_build,
        best.backend AS best, best.kernel AS best_kernel, best.median_us AS best_us, best.own_us AS best_own_us,
        best.rel_err AS best_rel_err, best.rough AS best_rough, best.row AS best_row, keyed.major AS major,
        if(every.status = 'ok' AND best.own_us IS NOT NULL, greatest(1, ran.own_us / best.own_us), NULL) AS regret,

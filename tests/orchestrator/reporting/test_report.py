@@ -191,7 +191,7 @@ def alone(invoke: Invoke, asked: tuple[str, ...]) -> set[str]:
     more = told.partition("its words: ")[2].partition(";")[0].split(" | ")
 
     assert printed.returncode == 0 and len(lines) <= 40 and max(map(len, lines)) <= 80, printed.stderr
-    here = set(re.findall(r"(\w+ · \d+ query heads \(tp \d+\) · kv \w+) ", told))
+    here = set(re.findall(r"(\w+ · \d+ query heads \(tp \d+\) · kv (?:bf16|fp8_e4m3)) ", told))
     return here.union(*(alone(invoke, (*asked, *shlex.split(words))) for words in more if "=" in words))
 
 
@@ -249,6 +249,19 @@ def test_a_screen_that_has_no_room_for_all_notes_has_those_of_flags_to_type(invo
 
     assert "the first 2 of 3" in told and "--attention-backend FLASHINFER" in told
     assert "decode: FLASHINFER runs" in told.partition("scope of the answers")[2]
+
+
+def test_a_screen_with_prices_of_flags_says_which_were_timed_in_another_release_s_build(invoke: Invoke):
+    server = ("mode=report", "model=llama_3_1_70b", "tp=8", "device=h200", "where={kv_dtype: bf16}")
+    words = "timed in vllm 0.25.1's build: vLLM 0.33.0's FLASH_ATTN, TRITON_ATTN"
+    shown = [
+        " ".join(invoke(*server, *more).stdout.split())
+        for more in ([], ["question=one_backend"], ["question=engine_default"], ["question=best"], ["engine=vllm:0.25.1"])
+    ]
+    exported = invoke("export=vllm", *server[1:]).stdout
+
+    assert [words in one for one in shown] == [True, True, True, False, False]
+    assert "FLASH_ATTN runs flash_attn_3_vllm" in exported and "; timed in vllm 0.25.1's build; " in exported
 
 
 # Of each kind of dataset the one with the longest answers.
