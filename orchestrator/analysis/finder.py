@@ -137,8 +137,8 @@ def _best_first(queries: Iterable[tuple[str, str]], engines: Sequence[Engine], q
     selects = (
         query("datasets_of_server", turn=turn, where=where, having=having, **told) for turn, (where, having) in enumerate(queries)
     )
-    first = "answers DESC, has_default DESC, choices > 1 DESC, turn"
-    return f"{' UNION ALL '.join(selects)} ORDER BY {first}, by_own_build DESC, choices DESC, workloads DESC, ended DESC, filename"
+    first = "answers DESC, has_default DESC, choices > 1 DESC, turn, by_own_build DESC, choices DESC, workloads DESC, ended DESC"
+    return f"FROM ({' UNION ALL '.join(selects)}) ORDER BY {first}, filename"
 
 
 def _tell_others(
