@@ -6,16 +6,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.analysis.dataset import Dataset
-from orchestrator.analysis.noise import SAME
+from orchestrator.config.settings import Compared
 from orchestrator.errors import UserError, unknown
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from orchestrator.analysis.compare.comparison import Comparison
+    from orchestrator.analysis.dataset import Dataset
 
-__all__ = ["Dataset", "UserError", "ask", "compare", "open", "run", "version"]
+__all__ = ["UserError", "ask", "compare", "open", "run", "version"]
+SAME: float = Compared.model_fields["same"].default
 
 
 def open(path: str | Path | Sequence[str], *, where: Mapping[str, Any] | None = None) -> Dataset:

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from kernels.problem import Problem
 from orchestrator.analysis.keys import TIMING_KEYS
 from orchestrator.analysis.noise import VERSION_COLUMNS
@@ -20,7 +22,6 @@ from orchestrator.errors import UserError
 from orchestrator.storage import access
 
 if TYPE_CHECKING:
-    import numpy as np
     import pandas as pd
 
     Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -83,8 +84,6 @@ def learn(rows: pd.DataFrame, source: str = "", separate: Codes | None = None) -
     each other: a comparison must not take its own change for a difference of cards. Throttled and rough rows do not count, nor
     those that have another backend's samples.
     """
-    import numpy as np
-
     usable = (rows["status"] == "ok") & rows[CARD].notna() & (rows["bound"] == "memory")
     usable &= rows["frac_of_peak"].astype(float) >= NEAR_CEILING
     usable &= ~rows["stop_reason"].isin(["throttled", "decided"]) & rows["measured_as"].isna() & (rows["median_us"] > 0)
@@ -131,7 +130,6 @@ def _with_enough(timed: pd.DataFrame) -> pd.DataFrame:
 
 
 def _offsets(timed: pd.DataFrame) -> dict[str, Card]:
-    import numpy as np
     import pandas as pd
 
     if timed.empty:
@@ -156,15 +154,11 @@ def _offsets(timed: pd.DataFrame) -> dict[str, Card]:
 def _error(left: Floats) -> float:
     """Standard error of a median of these residuals, at least what a run differs by as a whole. 1.4826 × the median distance is the
     standard deviation of normal values; the median's error is 1.2533 times that of the mean."""
-    import numpy as np
-
     return math.hypot(1.2533 * 1.4826 * float(np.median(np.abs(left))) / math.sqrt(len(left)), BETWEEN_RUNS)
 
 
 def _families(card: Codes, point: Codes, count: int) -> Codes:
     """A number for each GPU, equal if points in common connect two GPUs, also over others."""
-    import numpy as np
-
     family = np.arange(count)
     for _ in range(count):
         of_point = np.full(int(point.max()) + 1, count)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import duckdb
+import pyarrow as pa
 
 from orchestrator.analysis.sources import require_whole, unverified
 from orchestrator.errors import DamagedDataset
-
-if TYPE_CHECKING:
-    import duckdb
-    import pyarrow as pa
 
 Record = dict[str, Any]
 
@@ -32,8 +31,6 @@ class Connection:
     """
 
     def __init__(self, files: list[str], *, threads: int | None = None) -> None:
-        import duckdb
-
         self._unverified, self.later = unverified(files), dict[str, str]()
         self.con = duckdb.connect(config={"threads": threads} if threads else {})
         self.con.execute("SET preserve_insertion_order = false; SET enable_progress_bar = false; SET TimeZone = 'UTC'")
@@ -83,8 +80,6 @@ class Connection:
         """Turns DuckDB's error into DamagedDataset if a file without a checksum may be the cause, and into KeyboardInterrupt after
         Ctrl-C. Any other is a bug in a query.
         """
-        import duckdb
-
         try:
             yield
         except (duckdb.BinderException, duckdb.ParserException, duckdb.CatalogException):

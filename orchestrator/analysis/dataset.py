@@ -24,6 +24,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from orchestrator import PROGRAM
 from orchestrator.analysis.cards import Cards
 from orchestrator.analysis.connection import Connection, Record
@@ -37,7 +39,6 @@ from orchestrator.storage.row import COLUMNS, schema
 
 if TYPE_CHECKING:
     import pandas as pd
-    import pyarrow as pa
 
     from orchestrator.point import Point
 
@@ -104,8 +105,6 @@ def open_dataset(
 
 def from_table(table: pa.Table | pd.DataFrame) -> Dataset:
     """A dataset of rows in memory. Columns of a DataFrame that a row does not have are ignored."""
-    import pyarrow as pa
-
     if isinstance(table, pa.Table):
         return Dataset([table])
     known = [name for name in COLUMNS if name in table]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import lru_cache
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from orchestrator.analysis.keys import USUAL_TIMING
+import duckdb
+
+from orchestrator.analysis.keys import ORIGINS, USUAL_TIMING
 from orchestrator.analysis.noise import SAME
 from orchestrator.analysis.sources import NEAR, RULE_EDGES
 from orchestrator.analysis.sql import LentRows, condition, file_literal, literal, query, quoted, sql_type
@@ -25,9 +28,6 @@ from orchestrator.notes import note_once
 from orchestrator.storage import parquet
 from orchestrator.storage.columns import COLUMNS
 
-if TYPE_CHECKING:
-    import duckdb
-
 Wanted = Mapping[str, Sequence[Any]]  # values of columns
 Alike = tuple[LentRows, str]  # values of rows with the heads of a model's share, and SQL on all such rows of a dataset
 RESULTS = "results"  # the folder that datasets are looked for in
@@ -40,6 +40,8 @@ WORKLOAD = ("device_name", "routine", *HEADS, "tp", "sinks", "window", "mask", "
 OF_GPU = ("compute_capability", "device_uuid")
 OF_ROW = ("model", "sweep", "context", "backend", *OF_GPU, "finished_at", "libraries", "median_us", "energy_j", "plan_host_us")
 READ = (*WORKLOAD, *OF_ROW, "kv_dtype", "q_dtype", "tree", "graph_batch", "soft_cap", "min_s_qo")  # columns that queries name
+# What a measured row and an imported one of its workload have in common.
+ALIKE = ("device_name", "routine", *LENGTHS, "s_qo", "num_qo_heads", "num_kv_heads", "q_dtype", "kv_dtype", "mask")
 MAX_NEAR = 3  # of the deployments nearest to one that is not measured
 KEPT = (*LENGTHS, "s_qo", "tp", "device_name", "model")  # of a deployment; what comes last is changed last
 # Rows that stand for a server: timed one call at a time, as the default settings do.
@@ -189,6 +191,19 @@ def _of_engines(con: duckdb.DuckDBPyConnection, places: Iterable[str], where: st
     return [name for (name,) in found.fetchall()]
 
 
+def beside(rows: Iterable[Mapping[str, Any]]) -> Path | None:
+    """The dataset under results/ with the most workloads of imported rows, and the most backends; None if none has one."""
+    wanted = {name: [*{row[name] for row in rows}] for name in ALIKE}
+    if not (places := _places()):
+        return None
+    with suppress(duckdb.Error), _opened(places, "orchestrator_version", *wanted) as con:  # other files may lie there
+        order = f"count(DISTINCT ({', '.join(map(quoted, wanted))})) DESC, count(DISTINCT backend) DESC, count(*), filename"
+        where = f"{condition(wanted)} AND orchestrator_version NOT IN {ORIGINS}"
+        if found := con.execute(f"SELECT filename FROM rows WHERE {where} GROUP BY ALL ORDER BY {order}").fetchone():
+            return places[found[0]]
+    return None
+
+
 def served_alike(names: Iterable[str] | None = None) -> list[tuple[str, int, str]]:
     """Model, tp and device of shipped models, all by default, that rows with their heads answer for, and none of their name."""
     found = []
@@ -212,8 +227,6 @@ def _opened(places: Mapping[str, Path], *more: str) -> duckdb.DuckDBPyConnection
 @lru_cache(1)
 def _rows(files: tuple[tuple[str, int], ...], columns: Set[str]) -> duckdb.DuckDBPyConnection:
     """Kept while no file changes, since it takes a third of a second."""
-    import duckdb
-
     con, kept = duckdb.connect(), ", ".join(map(quoted, sorted(columns)))
     con.execute(f"CREATE TABLE rows AS SELECT filename, {kept} FROM ({_every(file for file, _ in files)}) WHERE {ISOLATED}")
     return con

@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from orchestrator.analysis.sql import query
 from orchestrator.config.settings import Compared
 
 if TYPE_CHECKING:
-    import numpy as np
     import pandas as pd
 
     Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -78,8 +79,6 @@ class NoiseFloors:
 
     def parts(self, device_names: pd.Series) -> tuple[Floats, Floats]:
         """`us` and `rel` for each row."""
-        import numpy as np
-
         found = [self.by_device.get(str(name), INTERLEAVED) for name in device_names]
         return np.array([floor.us for floor in found]), np.array([floor.rel for floor in found])
 
@@ -128,8 +127,6 @@ def percentile_floor_sql(pairs: str) -> str:
 
 def fitted_floors(rows: pd.DataFrame, source: str) -> NoiseFloors:
     """The fitted floor of each kind of device that has at least `MIN_PAIRS_TO_FIT` A/A pairs with samples in `rows`."""
-    import numpy as np
-
     ok = rows[rows["status"] == "ok"]
     pairs = aa_pairs(ok.join(summarise_samples(ok)))
     pairs = pairs[pairs["log_se_a"].notna() & pairs["log_se_b"].notna()]
@@ -144,7 +141,6 @@ def fitted_floors(rows: pd.DataFrame, source: str) -> NoiseFloors:
 
 def fitted_floor(log_ratio: Floats, variance: Floats, times_us: Floats) -> NoiseFloor:
     """The likeliest floor of normal log ratios with their samples' `variance`, of 61 values each: 0.01 to 10 µs, 0.01% to 10%."""
-    import numpy as np
 
     def unlikeliness(floor: NoiseFloor) -> float:
         total = variance + floor.variance(times_us) + 1e-12  # so that equal pairs without any spread do not divide by zero
@@ -167,7 +163,6 @@ def summarise_samples(rows: pd.DataFrame) -> pd.DataFrame:
     agree, and each block as one if they do not. The standard error is half the distance between the ranks n/2 -+ sqrt(n)/2 for
     that many samples (Conover, Practical Nonparametric Statistics, section 3.2, at one standard deviation). Null without samples.
     """
-    import numpy as np
     import pandas as pd
 
     found = pd.DataFrame(np.nan, index=rows.index, columns=["log_us", "log_se", "mhz"])
@@ -199,8 +194,6 @@ def _median_or_nan(clocks: Any) -> float:
 
 def _log_medians(samples: list[Any], sizes: list[list[int]]) -> tuple[Floats, Floats]:
     """Log medians and their standard errors, for all rows in one pass over their samples."""
-    import numpy as np
-
     counts = np.array([len(row) for row in samples])
     times = np.log(np.concatenate(samples))
     row = np.repeat(np.arange(len(counts)), counts)
@@ -226,8 +219,6 @@ def _effective_counts(above: Floats, counts: Counts, sizes: list[list[int]]) -> 
     `above` is +1 for a sample above its row's median and -1 for one below. If samples are independent, its sum over a block of n
     has the variance n. A single block says nothing about how blocks differ, so it counts as one sample.
     """
-    import numpy as np
-
     per_row = np.array([len(row) for row in sizes])
     flat = np.concatenate(sizes)
     sums = np.add.reduceat(above, np.cumsum(flat) - flat)

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import duckdb
+import pyarrow as pa
 
 from orchestrator.analysis.sql import file_literal, quoted, sql_type, todays_columns
 from orchestrator.config.modes import companion, owner
@@ -16,10 +18,6 @@ from orchestrator.notes import note_once
 from orchestrator.storage import access, checksum, journal, parquet
 from orchestrator.storage.columns import COLUMNS
 from orchestrator.untrusted.files import require_plain
-
-if TYPE_CHECKING:
-    import duckdb
-    import pyarrow as pa
 
 RULE_EDGES = "rule_edges"  # in the name of a dataset whose points ask where a support rule changes; nobody serves with them
 SIGNS = "*?["  # of a pattern
@@ -177,8 +175,6 @@ def rows_in(con: duckdb.DuckDBPyConnection, sources: Sequence[str | pa.Table]) -
 
 def values_there(sources: Sequence[str | pa.Table], where: Iterable[str]) -> str:
     """Which values of some columns the sources hold, for an error: `there are device_name: NVIDIA H200`."""
-    import duckdb
-
     with duckdb.cursor() as con:
         rows = union_sql(con, sources)
         # Of a time with its zone DuckDB would make an object of another package.
@@ -207,8 +203,6 @@ def source_of(row: int) -> int:
 
 def columns_of(con: duckdb.DuckDBPyConnection, relation: str, source: object) -> dict[str, str]:
     """The SQL types of a relation's columns by name. Raises DamagedDataset for a file that is no Parquet, or not ours."""
-    import duckdb
-
     try:
         columns = {name: kind for name, kind, *_ in con.execute(f"DESCRIBE SELECT * FROM {relation}").fetchall()}
     except duckdb.Error:
@@ -220,8 +214,6 @@ def columns_of(con: duckdb.DuckDBPyConnection, relation: str, source: object) ->
 
 def _require_ours(con: duckdb.DuckDBPyConnection, relation: str, file: str, columns: Mapping[str, str]) -> None:
     """Raises DamagedDataset for a Parquet file whose columns or statuses no dataset has. DuckDB gives a column twice two names."""
-    import duckdb
-
     try:
         named = Counter(n.casefold() for (n,) in con.execute(f"SELECT name FROM parquet_schema({file_literal(file)})").fetchall())
         twice = [name for name in {name.casefold() for name in COLUMNS} if named[name] > 1]
@@ -265,8 +257,6 @@ def unverified(files: Sequence[str]) -> list[str]:
 
 def require_whole(file: str) -> None:
     """Reads a Parquet file to its end, which opening it does not. Raises DamagedDataset if that fails behind an intact footer."""
-    import duckdb
-
     try:
         duckdb.execute(f"SELECT count(COLUMNS(*)) FROM read_parquet({file_literal(file)})").fetchall()
     except (duckdb.Error, ValueError, OverflowError):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from itertools import count
-from typing import TYPE_CHECKING
+
+import pyarrow as pa
 
 from orchestrator.analysis.cards import COLUMNS as CARD_COLUMNS
 from orchestrator.analysis.cards import Cards, learn, to_mean_card_sql
@@ -14,9 +15,6 @@ from orchestrator.analysis.keys import GRID_AXES, PROBLEM_KEYS, RANKED_US, TIMIN
 from orchestrator.analysis.noise import VERSION_COLUMNS, aa_pairs_sql, percentile_floor_sql
 from orchestrator.analysis.sources import union_sql
 from orchestrator.analysis.sql import literal, query, quoted, sql_type
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 MANY_ROWS = 1_000_000  # reading more takes longer than planning one query per column
 

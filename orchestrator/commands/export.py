@@ -35,10 +35,8 @@ def execute(invocation: Invocation[ExportSettings]) -> int:
             from orchestrator.storage.exported import save_file
 
             save_file(path, text.encode())
-    for reason, count in left_out.items():
-        print(for_terminal(f"left out: {count} rows: {reason}"), file=sys.stderr)
-    for note in notes:
-        print(for_terminal(note), file=sys.stderr)
+    for line in (*(f"left out: {count} rows: {reason}" for reason, count in left_out.items()), *notes):
+        print(for_terminal(line), file=sys.stderr)
     return OK
 
 
@@ -121,6 +119,7 @@ WRITERS = {"aiconfigurator": _aiconfigurator, "flashinfer_trace": _traces, expor
 
 def import_rows(invocation: Invocation[ImportSettings]) -> int:
     """Imports the rows of a file. Raises UserError if it has none, or the dataset cannot be written; then none is imported."""
+    from orchestrator.analysis.finder import beside
     from orchestrator.storage import access
 
     settings, path = invocation.settings, invocation.settings.results.path
@@ -134,7 +133,9 @@ def import_rows(invocation: Invocation[ImportSettings]) -> int:
     except CannotStore as error:
         raise UserError(f"{error}; no row of {settings.source} was imported; make room, then type it again") from None
     invocation.say(f"{len(rows)} rows of {settings.source} are in {path}")
-    invocation.say(f"next:\n  {command_line([], 'mode=report', f'results.path={path}')}")
+    measured = beside(rows)
+    words = ("mode=compare", f"baseline={path}", f"candidate={measured}") if measured else ("mode=report", f"results.path={path}")
+    invocation.say(f"next:\n  {command_line([], *words)}")
     return OK
 
 

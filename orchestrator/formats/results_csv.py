@@ -116,7 +116,7 @@ def _row(header: list[str], values: list[str], common: Row) -> Row:
         "std_us": _read(cells, "std_time") if cells.get("std_time") else None,
         "resolved_backend": cells.get("resolved_backend") or None,
         "command": cells.get("repro_command") or None,
-        "timer": f"{ORIGIN}, {'CUPTI' if cells.get('use_cupti') == 'True' else 'CUDA events'} asked",
+        "timer": f"{ORIGIN}, {'CUPTI' if cells['use_cupti'] == 'True' else 'CUDA events'} asked" if "use_cupti" in cells else None,
         # otherwise a graph was requested, which does not say that one was used
         "cuda_graph": False if cells.get("no_cuda_graph") == "True" else None,
         "reason": _reason(cells, known),

@@ -23,6 +23,7 @@ from orchestrator.analysis.noise import BETWEEN_RUNS, THROTTLED_CLOCK, NoiseFloo
 from orchestrator.analysis.questions import place_of, ranked_by, ranking_of
 from orchestrator.config.settings import CompareSettings
 from orchestrator.errors import UserError
+from orchestrator.notes import note_once
 from orchestrator.tables import Grid
 
 WORKLOAD = (  # what a published table says of one
@@ -33,6 +34,7 @@ NAMED_IF_UNLIKE = (*TIMING_SETTINGS, "page_size", "page_order", "device_name")
 OF_ROW = tuple(dict.fromkeys((*WORKLOAD, *NAMED_IF_UNLIKE, "cluster", "resolved_backend", "backend")))
 NO_RATIO = "none: other GPU"
 HERE = ("the same backend here", "the fastest here")
+FAR_OFF = 100  # a ratio of times that no two kernels have: another unit
 MAX_WORKLOADS = 60  # lines of the second table
 BETWEEN_TABLES = NoiseFloor(BETWEEN_RUNS.us, THROTTLED_CLOCK)
 WIDE = 2  # standard deviations
@@ -64,6 +66,9 @@ def published_grids(settings: CompareSettings) -> list[Grid]:
             f"baseline={sides[0].name} and candidate={sides[1].name}: no workload is in both; a workload is the routine, lengths, "
             f"heads, dtypes and mask. type others"
         )
+    off = float((joined["own_us_a"] / joined["own_us_b"]).median())
+    if not 1 / FAR_OFF < off < FAR_OFF:
+        note_once(f"published and measured times differ by a factor of {max(off, 1 / off):,.0f}: is median_time in ms?")
     return [_summary(joined), _workloads(joined)]
 
 
@@ -73,11 +78,15 @@ def _joined(published: pd.DataFrame, measured: pd.DataFrame) -> pd.DataFrame:
     place, columns = place_of(WORKLOAD), ", ".join(f"current.{name}" for name in OF_ROW)
     there, here = (ranking_of(rows.drop(columns=list(LIST_COLUMNS))) for rows in (published, measured))
     a = there.con.sql(f"SELECT {place} AS place, {columns}, own_us FROM current WHERE status = 'ok' ORDER BY row").df()
+    a["resolved_backend"] = a["resolved_backend"].fillna(a["backend"])  # a file of one's own may name no more
     best = f"({ranked_by(WORKLOAD)}) AS best JOIN current USING (row)"
     b = here.con.sql(f"SELECT place, {columns}, best.own_us FROM {best} WHERE NOT reference").df()
     same = here.con.sql(f"""
         SELECT {place} AS place, backend AS backend_a, min(own_us) AS same_us
         FROM points JOIN problems USING (problem) WHERE status = 'ok' GROUP BY ALL""").df()
+    if 0 < len(alone := a[~a["place"].isin(b["place"])]) < len(a):
+        example = ", ".join(f"{name} {alone[name].iloc[0]:,}" for name in ("batch_size", "s_qo", "s_kv"))
+        note_once(f"published times without a measured one of their workload: {len(alone):,} of {len(a):,}, such as {example}")
     return a.merge(b, on="place", suffixes=("_a", "_b")).merge(same, on=["place", "backend_a"], how="left")
 
 
@@ -113,9 +122,9 @@ def _why_no_ratio(others: pd.DataFrame) -> str:
 def _unlike(joined: pd.DataFrame) -> str:
     differing = []
     for name in NAMED_IF_UNLIKE:
-        sides = [" and ".join(sorted({str(value) for value in joined[f"{name}_{side}"]})) for side in "ab"]
-        if sides[0] != sides[1]:
-            differing.append(f"{name} {sides[0]} there, {sides[1]} here")
+        there, here = (" and ".join(sorted(map(str, joined[f"{name}_{side}"].dropna().unique()))) for side in "ab")
+        if there != here:
+            differing.append(f"{name} {there or 'not stated'} there, {here or 'not stated'} here")
     return "; ".join(differing) or "imported rows have no samples"
 
 

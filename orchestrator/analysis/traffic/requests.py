@@ -26,7 +26,7 @@ Found = tuple[tuple[int, int, str], str, Callable[[], list[tuple[Shares, Shares]
 MAX_TOKENS = 10**8
 MAX_COUNT = 1e15  # of requests, and weights
 MAX_DEPTH = 4  # of the lengths in a record
-PROMPTS, OUTPUTS, BESIDE = yaml.safe_load(files(__package__).joinpath("names.yaml").read_text(encoding="utf-8")).values()
+PROMPTS, OUTPUTS, BESIDE, *STEP = yaml.safe_load(files(__package__).joinpath("names.yaml").read_text(encoding="utf-8")).values()
 PERCENTILE = re.compile(r"p(\d\d?)")
 INDEPENDENT = "prompt and output lengths taken as independent, since {} do not pair them"
 
@@ -48,6 +48,8 @@ def read(path: str, text: str, allowed: str) -> Mix:
         rest.collect(number, partial(reader.add, record))
     if reader.prompts and not reader.decode:
         raise UserError(f"traffic={path}: no request has output tokens, so nothing is decoded; give one that does")
+    if reader.unread:
+        rest.add(1, f"not read ({len(reader.unread)}): {', '.join(sorted(reader.unread)):.300}")
     rest.close(len(reader.decode), f"allowed: {allowed}")
     if not reader.decode:  # and nothing was left out: an empty list, or a header alone
         raise UserError(f"traffic={path}: it has no requests; allowed: {allowed}")
@@ -74,16 +76,17 @@ def _csv_records(path: str, text: str) -> Iterator[Record]:
         lines = ((re.sub(r" *\(.*", "", str(line.pop(columns[0]))), line) for line in reader)
         yield 1, {name: {key: _of_cell(cell) for key, cell in line.items() if cell not in (None, "")} for name, line in lines}
         return
-    if "s_kv" not in columns and not all(_keys(columns)):
-        allowed = f"s_kv; or one of {', '.join(PROMPTS)} with one of {', '.join(OUTPUTS)}, of which letters and digits count"
+    if not _keys(columns, of_step=True)[0] and not all(_keys(columns)):
+        allowed = "batch_size,s_kv,weight, or lengths such as prompt_tokens,output_tokens; docs/draft.md#your-own-traffic has more"
         raise UserError(f"traffic={path}: its columns are {', '.join(columns):.600}; allowed: {allowed}")
     for cells in reader:
         yield reader.line_num, {name: _of_cell(cell) for name, cell in cells.items()}
 
 
 def _of_cell(cell: object) -> object:
+    text = re.sub(r"(?<=\d),(?=\d{3}\b)", "", str(cell))  # 1,100 is 1100
     try:
-        return float(re.sub(r"(?<=\d),(?=\d{3}\b)", "", str(cell)))  # 1,100 is 1100
+        return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
         return cell
 
@@ -97,33 +100,37 @@ class _Reader:
         self.seen: set[int | str] = set()
         self.blocks = self.empty = 0
         self.has_percentiles = False
-        self.passed: set[str] = set()
+        self.passed, self.unread = set[str](), set[str]()
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Adds the requests of a record, or its decode step. Raises ValueError if it has neither."""
-        if "s_kv" in record:
-            if not (weight := _number("weight", record.get("weight", 1), 0, MAX_COUNT, whole=False)):
-                raise ValueError("weight=0: allowed: a number above 0")
-            batch = None if record.get("batch_size") in (None, "") else int(_number("batch_size", record["batch_size"], 1))
-            self.decode.append(TrafficPoint(batch, int(_number("s_kv", record["s_kv"], 1)), weight))
-            return
-        given = record.get("hash_ids")
-        hashes = {block for block in given if isinstance(block, int | str)} if isinstance(given, list) else set()
-        if not (found := list(_found(record))):
+        found = [] if "s_kv" in record else list(_found(record))
+        best = max((rank for rank, *_ in found), key=lambda rank: rank[:2], default=(0, 0, ""))
+        is_one = best[:2] == (0, 0)  # request or step
+        names = tuple(name for name, value in record.items() if is_one and name and not isinstance(value, dict | list))
+        s_kv, batch, weighed = _keys(names, of_step=True)
+        if not found and not s_kv:
             hint = "; vllm bench serve needs --save-detailed, SGLang --output-details" if "total_input_tokens" in record else ""
             raise ValueError(f"neither s_kv nor input_length with output_length, nor other names of them{hint}")
-        best = max((rank for rank, *_ in found), key=lambda rank: rank[:2])
-        self.passed.update(where for rank, where, _ in found if rank != best)
-        if "batch_size" in record:
+        if found and "batch_size" in record:
             raise ValueError("batch_size goes with s_kv, and not with input_length, since a request is decoded in many batches")
+        if not (count := _number(weighed[0], record[weighed[0]], 0, MAX_COUNT, whole=False) if weighed else 1):
+            raise ValueError(f"{weighed[0]}=0: allowed: a number above 0")
+        if not found:
+            size = int(_number(batch[0], record[batch[0]], 1)) if batch and record[batch[0]] not in (None, "") else None
+            self.decode.append(TrafficPoint(size, int(_number(s_kv[0], record[s_kv[0]], 1)), count))
         for prompts, outputs in (pair for rank, _, lengths in found if rank == best for pair in lengths()):
             self.empty += not any(output for output, _ in outputs)
             self.has_percentiles |= len(prompts) * len(outputs) > 1
-            self.prompts += [TrafficPoint(None, prompt, weight) for prompt, weight in prompts]
-            pairs = ((p, o, of_p * of_o) for p, of_p in prompts for o, of_o in outputs)
+            self.prompts += [TrafficPoint(None, prompt, count * weight) for prompt, weight in prompts]
+            pairs = ((p, o, count * of_p * of_o) for p, of_p in prompts for o, of_o in outputs)
             self.decode += [step for prompt, output, weight in pairs for step in steps(prompt, output, weight)]
-        self.blocks += len(hashes)
-        self.seen.update(hashes)
+        self.passed.update(where for rank, where, _ in found if rank != best)
+        self.unread.update({*names}.difference(weighed, *(_keys(names) if found else [s_kv, batch])))
+        if isinstance(given := record.get("hash_ids"), list):
+            hashes = {block for block in given if isinstance(block, int | str)}
+            self.blocks += len(hashes)
+            self.seen |= hashes
 
     def notes(self, has_batches: bool) -> Iterator[str]:
         """What was assumed."""
@@ -151,11 +158,11 @@ def _found(mapping: Mapping[str, Any], where: str = "", lists: int = 0, depth: i
 
 
 @lru_cache(maxsize=1000)  # a record has the names of all others
-def _keys(given: Keys) -> list[Keys]:
-    """Those of prompts and those of outputs, whole or after the last dot; of several, the shortest."""
+def _keys(given: Keys, *, of_step: bool = False) -> list[Keys]:
+    """Those of prompts and of outputs, or of a step's context, batch size and weight, whole or after the last dot; the shortest."""
     words = ((word.lower(), key) for key in sorted(given, key=len, reverse=True) for word in (key.split(".")[-1], key))
-    names = {re.sub("[^a-z0-9]", "", word): key for word, key in words}
-    first = (next(filter(names.__contains__, known), "") for known in (PROMPTS, OUTPUTS))
+    names = {re.sub("[^a-z0-9]", "", word) or "#": key for word, key in words}
+    first = (next(filter(names.__contains__, known), "") for known in (STEP if of_step else (PROMPTS, OUTPUTS)))
     return [tuple(names[part] for part in (name, *BESIDE.get(name, ())) if part in names) for name in first]
 
 

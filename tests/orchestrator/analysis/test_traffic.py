@@ -135,6 +135,35 @@ def test_lengths_are_read_under_the_names_of_each_benchmark(tmp_path: Path, cont
     assert [round(point.s_kv) for point in traffic.points(mix, 5)] == [1038, 1062, 1088, 1114, 1138]
 
 
+@pytest.mark.parametrize(
+    ("text", "unread"),
+    [
+        ("batch_size,s_kv,weight\n8,8192,80\n16,1024,20\n", ""),
+        ("batch_size,s_kv,share\n8,8192,80%\n16,1024,20%\n", ""),
+        ("Batch,Context,Share\n8,8192,0.8\n16,1024,0.2\n", ""),
+        ("zone;batch;kv_len;percent;note;\na;8;8192;80;b;\n;16;1024;20;;\n", "not read (2): note, zone"),
+        ('{"batch": 8, "s_kv": 8192, "share": 4, "wieght": 1}\n{"batch": 16, "context": 1024}\n', "not read (1): wieght"),
+    ],
+)
+def test_steps_are_read_under_plain_names_with_their_weights_and_what_is_not_read_is_named(tmp_path: Path, text: str, unread: str):
+    mix, said = noted(lambda: traffic.read(written(tmp_path, text)))
+    points = [(point.batch_size, point.s_kv, point.weight) for point in traffic.points(mix, 5)]
+
+    assert points == [(8, 8192, pytest.approx(0.8)), (16, 1024, pytest.approx(0.2))]
+    assert said.strip() == (unread and f"note: left out: traffic.txt:1: {unread}")
+
+
+def test_a_request_counts_by_its_weight_and_one_of_many_does_not(tmp_path: Path):
+    columns = "id,context,prompt_tokens,completion_tokens,share\n"
+    mix, said = noted(lambda: traffic.read(written(tmp_path, f"{columns}a,chat,100,10,75%\nb,code,9000,10,25%\n")))
+    whole = traffic.read(written(tmp_path, '{"count": 2, "requests": [{"isl": 5, "osl": 1}]}\n{"isl": 9, "osl": 1, "id": 7}\n'))
+
+    assert [(point.s_kv, point.weight) for point in mix.prompts] == [(100, 0.75), (9000, 0.25)]
+    assert sum(point.weight for point in mix.decode if point.s_kv < 9000) == pytest.approx(7.5)
+    assert "not read (2): context, id" in said
+    assert [point.weight for point in whole.prompts] == [1, 1]
+
+
 ONE, MANY = {"prompt_tokens": 1024, "completion_tokens": 128}, {"prompt_tokens": 20_000, "completion_tokens": 4000}
 
 
@@ -279,8 +308,8 @@ def test_measured_batches_are_named_with_the_contexts_that_each_of_them_lacks(me
         ('{"total_input_tokens": 5, "completed": 1}', "vllm bench serve needs --save-detailed, SGLang --output-details"),
         ('{"input_sequence_length": {"unit": "tokens"}, "osl": 3, "output_len": 3}', "has neither a value nor percentiles"),
         ("ContextTokens,GeneratedTokens\nmany,3\n", ":2: ContextTokens='many': allowed: a whole number"),
-        ("prompt_tokens,n\n3,4\n", "its columns are prompt_tokens, n; allowed: s_kv; or one of inputlength, inputlen,"),
-        ("a;b\n3;4\n", "its columns are a, b; allowed: s_kv; or"),
+        ("prompt_tokens,n\n3,4\n", "its columns are prompt_tokens, n; allowed: batch_size,s_kv,weight, or lengths such as"),
+        ("a;b\n3;4\n", "its columns are a, b; allowed: batch_size,s_kv,weight, or"),
         ("x" * 200_000 + ",y\n", "field larger than field limit"),
         ("ContextTokens;GeneratedTokens\n1,5;3\n", ":2: ContextTokens='1,5': allowed: a whole number"),
         ("{" * 100_000, ":1: no JSON"),
@@ -292,6 +321,9 @@ def test_measured_batches_are_named_with_the_contexts_that_each_of_them_lacks(me
         ('{"s_kv": 5, "weight": 0}\n', "weight=0: allowed: a number above 0"),
         (METRICS.replace("40.0", "1e308"), "1e308: allowed: a number from 0 to 1e+15"),
         (METRICS.replace('le="1000.0"', 'le="1e300"'), "1e300: allowed: a number from 0 to 1e+15"),
+        ("s_kv,share\n5,0%\n", "share=0: allowed: a number above 0"),
+        ("s_kv,share\n5,much\n", "share='much': allowed: a number"),
+        ("s_kv,weight\n20%,1\n", "s_kv=0.2: allowed: a whole number"),
         ('{"s_kv": 5, "batch_size": 0}\n', "batch_size=0"),
         ('{"s_kv": 5, "batch_size": 1}\n{"s_kv": 5}\n', "1 of 2 lines have a batch_size"),
         (requests((-5, 1)), "input_length=-5"),

@@ -260,7 +260,7 @@ def test_a_person_imports_a_file_reads_its_report_and_exports_it(tmp_path: Path,
     assert pd.read_csv(tmp_path / "out.csv")["median_time"].tolist() == [0.05, 0.04]
 
 
-def test_the_times_that_the_docs_show_are_taken_and_are_of_decode_and_drafts_with_a_mask(tmp_path: Path):
+def test_the_times_that_the_docs_show_are_taken_and_are_of_decode_and_drafts_with_a_mask(tmp_path: Path, invoke: Invoke):
     (shown,) = re.findall(r"```\n(routine,.*?)```", (ROOT / "docs/formats.md").read_text(), re.DOTALL)
     path = tmp_path / "mine.csv"
     path.write_text(shown)
@@ -270,3 +270,10 @@ def test_the_times_that_the_docs_show_are_taken_and_are_of_decode_and_drafts_wit
         (pytest.approx(70.1), 1, "causal", "bf16"),
         (pytest.approx(91.2), 4, "causal", "fp8_e4m3"),
     ]
+    assert [row["timer"] for row in rows] == [None, None]  # a file of one's own says nothing of events
+    done = invoke(f"import={path}", "device=h200", f"results.path={tmp_path / 'mine'}")
+    words = done.stdout.splitlines()[-1].split()[3:]
+    compared = invoke(*words)
+
+    assert words[0] == "mode=compare" and words[2].startswith("candidate=results/h200_")
+    assert compared.returncode == 0 and "my_kernel 70.1" in compared.stdout and "of their workload" not in compared.stderr

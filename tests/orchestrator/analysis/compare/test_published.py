@@ -13,6 +13,7 @@ from orchestrator.config.settings import load
 from orchestrator.errors import UserError
 from orchestrator.storage.row import Row, to_table
 from tests.helpers.command_line import Invoke, composed
+from tests.helpers.noted import noted
 from tests.helpers.timed_rows import made
 
 SHAPE: Row = {"routine": "paged_decode", "mask": "causal", "page_size": 64, "num_qo_heads": 64, "num_kv_heads": 8, "twin": 0}
@@ -62,6 +63,21 @@ def test_a_time_of_others_stands_beside_ours_without_the_launch_of_the_graph(tmp
     assert summary.cells[0][5:7] == ("1.20 at 1", "1.02")
     assert shapes.cells[0][3:6] == ("my_fa 70.0", "84.0", "flash_attn_3 71.1")
     assert shapes.title == "by workload, without the launch of the graph (own_us)"
+
+
+def test_what_a_file_does_not_say_has_no_partner_or_another_unit_is_told(tmp_path: Path):
+    """Times of a kernel of one's own, of which the file says no more than the workload."""
+    own = {**SHAPE, "orchestrator_version": "flashinfer_benchmark", "timer": None, "l2": None, "cuda_graph": None}
+    rows = [made("mine", 70_000.0, **{**own, "s_kv": s_kv, "point_id": str(s_kv)}) for s_kv in (8192, 10_000, 20_000)]
+    ours = stored(tmp_path / "ours", made("fa2_tc", 70.0, **{**SHAPE, "orchestrator_version": "0.1.0", "l2": "clean"}))
+    settings = load(composed("mode=compare", f"baseline={stored(tmp_path / 'theirs', *rows)}", f"candidate={ours}"))
+    (summary, shapes), said = noted(lambda: published.published_grids(settings))
+
+    assert summary.cells[0][0] == "mine" and len(shapes.cells) == 1
+    assert "l2 not stated there, clean here" in summary.title
+    assert not any(word in summary.title for word in ("None", "nan", "<NA>"))
+    assert "without a measured one of their workload: 2 of 3, such as batch_size 8, s_qo 1, s_kv 10,000" in said
+    assert "differ by a factor of 1,000: is median_time in ms?" in said
 
 
 def test_published_times_beside_measured_ones_are_a_screen_and_full_has_each(tmp_path: Path, invoke: Invoke):
