@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from pathlib import Path
 
 import pandas as pd
@@ -74,6 +75,24 @@ def test_committed_points_are_judged_again_and_those_called_wrong_are_counted(
     assert rows["command"].tolist() == [f"python -m benchmarks.judge_again {tmp_path / 'rows'} cluster=inline"]
     assert [cells[:5] for cells in counted] == [("paged_decode", "3", "1", "1", "1"), ("all", "3", "1", "1", "1")]
     assert "largest error, in tolerances" in capsys.readouterr().out
+
+
+def test_the_page_has_the_launches_of_fa3_and_rows_that_are_off_are_such_as_four_warps_copy():
+    runs = json.loads((ROOT / "benchmarks" / "data" / "h200_fa3_barrier.json").read_text(encoding="utf-8"))["runs"]
+    page = (ROOT / "docs" / "correctness_numbers.md").read_text(encoding="utf-8")
+    kinds: dict[tuple[str, ...], list[str]] = {}
+    for run in runs:
+        shape = " × ".join(f"{int(size):,}" for size in run["shape"].split(","))
+        told = (run["kernel"].replace("_", " "), shape, run["beside"], f"{run['launches']:,}", str(run["wrong"]))
+        kinds.setdefault(told, []).append(run["kind"].replace("_", " "))
+    off = [launch for run in runs if run["kernel"] == "released" for launch in run["off"]]
+
+    for (kernel, shape, beside, launches, wrong), names in kinds.items():
+        named = "each kind" if len(names) == 4 else ", ".join(names)
+        assert f"|{kernel}|{shape}|{beside}|{named}|{launches}|{wrong}|\n" in page
+    assert f"In all {len(off)} launches of `released` that were off" in page
+    assert all(len({row // 64 for row in launch["in_tile"]}) == 1 for launch in off)
+    assert max(len({row % 16 // 2 for row in launch["in_tile"]}) for launch in off) == 4
 
 
 def test_the_page_has_the_counts_of_the_committed_points_that_ran_again():
