@@ -66,12 +66,12 @@ NEVER_ALONE: dict[tuple[str, str], dict[str, str]] = {
     },
     ("paged_decode", "fa2"): {
         "causal drafts": "it takes one query token",
-        "for drafts, padded requests with tokens (graph_fill=1)": "it takes one query token",
+        "for drafts, a token of every request (graph_fill=1, no s0 in batch_spec)": "it takes one query token",
     },
     ("paged_decode", "fa2_tc"): {"with attention sinks, a causal or full mask": TREE},
     ("paged_decode", "fa3"): {"with attention sinks, a causal or full mask": TREE},
     ("paged_decode", "cudnn"): {
-        "for drafts, padded requests with tokens (graph_fill=1)": "without drafts it takes none either",
+        "with a request without keys, no sinks": "drafts of such a request are refused, and one token with sinks",
         "fp16 or bf16 output": "it takes one dtype of 16 bits",
     },
     ("paged_decode", "flash_attn_4"): {"a causal or full mask": TREE, OF_EIGHT: SIXTEEN},

@@ -63,10 +63,11 @@ class WrapperDecode(common.FlashInferAdapter):
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         of_wrapper = (common.needs_causal_drafts(problem), wrappers.needs_tokens_for_drafts(problem))
+        of_variant = (wrappers.needs_no_tree_with_sinks(problem), wrappers.needs_tokens_with_sinks(problem))
         return (
             common.needs_sm80(device),
             common.needs_equal_head_dims(problem),
-            *((wrappers.needs_no_tree_with_sinks(problem),) if self.on_variant(problem) else of_wrapper),
+            *(of_variant if self.on_variant(problem) else of_wrapper),
             *((wrappers.needs_no_cap_with_sinks(problem),) if self.sink_kernel else ()),
             common.needs_half_output(problem),
         )
@@ -245,7 +246,7 @@ class Cudnn(WrapperDecode):
             Need("with attention sinks, more than one query token a request or the SM100 family", not p.sinks or served),
             common.needs_no_lse_with_sinks(p),
             # Seen on an H200, with a log-sum-exp and without; its source is not open.
-            Need("with a request without keys, one query token and no sinks", not p.lacks_keys or (p.s_qo == 1 and not p.sinks)),
+            Need("with a request without keys, no sinks", not p.lacks_keys or not p.sinks),
         )
 
 

@@ -105,10 +105,12 @@ class WrapperPrefill(common.FlashInferAdapter):
         dims = (problem.head_dim_qk, problem.head_dim_vo)
         equal = dims[0] == dims[1] and dims[0] % 16 == 0 and dims[0] <= 256
         ragged_deepseek = not problem.paged and dims == (192, 128)
+        every_lse = problem.s_qo > 1 or problem.num_qo_heads == problem.num_kv_heads  # else one of a KV head (NVBug 6783545)
         return (
             common.needs_sm80(device),
             common.needs_one_half_dtype(problem),
             common.needs_no_tree(problem),
+            Need("more than one query token, or no grouped heads, with a log-sum-exp", not problem.return_lse or every_lse),
             Need("a head_dim that is a multiple of 16 up to 256, or 192/128 without pages", equal or ragged_deepseek),
         )
 
@@ -177,7 +179,6 @@ class PagedPrefill(WrapperPrefill):
 
     routine: str = "paged_prefill"
     takes_sinks: bool = True
-    takes_empty: bool = True  # no tile of queries is planned for a request without them (`scheduler.cuh`)
     passes: frozenset[Feature] | None = WITH_SINKS
 
     def make(self, inputs: Inputs, device: Device) -> Any:
@@ -233,7 +234,7 @@ def _paged() -> Iterator[WrapperPrefill]:
     """The backends over pages. Seen on an H200: with drafts, cuDNN multiplies NaN by zero."""
     yield from (PagedPrefill(name=name) for name in ("fa2", "fa3", "auto"))
     yield PagedPrefill(
-        name="cudnn", takes_window=False, takes_sinks=False, takes_soft_cap=False, takes_more_queries=False, takes_empty=False,
+        name="cudnn", takes_window=False, takes_sinks=False, takes_soft_cap=False, takes_more_queries=False,
         takes_no_keys=False, reads_memory=UNREAD_MEMORY, max_seq_len="passed", skips_unused=False, distributions=common.CUDNN,
         rules_hold_for=common.READ_ONLY,
     )  # fmt: skip

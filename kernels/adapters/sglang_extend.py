@@ -59,8 +59,8 @@ class SglangExtend(Adapter):
         return self.all_distributions if _depends_on_triton(problem) else self.distributions
 
     def since(self, problem: Problem, device: Device) -> tuple[Since, ...]:
-        asked = problem.return_lse or problem.key_dim > 128
-        return (Since("0.5.23", "a log-sum-exp or keys of more than 128 (older rules are not known)", asked),)
+        asked = problem.return_lse or problem.key_dim > 128 or problem.key_dim != problem.value_dim
+        return (Since("0.5.23", "a log-sum-exp, keys of more than 128 or of another size than values", asked),)
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p = problem

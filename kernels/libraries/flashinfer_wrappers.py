@@ -90,8 +90,13 @@ def needs_tokens_for_drafts(problem: Problem) -> Need:
 
     "the verified tokens must already be appended to the KV cache" (`decode.py`, plan). One query token over none is planned.
     """
-    is_met = problem.s_qo == 1 or not has_empty(problem)
-    return Need("for drafts, padded requests with tokens (graph_fill=1)", is_met)
+    is_met = problem.s_qo == 1 or not (has_empty(problem) or problem.lacks_keys)
+    return Need("for drafts, a token of every request (graph_fill=1, no s0 in batch_spec)", is_met)
+
+
+def needs_tokens_with_sinks(problem: Problem) -> Need:
+    """Sinks are served by the wrapper of prefill, whose call refuses more rows of queries than were planned (`prefill.py`, run)."""
+    return Need("with attention sinks, padded requests with tokens (graph_fill=1)", not has_empty(problem))
 
 
 def plan_decode(wrapper: Any, inputs: Inputs, lengths: HostLengths, table: Tensor | None, **more: object) -> None:

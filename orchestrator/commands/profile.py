@@ -1,4 +1,4 @@
-"""mode=replay with `profile=`: one point's call under a profiler, which sees nothing else of the command.
+"""mode=replay with `profile=`: one point's call and its flush under a profiler, which sees nothing else of the command.
 
 The command starts itself again under the profiler, with `profile=marks`. That prepares and checks the point in its own process, as
 a worker does, and then launches the timed call between cudaProfilerStart and cudaProfilerStop. The profiler collects between these

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -174,8 +175,13 @@ def test_a_read_of_the_whole_buffer_takes_as_long_as_memory_needs_for_it(gpu: De
 def test_a_long_enough_block_tells_the_energy_of_a_call(short_decode: Runner):
     counter = NvmlMonitor(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
     timer = timer_for(short_decode, "graph", 3, Caches())
-    flush = energy.measure(lambda cycles: timer.issue(cycles, with_call=False), 40e-6, counter)
-    found = energy.energy_of(energy.measure(timer.issue, 65e-6, counter), flush)
+    found = None
+    for _ in range(3):  # beside compilations the host reads the counter late, and says that it knows too little
+        with suppress(energy.EnergyUnknown):
+            flush = energy.measure(lambda cycles: timer.issue(cycles, with_call=False), 40e-6, counter)
+            found = energy.energy_of(energy.measure(timer.issue, 65e-6, counter), flush)
+            break
+    assert found is not None
     watts = found.energy_j / found.energy_us * 1e6
 
     assert 100 < watts < 1000

@@ -40,6 +40,7 @@ def served(device: str, adapter: Adapter, **keys: object) -> set[tuple[str, int]
     return {(d, q) for d, q in product(DTYPES, (1, 4)) if not adapter.unmet(make(q, d, **keys), gpu)}
 
 
+LSE_OF_ONE_TOKEN = {"routine": "paged_prefill", "s_qo": 1, "return_lse": True}
 NEED_CUDA = ("fa2", "fa2_tc", "auto", "cudnn", "trtllm-native", "trtllm-gen")
 
 # What flashinfer-python 0.7.2.post1 serves of Llama-3.1-70B's shape at page size 64; the H200 column was run, not read.
@@ -80,12 +81,13 @@ def test_a_backend_serves_what_the_golden_plan_says(device: str, backend: str):
         ("trtllm-native", {"page_size": 1}, "page_size 16, 32, 64 or 128"),
         ("trtllm-gen", {}, "the SM100 family (10.0 or 10.3)"),
         ("torch_sdpa", {"seq_lens": "random"}, "the same KV length for every request"),
+        ("cudnn", LSE_OF_ONE_TOKEN, "more than one query token, or no grouped heads, with a log-sum-exp"),
     ],
 )
 def test_an_unmet_rule_is_a_sentence(backend: str, keys: dict[str, object], sentence: str):
     problem = make(**keys)  # type: ignore[arg-type]
 
-    assert registry.get("paged_decode", backend).unmet(problem, known_devices()["h200"]) == [sentence]
+    assert registry.get(problem.routine, backend).unmet(problem, known_devices()["h200"]) == [sentence]
 
 
 @dataclass(frozen=True, kw_only=True)

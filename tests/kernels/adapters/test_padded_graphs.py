@@ -202,9 +202,7 @@ BY_VLLM = {
     ("mla", "triton_mla"),
 }
 ON_H100 = {(routine, "flash_attn_3_sglang") for routine in ("paged_decode", "paged_prefill", "mla")}  # forced, it was right
-BY_SOURCE = {("paged_decode", name) for name in ("fa2", "fa2_tc", "fa3", "auto")} | {
-    ("paged_prefill", name) for name in ("fa2", "fa3", "auto")
-}
+BY_SOURCE = {("paged_decode", name) for name in ("fa2", "fa2_tc", "fa3", "auto")}
 
 
 def of_padded_routines() -> dict[tuple[str, str], Adapter]:
@@ -268,7 +266,7 @@ def plans_without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 REFUSAL = "q_len_per_req=4 requires kv_len >= q_len_per_req for every request"
-NEEDS_TOKENS = "for drafts, padded requests with tokens (graph_fill=1)"
+NEEDS_TOKENS = "for drafts, a token of every request (graph_fill=1, no s0 in batch_spec)"
 
 
 @pytest.mark.usefixtures("plans_without_gpu")
@@ -289,7 +287,7 @@ def test_the_decode_wrapper_refuses_drafts_of_a_request_without_a_token(backend:
     [
         *((backend, {"s_qo": 1}) for backend in ("fa2", "fa2_tc", "fa3", "auto")),
         *((backend, {"s_qo": 4, "graph_fill": 1}) for backend in ("fa2_tc", "auto")),
-        *((backend, {"s_qo": 4, "sinks": True}) for backend in ("fa2_tc", "fa3")),  # the wrapper of prefill
+        *((backend, {"s_qo": 4, "sinks": True, "graph_fill": 1}) for backend in ("fa2_tc", "fa3")),  # the wrapper of prefill
     ],
 )
 def test_what_the_rule_allows_among_padded_requests_is_planned(backend: str, keys: dict[str, Any]):
@@ -298,6 +296,22 @@ def test_what_the_rule_allows_among_padded_requests_is_planned(backend: str, key
     assert adapter.unmet(p, H200) == []
     with pytest.raises(Loaded):
         adapter.prepared(draw(p, "cpu"), H200)
+
+
+@pytest.mark.parametrize(
+    ("routine", "backend", "keys", "sentence"),
+    [
+        ("paged_decode", "fa2_tc", {"sinks": True}, "with attention sinks, padded requests with tokens (graph_fill=1)"),
+        ("paged_prefill", "fa2", {"s_qo": 4}, "no padded requests without a token (graph_fill=0)"),
+    ],
+)
+def test_the_prefill_wrapper_needs_padded_requests_with_tokens(routine: str, backend: str, keys: dict[str, Any], sentence: str):
+    """Its call compares the rows of the queries with the plan: an H200 said so of `fa2`, FlashInfer 0.7.2.post1."""
+    adapter = registry.get(routine, backend)
+    size = {"routine": routine, "head_dim_qk": 64, "head_dim_vo": 64, **keys}
+
+    assert adapter.unmet(make(**size), H200) == [sentence]
+    assert adapter.unmet(make(**size, graph_fill=1), H200) == []
 
 
 def test_over_a_tree_flash_attention_3_needs_padded_requests_with_tokens():

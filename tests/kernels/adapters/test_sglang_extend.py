@@ -216,7 +216,7 @@ def test_an_older_release_has_it_elsewhere_without_a_log_sum_exp(monkeypatch: py
 
     assert (runner.out == 1).all() and adapter.unmet(problem(), H200) == []
     assert adapter.unmet(problem(return_lse=True), H200) == [
-        "sglang 0.5.23 or later for a log-sum-exp or keys of more than 128 (older rules are not known)"
+        "sglang 0.5.23 or later for a log-sum-exp, keys of more than 128 or of another size than values"
     ]
 
 
