@@ -99,7 +99,8 @@ def test_the_finding_of_servers_says_what_the_report_says():
         cells = answers.setdefault((f"{place['model']}, TP {place['tp']}", place["kv_dtype"]), [[], [], [], []])
         saved = re.search(r"\((~?[\d.]+%) less time than the default", type_)
         choice = part.answer.choice
-        flag = "keep" if part.answer.keeps else f"{choice and choice.label} ({saved and saved[1]})"
+        kept = f"keep ({part.elsewhere[2:]})" if part.elsewhere else "keep"
+        flag = kept if part.answer.keeps else f"{choice and choice.label} ({saved and saved[1]})"
         cells[2 * (part.phase != "decode") + part.who.startswith("SGLang")].append(
             flag if part.layers == "all" else f"{part.layers}: {flag}"
         )

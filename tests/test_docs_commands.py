@@ -101,7 +101,7 @@ TYPED = [
     for words in re.findall(
         r"(?m)(?:`|^attention-orchestrator )((?:mode=(?:report|compare)|export=vllm) [^`\n]*)", (ROOT / "README.md").read_text()
     )
-    if "NAME" not in words
+    if "NAME" not in words and "PATH" not in words
 ]
 
 

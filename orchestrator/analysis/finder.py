@@ -13,10 +13,11 @@ from typing import Any
 import duckdb
 
 from orchestrator.analysis.keys import ORIGINS, USUAL_TIMING
+from orchestrator.analysis.names import of_references
 from orchestrator.analysis.noise import SAME
 from orchestrator.analysis.sources import NEAR, RULE_EDGES
 from orchestrator.analysis.sql import LentRows, condition, file_literal, literal, query, quoted, sql_type
-from orchestrator.config.base import own_files
+from orchestrator.config.base import own_files, own_table
 from orchestrator.config.engine import Engine, calls_of
 from orchestrator.config.model import CUSTOM, HEADS, LENT, Model, shipped
 from orchestrator.config.modes import owner
@@ -323,17 +324,18 @@ def _to_measure(con: duckdb.DuckDBPyConnection, asked: Wanted, missing: Sequence
     """The command that measures a deployment, and on which machine if its device has no rows."""
     on = f", on a machine with {as_key('device_name', asked['device_name'])}" if "device_name" in missing else ""
     model = str(asked.get("model", ["NAME"])[0])
-    alike = condition({"model": (model,)} | {name: asked[name] for name in ("kv_dtype",) if name in asked})
-    rows = con.execute(f"SELECT sweep FROM rows WHERE {alike} GROUP BY sweep ORDER BY count(*) DESC, sweep").fetchall()
+    alike = {"model": (model,)} | {name: values for name, values in asked.items() if name == "kv_dtype" or name not in missing}
+    rows = con.execute(query("sweeps_of_server", where=condition(alike), references=literal(of_references())))
     names = (name for name in ("tp", "s_qo", *LENGTHS) if name in (*missing, "tp") and name in asked)
     axes: dict[str, Sequence[Any]] = {name: asked[name] for name in names}
     if kv := [one for one in asked.get("kv_dtype", ()) if isinstance(one, str)]:
         axes["dtype"] = [{"q": one if one == "fp16" else "bf16", "kv": one} for one in kv]
+    sweeps = {sweep: {"backend": of, **({"dtype": dtypes} if kv else {})} for sweep, of, dtypes in rows.fetchall()}
     of_servers = not shipped().get(model, {}).get("head_dim_ckv") and not {*LENGTHS} & axes.keys()  # it leaves out some lengths
     gpus = asked.get("device_name", ())
     of_servers &= any(one.is_sm(HOPPER) for one in known_devices().values() if not gpus or {one.name, *one.match} & {*gpus})
-    sweeps = [SERVERS] if of_servers and (not rows or (SERVERS,) in rows) else [sweep for (sweep,) in rows]
-    return f"to measure{on}: {measuring(typed[0] or model, [*typed[1:], *sweeps], axes)}"
+    first = SERVERS if of_servers and (not sweeps or SERVERS in sweeps) else typed[1]
+    return f"to measure{on}: {measuring(typed[0] or model, {first: sweeps.get(first, {}), **sweeps}, axes)}"
 
 
 def as_key(name: str, values: Sequence[Any]) -> str:
@@ -362,13 +364,16 @@ def _there(con: duckdb.DuckDBPyConnection, wanted: Wanted, most: int = MAX_NEAR,
     return [*found[:most], *([f"{len(found) - most} more"] if len(found) > most else [])]
 
 
-def measuring(model: str, sweeps: Iterable[str], axes: Wanted) -> str:
-    """The command that measures a model: the first of the sweeps that has a file, or the one for its kind of attention."""
+def measuring(model: str, sweeps: Mapping[str, Wanted], axes: Wanted) -> str:
+    """The command that measures a model: the first sweep with a file, with axes of its own, or one for its kind of attention."""
     model = model.partition(LENT)[0]
     known = Model.model_validate(shipped()[model]) if model in shipped() else None
-    if known and known.sliding_window and known.window_of_all is None:  # both kinds of layers
-        axes = {**axes, "window": [None, known.sliding_window]}
     usual = "mla_mtp" if known and known.head_dim_ckv else "specdec_long_ctx"
     sweep = next((one for one in sweeps if one in own_files("sweep")), usual)
-    words = [f"'sweep.{name}=[{', '.join(map(as_typed, values))}]'" for name, values in axes.items()]
+    file, axes = own_table(f"sweep/{sweep}"), {**axes, **sweeps.get(sweep, {})}
+    if known and known.sliding_window and known.window_of_all is None:  # both kinds of layers
+        axes["window"] = [None, known.sliding_window]
+    if any({"tp", *LENGTHS} & axes.keys() & rule.keys() for rule in file.get("include", ())):  # points with other values of these
+        axes["include"] = ()
+    words = [f"'sweep.{name}={as_typed(tuple(values))}'" for name, values in axes.items() if name != "backend" or name in file]
     return f"python -m orchestrator +sweep={sweep} {' '.join([f'model={model}', *words])}"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from orchestrator.config.settings import FOR_DEPLOYMENT, OF_MODE, RunSettings, SuspectSettings, keys_of
+from orchestrator.config.settings import FOR_DEPLOYMENT, OF_MODE, ForDeployment, RunSettings, SuspectSettings, keys_of
 
 READ_BY_QUESTIONS = {  # of mode=report with a question, the questions that read a key; a whole key goes before its first part
     "draft": ("draft", "step"), "draft.layers": ("draft", "step", "one_backend"),
     "draft.rest": ("draft", "step", "one_backend"), "draft.rest_us": ("draft", "step", "one_backend"),
     "draft.acceptance": ("draft", "step", "energy"), "weights": ("one_backend",), "engine": (*FOR_DEPLOYMENT, "in_engine"),
-    "drafts": (*FOR_DEPLOYMENT, "in_engine"),
+    "drafts": (*FOR_DEPLOYMENT, "in_engine", "best"),
 }  # fmt: skip
 READ_BY_NO_QUESTION = {"best": ("roofline", "columns"), "columns": ("odd",)}  # the questions that do not
 
@@ -22,6 +22,7 @@ CHOOSE_A_MODEL = ("report", "site", "export")  # of the rows
 TAKE_ADAPTERS = ("support", "conformance")
 SWEEPS = ("sweep", "import")  # the keys that name one
 SUSPECTS = "rerun=suspects"
+TWO_DATASETS = "baseline=DIR candidate=DIR 'where={model: NAME, tp: 8}' with two folders of results/"
 ALSO = {
     "engine": " in its place, which answer for each cache of an engine; 'where={{backend: [fa2_tc, cudnn]}}' chooses rows",
     "drafts": "; 'where={{s_qo: {one_more}}}' chooses rows with drafts of {value}",
@@ -77,6 +78,8 @@ def complaint(overrides: Sequence[str], mode: str, question: str | None = None) 
             if mode not in modes_with(key):
                 here = " measures this machine's GPUs and" * (key == "device" and mode not in MEASURE_NOTHING)
                 does_not, does = f"mode={mode}{here}", f"mode={', '.join(modes_with(key))}"
+                if mode == "compare" and key in ForDeployment.__annotations__:
+                    does = TWO_DATASETS
             else:
                 does_not = f"question={question}"
                 does = " or ".join(f"question={name}" for name in _questions_of(override, "best"))

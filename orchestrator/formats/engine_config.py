@@ -43,8 +43,8 @@ def config_text(data: Dataset, engine: Engine, draft: Draft, path: str) -> str:
     """The whole text, with a section for each deployment. Raises UserError if no row is of a workload that a flag is chosen for."""
     found = [part for part in parts(data) if part.who == engine.title]
     if not found:
-        too_big = left_out(data, ["device_name"])
-        why = "; ".join(too_big.values()) if too_big else "no row is of a GPU and a workload that a flag of it serves"
+        too_big = "; ".join(left_out(data, ["device_name"]).values())
+        why = too_big or "no row is of a GPU and a workload that a flag of it serves"
         raise UserError(f"export={engine.engine}: results.path={path!r}: {why}; type another results.path=..., or leave where= out")
     sections = grouped((part.place, part) for part in found)
     typed = _typed_caches(sections)
@@ -263,7 +263,7 @@ def _no_decode(data: Dataset, part: Part) -> str:
         return "no decode (s_qo 1) among the workloads that were asked for; leave drafts out"
     sweeps = data.execute(f"SELECT sweep FROM current WHERE {here} GROUP BY sweep ORDER BY count(*) DESC, sweep")
     axes = {"tp": [tp or 1], "s_qo": [1, *part.lengths]}
-    return f"no decode (s_qo 1) in this dataset; to measure: {measuring(model, [sweep for (sweep,) in sweeps], axes)}"
+    return f"no decode (s_qo 1) in this dataset; to measure: {measuring(model, {sweep: {} for (sweep,) in sweeps}, axes)}"
 
 
 def _table_comments(runs: Choice, batches: Sequence[BatchDrafts], draft: Draft) -> Iterator[str]:

@@ -16,6 +16,7 @@ from orchestrator.analysis.questions.deployments import HERE, PLACE, Part, brief
 from orchestrator.analysis.questions.exactness import named
 from orchestrator.analysis.questions.one_backend import HEADER, TITLE
 from orchestrator.analysis.questions.tables import group_by, spread, varying_keys
+from orchestrator.analysis.sources import few
 from orchestrator.config.model import CUSTOM
 from orchestrator.grouped import grouped
 from orchestrator.reporting import servers
@@ -51,7 +52,9 @@ def show(
     `again` is the command, if it found the datasets of `path` by a deployment.
     """
     width = width_of(console)
-    end = [*wrapped(_source(data, of_flags=True), width), *wrapped(_next(questions, path, again), width)]
+    asked = f"question={' | '.join(questions)}; " * bool(questions)
+    whole = f"at length: {asked}full=true for every table; where={{...}}; {_seen(path, again)}"
+    end = [*wrapped(_source(data, of_flags=True), width), *wrapped(whole, width)]
     found = [*_head(data, width), *(line for note in notes for line in wrapped(note, width))]
     found += _decisions(data, width, LINES - len(found) - len(end))
     cells, won, legend = list[Text](), list[Record](), list[Text]()
@@ -109,7 +112,8 @@ def _head(data: Dataset, width: int) -> list[Text]:
     if bad := [status for status in BAD if status in counts]:
         large = data.scalar(f"SELECT count(*) FROM points JOIN workloads USING (problem) WHERE too_big AND status IN {(*bad, '')}")
         where = f"; {large:,} of these at KV caches larger than the GPU, which no answer counts" * bool(large)
-        found += wrapped(f"{' and '.join(bad)}: question=odd says why{where}", width, "red")
+        names = few([name for (name,) in data.execute(f"SELECT DISTINCT backend FROM bad WHERE status IN {(*bad, '')} ORDER BY 1")])
+        found += wrapped(f"{' and '.join(bad)} ({names}): question=odd says why{where}", width, "red")
     too_small = dict.fromkeys(filter(None, (no_room_at(data, part.place) for part in parts(data))))
     return [*found, *(line for words in too_small for line in wrapped(words, width, "red"))]
 
@@ -225,8 +229,3 @@ def _source(data: Dataset, *, of_flags: bool) -> str:
     known = facts(data)
     told = " ".join((*known["measured"], *[f"with {', '.join(known['with'])}"] * bool(known["with"])))
     return "; ".join([*[f"measured {told}"] * bool(told), *(servers.in_other_builds(data) if of_flags else [])])
-
-
-def _next(questions: Sequence[str], path: str, again: str) -> str:
-    shown = f"question={' | '.join(questions)}; " if questions else ""
-    return f"at length: {shown}full=true for every table; where={{...}}; {_seen(path, again)}"

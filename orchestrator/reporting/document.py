@@ -21,6 +21,7 @@ from orchestrator.analysis.questions.deployments import create_decisions
 from orchestrator.analysis.questions.tables import formatted, in_form
 from orchestrator.analysis.sql import literal
 from orchestrator.config.base import Frozen, Scalar
+from orchestrator.config.parts import Results
 from orchestrator.config.ranges import Filter
 from orchestrator.config.settings import AskSettings, DocumentSettings, Settings
 from orchestrator.errors import UserError, explain, unknown
@@ -55,17 +56,12 @@ def _sources(given: Any) -> Any:
     return {name: {"path": source} if isinstance(source, str | list) else source for name, source in named.items()}
 
 
-def _path(given: Any) -> Any:
-    return ",".join(given) if isinstance(given, list) and all(isinstance(path, str) for path in given) else given
-
-
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 
 
-class Source(Frozen):
+class Source(Results):
     """A dataset, or several folders that are read as one, and which of its rows count."""
 
-    path: Annotated[str, BeforeValidator(_path), Field(min_length=1)]
     where: Filter = Field(default_factory=dict)
 
 

@@ -32,20 +32,19 @@ def located(settings: Asking, overrides: Sequence[str]) -> Asking:
     wanted: dict[str, tuple[Any, ...]] = {"model": (settings.model.name,)} if of_model else {}
     if settings.tp is not None:
         wanted["tp"] = (settings.tp,)
-    names = () if settings.device is None else (settings.device.name, *settings.device.match)
-    device = {"device_name": tuple(dict.fromkeys(names))} if names else {}
-    wanted |= device
+    one = settings.device
+    rows: dict[str, Any] = {"device_name": tuple(dict.fromkeys((one.name, *one.match)))} if one else {}
     question = getattr(settings, "question", None)
-    if question == finder.IN_ENGINE and settings.drafts is not None:
-        wanted["s_qo"] = (settings.drafts + 1,)
+    if question in (finder.IN_ENGINE, "best") and settings.drafts is not None:
+        rows["s_qo"] = (settings.drafts + 1,)
+    wanted |= rows
     of_engines = _of_engines(settings) if question == finder.IN_ENGINE else {}
     changed: dict[str, Any] = {"where": {**wanted, **settings.where, **of_engines}}
     if settings.results.path == NO_SWEEP_PATH:
         typed = {name: several(value) for name, value in settings.where.items()} | of_engines
-        alike = finder.same_heads(settings.model, settings.tp, {**device, **typed}) if "model" in wanted else None
-        asked = {**wanted, **typed}
+        alike = finder.same_heads(settings.model, settings.tp, rows | typed) if "model" in wanted else None
         typed_as = (of_model, "encoder" if settings.model.is_encoder else "")
-        path, found = finder.find(asked, settings.engines, settings.drafts, alike, question=question, typed=typed_as)
+        path, found = finder.find(wanted | typed, settings.engines, settings.drafts, alike, question=question, typed=typed_as)
         changed |= {"results": Results(path=path), "where": found}
     return settings.model_copy(update=changed)
 

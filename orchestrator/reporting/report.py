@@ -91,11 +91,10 @@ def no_question_to_quality(question: str, path: str) -> str:
 
 def grids(data: Dataset, question: str | None = None) -> list[Grid]:
     """The answer to one question; else of `best`, each question in a line, and statuses. `odd` lists `points` that never ran."""
+    how = [*how_timed.grids(data), *gpu_grids(data)]
     if question is not None:
         answer = [*MODULES[question].grids(data), *(pad_up.grids(data) if question in pad_up.BESIDE else [])]
-        how = [*how_timed.grids(data), *gpu_grids(data)] if answer else []
-        return [*answer, *_left_out(data, question), *exactness.left_out(data), *how]
-    how = [*how_timed.grids(data), *gpu_grids(data)]
+        return [*answer, *_left_out(data, question), *exactness.left_out(data), *(how if answer else [])]
     return [*best.grids(data), in_short(data), *exactness.left_out(data), *how, status_grid(data)]
 
 

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.keys import ORIGINS
-from orchestrator.analysis.names import shown
 from orchestrator.analysis.questions.exactness import error, named
-from orchestrator.analysis.questions.tables import across_contexts, fetch, percent, split_by_title
+from orchestrator.analysis.questions.tables import across_contexts, fetch, formatted, percent, split_by_title
 from orchestrator.analysis.rough import legend, mark
 from orchestrator.analysis.sources import few
 from orchestrator.analysis.sql import query
@@ -21,19 +20,14 @@ PAGED = ("paged_decode", "paged_prefill")  # ranked together: each takes a draft
 
 
 def grids(data: Dataset) -> list[Grid]:
-    """The winner of each workload; then the references."""
-    return [*fastest_grids(data), *references(data)]
-
-
-def references(data: Dataset) -> list[Grid]:
-    """The reference backends that were right beside others, with their times: no engine has them, so they are not ranked."""
-    found = data.execute(query("references_beside_others"))
-    cells = tuple(
-        (device, shown(name), f"{count:,}", f"{least:,.1f} to {most:,.1f}", f"{faster:,}" if faster else "none")
-        for device, name, count, least, most, faster in found
+    """The winner of each workload; then wrong answers, and the references that were right beside others: no engine has them."""
+    wrong = ("GPU", "model", "tp", "wrong", "q", "kv", "s_kv", "points")
+    beside = ("GPU", "a reference", "workloads", "µs", "faster than every ranked backend at")
+    others = (
+        formatted("wrong answers, not ranked; question=odd says why", wrong, data.execute(query("wrong_answers"))),
+        formatted("references, not ranked", beside, data.execute(query("references_beside_others"))),
     )
-    header = ("GPU", "a reference", "workloads", "µs", "faster than every ranked backend at")
-    return [Grid("references, not ranked", header, cells)] if cells else []
+    return [*fastest_grids(data), *(grid for grid in others if grid.cells)]
 
 
 def fastest_grids(data: Dataset) -> list[Grid]:
@@ -76,8 +70,7 @@ def ahead(record: Record) -> str | None:
 
 
 def summary(data: Dataset) -> str | None:
-    query = "SELECT count(margin), count_if(above_noise), max(noise_floor) FROM best"
-    contested, clear, floor = data.single_row(query)
+    contested, clear, floor = data.single_row("SELECT count(margin), count_if(above_noise), max(noise_floor) FROM best")
     told = [_imported(data)]
     if contested:
         measured = data.scalar("SELECT count(*) FROM noise")

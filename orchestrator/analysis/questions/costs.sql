@@ -9,6 +9,7 @@
 -- `typed_page` sets the page size, if the engine takes another by itself: the only one that was measured, or one that saves time
 -- by more than noise, by the mean and at more than half of the weight. Of two such workloads flags are compared at that of more flags.
 -- `other_builds`: the engine's other releases whose libraries have its times; null if all are of this one's, or of none.
+-- `wins`: the `batches` at which it saves most of all flags that do so clearly, by the same rule as for all workloads, and how much.
 -- `wrong`: workloads at which its answer was wrong; `wrong_err` the largest error there, `wrong_tolerance` what was allowed there.
 WITH timed AS (
     SELECT workload, who, choice, is_default, weight, us, own_us, noise_floor, rough, page_size, own_page,
@@ -42,6 +43,19 @@ WITH timed AS (
            base_us / us - 1 > floor_there AS is_ahead, us / base_us - 1 > floor_there AS is_behind
     FROM one_backend
     LEFT JOIN base USING (workload, who)
+), of_batches AS (
+    SELECT hash({place}, phase, who, layers, choice) AS of_choice, batch_size, bool_or(is_rough) AS is_rough,
+           sum(weight * ln(ratio)) AS log_ratio, sum(weight) AS weight
+    FROM beside
+    WHERE has_default
+    GROUP BY {place}, phase, who, layers, choice, batch_size
+    HAVING count(ratio) = count(*) AND NOT bool_or(is_default) AND sum(weight * is_ahead::INT) / sum(weight) > 0.5
+        AND 1 - exp(sum(weight * ln(ratio)) / sum(weight)) > sum(weight * floor_there) / sum(weight)
+    QUALIFY row_number() OVER (PARTITION BY {place}, phase, who, layers, batch_size ORDER BY sum(weight * ln(ratio)) / sum(weight), choice) = 1
+), wins AS (
+    SELECT of_choice, {{'batches': list(batch_size ORDER BY batch_size), 'saving': 1 - exp(sum(log_ratio) / sum(weight)), 'rough': bool_or(is_rough)}} AS wins
+    FROM of_batches
+    GROUP BY of_choice
 )
 SELECT {place}, phase, who, layers, choice, any_value(flag) AS flag, bool_and(is_default) AS is_default, 
        list(DISTINCT {{'call': call, 'known': known, 'evidence': evidence, 'alike': alike, 'others': others}}) AS known,
@@ -61,7 +75,7 @@ SELECT {place}, phase, who, layers, choice, any_value(flag) AS flag, bool_and(is
        list(DISTINCT called) FILTER (regret IS NOT NULL AND stand_in) AS stand_ins,
        string_agg(DISTINCT other_build, ', ' ORDER BY other_build) FILTER (regret IS NOT NULL) AS other_builds,
        list(DISTINCT page_size) FILTER (regret IS NOT NULL) AS pages, coalesce(bool_or(of_plugin), false) AS of_plugin,
-       any_value(of_pages) AS of_pages,
+       any_value(of_pages) AS of_pages, any_value(wins) AS wins,
        CASE WHEN len(pages) = 1 AND pages[1] <> any_value(own_page) THEN any_value(page_flag) || ' ' || pages[1]
             WHEN len(pages) = 2 AND any_value(saves) THEN any_value(page_flag) || ' ' || any_value(page) END AS typed_page,
        list(DISTINCT measured_as) FILTER (measured_as IS NOT NULL) AS measured_as,
@@ -76,5 +90,6 @@ SELECT {place}, phase, who, layers, choice, any_value(flag) AS flag, bool_and(is
        min(own_us - base_own_us) FILTER (ratio IS NOT NULL) AS from_us, max(own_us - base_own_us) FILTER (ratio IS NOT NULL) AS to_us,
        sum(weight * is_ahead::INT) / sum(weight) FILTER (ratio IS NOT NULL) AS share_ahead
 FROM beside
-LEFT JOIN page_gains ON of_choice = hash({place}, phase, who, layers, choice)
+LEFT JOIN page_gains ON page_gains.of_choice = hash({place}, phase, who, layers, choice)
+LEFT JOIN wins ON wins.of_choice = hash({place}, phase, who, layers, choice)
 GROUP BY {place}, phase, who, layers, choice

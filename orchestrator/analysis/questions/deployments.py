@@ -6,7 +6,7 @@ apart: one that drafts runs every step as a draft. The questions, the exports, t
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -39,9 +39,10 @@ MUCH_SLOWER = 1.2  # a choice that takes more than this many times the fastest o
 NOT_THERE = "not in the engine"  # the `status` of a flag that does not serve a workload
 MAX_REASON = 80  # characters of a wrong answer's reason
 SAME_SHARE = 0.005  # shares of the workloads and of the weight that read alike
-# The answers of engines as SQL reads them: `flag` is to be typed, or the default if `keeps`; `saves` is what a report says of it.
+# The answers of engines as SQL reads them: `flag` is to be typed, or the default if `keeps`; `saves` is what a report says of it,
+# `batches` are the batch sizes at which other flags are faster than the default.
 DECISIONS = """decisions(device_name VARCHAR, model VARCHAR, tp BIGINT, kv_dtype VARCHAR, phase VARCHAR, layers VARCHAR,
-    engine VARCHAR, workloads BIGINT, flag VARCHAR, keeps BOOLEAN, saving DOUBLE, saves VARCHAR, words VARCHAR)"""
+    engine VARCHAR, workloads BIGINT, flag VARCHAR, keeps BOOLEAN, saving DOUBLE, saves VARCHAR, words VARCHAR, batches VARCHAR)"""
 
 
 @dataclass(frozen=True)
@@ -245,7 +246,8 @@ class Advice:
         """`nothing to type: FLASH_ATTN is the default; ...`, what to type, or why there is no advice."""
         if self.choice is None:
             return f"no advice: {self.why}"
-        pages = f" ({self.choice.pages_words})" * bool(self.choice.record["typed_page"] and self.choice.pages_words)
+        untyped = self.choice.pages_words or f"else pages of {self.choice.record['own_page']}, not measured" * self.keeps
+        pages = f" ({untyped})" * bool(self.choice.record["typed_page"] and untyped)
         reason, typed = f"; {self.why}" if self.why else "", (" ".join(self.choice.typed) or "nothing to type") + pages
         if self.keeps and self.choice.record["wrong"]:
             right = f"right at {self.choice.served:,} of {self.choice.record['workloads']:,} workloads, {self.choice.not_right}"
@@ -271,7 +273,7 @@ class Part:
     layers: str
     lengths: tuple[int, ...]
     choices: tuple[Choice, ...]
-    references: Mapping[str, tuple[float, float]]
+    references: Mapping[str, Sequence[float]]
     left_out: str = ""
 
     @property
@@ -357,11 +359,18 @@ class Part:
         ):
             return Advice(right, f"the default {default.label} was {default.wrong}")
         if best is None or best.margin is None:
-            return Advice(default, self._no_other)
+            return Advice(default, self._no_other + self.elsewhere)
         # It is chosen if it is faster by more than noise, by the mean and at more than half of the workloads.
         if best.margin.saving > best.margin.floor and best.margin.share_ahead > 0.5:
             return Advice(best, f"{best.margin.words} less time than the default {default.label}")
-        return Advice(default, best.margin.why_not(best.label))
+        return Advice(default, best.margin.why_not(best.label) + self.elsewhere)
+
+    @property
+    def elsewhere(self) -> str:
+        """`; batch 1, 8: FLASHINFER −14.7%; batch 64: ...`: other flags that are clearly faster than the default there."""
+        found = ((one.record["wins"], one.label) for one in self.choices)
+        won = sorted((at["batches"], f"{label} −{mark(at['rough'])}{at['saving']:.1%}") for at, label in found if at)
+        return "".join(f"; batch {', '.join(map(str, batches))}: {saved}" for batches, saved in won)
 
     @property
     def next_best(self) -> Choice | None:
@@ -432,7 +441,7 @@ def _decision(part: Part) -> tuple[Any, ...]:
     margin = None if choice is None else choice.margin
     saved = (margin.saving, margin.words) if margin else (None, None)
     server = (place[key] for key in ("device_name", "model", "tp", "kv_dtype"))
-    told = (part.workloads, choice and choice.label, part.answer.keeps, *saved, part.answer.words)
+    told = (part.workloads, choice and choice.label, part.answer.keeps, *saved, part.answer.words, part.elsewhere[2:])
     return (*server, part.phase, part.layers, part.who, *told)
 
 
@@ -440,7 +449,8 @@ def _parts(data: Dataset) -> list[Part]:
     text = files(__package__).joinpath("costs.sql").read_text(encoding="utf-8")
     alike = ", ".join(quoted(key) for key in PROBLEM_KEYS if key not in OF_CALL)
     found = data.records(f"{text.format(place=', '.join(PLACE), rough=ROUGH, much=MUCH_SLOWER, alike=alike)} ORDER BY ALL")
-    titles, too_big, references = _titles(found), left_out(data, PLACE), _references(data)
+    titles, too_big = _titles(found), left_out(data, PLACE)
+    references = {(*key,): of for *key, of in data.execute(query("references_of_deployments", place=", ".join(PLACE)))}
     groups = group_by(found, (*PLACE, "phase", "who", "layers"))
     kinds = Counter(key[:-1] for key in groups)
     order = {place: number for number, place in enumerate(titles)}
@@ -466,13 +476,6 @@ def _choices(records: Sequence[Record], *, for_layers: bool) -> tuple[Choice, ..
     made = (Choice(record, for_layers, bool(record["flag"]) and names[record["flag"]] > 1) for record in records)
     # Means over other workloads say nothing: complete ones come first, then those that were right at most workloads.
     return tuple(sorted(made, key=lambda one: (not one.is_complete, 0 if one.is_complete else -one.served, one.mean, one.name)))
-
-
-def _references(data: Dataset) -> dict[tuple[Any, ...], dict[str, tuple[float, float]]]:
-    found: dict[tuple[Any, ...], dict[str, tuple[float, float]]] = defaultdict(dict)
-    for *key, name, least, most in data.execute(query("references_of_deployments", place=", ".join(PLACE))):
-        found[tuple(key)][name] = (least, most)
-    return found
 
 
 def briefs(found: Sequence[Part], *, at_worst: bool = False, of_layers: bool = False) -> list[str]:

@@ -6,6 +6,8 @@ from math import isnan
 
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.names import mark, shown
+from orchestrator.analysis.questions.tables import formatted
+from orchestrator.analysis.sql import query
 from orchestrator.tables import Grid
 
 COARSE = 2  # from this many times the error of the runner-up on, a cell says so
@@ -33,13 +35,7 @@ def share(rel_err: float) -> str:
 
 def left_out(data: Dataset) -> list[Grid]:
     """What best.max_rel_err leaves out, by kernel; nothing without it."""
-    found = data.execute("""
-        SELECT kernel, count(*), count(rel_err), max(rel_err)
-        FROM points WHERE status = 'too coarse' GROUP BY kernel ORDER BY kernel""")
-    cells = tuple(
-        (shown(kernel), f"{count:,}", "–" if worst is None else share(worst), f"{count - checked:,}")
-        for kernel, count, checked, worst in found
-    )
-    limit = data.scalar("SELECT getvariable('max_rel_err')")
+    limit, found = data.scalar("SELECT getvariable('max_rel_err')"), data.execute(query("left_out_by_error"))
     title = f"left out by best.max_rel_err={limit}: points with a larger error, or whose answer was not checked"
-    return [Grid(title, ("kernel", "points", "largest err", "not checked"), cells)] if cells else []
+    grid = formatted(title, ("kernel", "points", "largest err", "not checked"), found)
+    return [grid] if grid.cells else []

@@ -185,7 +185,7 @@ def test_rows_of_another_model_are_priced_with_the_layers_and_the_share_of_the_a
     assert {title.split(" query heads ")[1].split(" · ")[0] for title in deployment_titles(data).values()} == {f"(tp {tp})"}
     for name in names:
         assert (layers_of(name), bf16_bytes(name, tp)) == (layers_of(model), bf16_bytes(model, tp))
-        assert finder.measuring(name, [], {"tp": (tp,)}) == finder.measuring(model, [], {"tp": (tp,)})
+        assert finder.measuring(name, {}, {"tp": (tp,)}) == finder.measuring(model, {}, {"tp": (tp,)})
 
 
 def test_a_report_and_an_export_name_the_asked_model_and_count_its_layers(invoke: Invoke):
@@ -312,6 +312,15 @@ MEASURE = "\nto measure: python -m orchestrator +sweep=servers model="
             {**LLAMA, "s_kv": (200_000,)},
             None,
             ["not measured: s_kv=200000\n", "; in its place type s_kv: 131072\n", "'sweep.s_kv=[200000]'"],
+        ),
+        (  # with the backends and the dtypes of queries that have right rows beside it, and nothing at another tp
+            {"model": ("deepseek_v3",), "device_name": H200, "tp": (8,), "s_kv": (32768,), "kv_dtype": ("fp8_e4m3",)},
+            None,
+            [
+                "+sweep=mla_mtp model=deepseek_v3 'sweep.tp=[8]' 'sweep.s_kv=[32768]' "
+                "'sweep.dtype=[{q: bf16, kv: fp8_e4m3}, {q: fp8_e4m3, kv: fp8_e4m3}]' "
+                "'sweep.backend=[auto, fa2, fa3, flash_mla_vllm]' 'sweep.include=[]'",
+            ],
         ),
         (  # drafts of 0 are measured, at other lengths
             {"model": ("deepseek_v3_2",), "device_name": H200, "tp": (8,), "s_kv": (8192,), "s_qo": (1,)},
@@ -449,7 +458,7 @@ def test_three_commands_give_one_flag_for_sglang_with_drafts_over_an_fp8_cache(i
     )
 
     assert [done.returncode for done in (one, default, export)] == [0, 0, 0], one.stderr + default.stderr + export.stderr
-    answer = "--attention-backend fa3 --page-size 64: fa3 is the default"
+    answer = "--attention-backend fa3 --page-size 64 (else pages of 1, not measured): fa3 is the default"
     assert all(answer in done.stdout for done in (default, export)) and "nothing to type" not in export.stdout
     assert all("specdec_all_candidates" in done.stderr for done in (one, default, export))
 

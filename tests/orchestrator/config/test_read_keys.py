@@ -76,16 +76,22 @@ STUDY = "results.path=results/h200_engines/vllm_triton"
         (
             ["drafts=3"],
             "report",
-            "best",
-            "drafts: question=best does not read it; leave it out, or type question=one_backend or question=engine_default or "
-            "question=in_engine; 'where={s_qo: 4}' chooses rows with drafts of 3",
+            "fp8",
+            "drafts: question=fp8 does not read it; leave it out, or type question=one_backend or question=engine_default or "
+            "question=in_engine or question=best; 'where={s_qo: 4}' chooses rows with drafts of 3",
         ),
         (
             ["drafts=0"],
             "report",
-            "best",
-            "drafts: question=best does not read it; leave it out, or type question=one_backend or question=engine_default or "
-            "question=in_engine; 'where={s_qo: 1}' chooses rows with drafts of 0",
+            "fp8",
+            "drafts: question=fp8 does not read it; leave it out, or type question=one_backend or question=engine_default or "
+            "question=in_engine or question=best; 'where={s_qo: 1}' chooses rows with drafts of 0",
+        ),
+        (
+            ["tp=8"],
+            "compare",
+            None,
+            "tp: mode=compare does not read it; leave it out, or type baseline=DIR candidate=DIR 'where={model: NAME, tp: 8}'",
         ),
         (["best.max_rel_err=1"], "report", "roofline", "best.max_rel_err: question=roofline does not read it"),
         (["question=best"], "plan", None, "question: mode=plan does not read it; leave it out, or type mode=report"),
@@ -164,6 +170,13 @@ def test_keys_that_are_read_and_those_of_the_sweep_pass():
     assert complaint(["draft.layers=20", "weights=[]"], "report", "one_backend") is None
     assert complaint(["draft.acceptance=0.7"], "report", "energy") is None
     assert only_read(["+sweep=smoke", "rerun=failed", "format=csv"], "report") == ["+sweep=smoke", "format=csv"]
+
+
+def test_the_best_of_a_draft_length_is_asked_for_like_a_flag(invoke: Invoke):
+    asked = ("mode=report", "question=best", "format=json", "model=llama_3_1_8b", "device=h200")
+    every, decode = (json.loads(invoke(*asked, *more).stdout) for more in ((), ("drafts=0",)))
+
+    assert {row["s_qo"] for row in decode} == {1} < {row["s_qo"] for row in every}
 
 
 def test_rows_of_an_engine_are_chosen_by_their_drafts(invoke: Invoke):
