@@ -334,7 +334,7 @@ def _to_measure(con: duckdb.DuckDBPyConnection, asked: Wanted, missing: Sequence
     of_servers = not shipped().get(model, {}).get("head_dim_ckv") and not {*LENGTHS} & axes.keys()  # it leaves out some lengths
     gpus = asked.get("device_name", ())
     of_servers &= any(one.is_sm(HOPPER) for one in known_devices().values() if not gpus or {one.name, *one.match} & {*gpus})
-    first = SERVERS if of_servers and (not sweeps or SERVERS in sweeps) else typed[1]
+    first = typed[1] or SERVERS * (of_servers and (not sweeps or SERVERS in sweeps))
     return f"to measure{on}: {measuring(typed[0] or model, {first: sweeps.get(first, {}), **sweeps}, axes)}"
 
 
