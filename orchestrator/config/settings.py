@@ -80,7 +80,7 @@ class Settings(Frozen):
                 f"layer are; give '+model.layer={{hidden_size: 4096, intermediate_size: 14336}}' with its own sizes, or type "
                 "another model=..."
             )
-        if "," in self.results.path and not (MODES[self.mode].reads_dataset or self.mode == "document"):
+        if "," in self.results.path and not (MODES[self.mode].reads_dataset or self.mode in ("document", "compare")):
             raise ValueError(f"results.path={self.results.path!r}: mode={self.mode} takes one dataset; mode=report takes several")
         if self.mode == "check_power" and self.timing.context == "engine":
             raise ValueError("timing.context=engine: mode=check_power tests the check of answers, and an engine shows none")

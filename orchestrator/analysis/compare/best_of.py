@@ -16,9 +16,10 @@ import pandas as pd
 
 from orchestrator.analysis.compare.pairs import LIST_COLUMNS, PLACE_COLUMNS, tree_texts
 from orchestrator.analysis.compare.selection import Selection
-from orchestrator.analysis.keys import GRID_AXES, PROBLEM_KEYS
+from orchestrator.analysis.keys import GRID_AXES, PROBLEM_KEYS, TIMING_KEYS
+from orchestrator.analysis.names import shown
 from orchestrator.analysis.noise import SAME, first_of_aa_pairs
-from orchestrator.analysis.questions import cache_size, contenders_by, ranked_by, ranking_of
+from orchestrator.analysis.questions import cache_size, contenders_by, place_of, ranked_by, ranking_of
 from orchestrator.analysis.questions.exactness import error, named
 from orchestrator.analysis.questions.tables import describe_point, l2_words, percent
 from orchestrator.analysis.questions.traffic_weights import far_line, warnings
@@ -36,7 +37,9 @@ TOO_BIG = "cache larger than the GPU"  # no deployment has such a problem
 
 @dataclass(frozen=True)
 class BestOfSides:
-    """`names` of baseline and candidate; `problems`: a row for each problem that both sides have a time for.
+    """`names` of baseline and candidate; `problems`: a row for each problem that both sides have a time for, and where each has
+    a row of the other's best: a kernel that was not measured says nothing of how fast a side is. `lacking` are the others, with
+    the backend that the baseline (`lacks_a`) or the candidate (`lacks_b`) has no row of, or null.
 
     Its columns are the keys of a problem, `_a` and `_b` of `backend`, `kernel`, `us`, `own_us` and `rel_err`, and
     speed_up   the time of the baseline's best over that of the candidate's best, both without the launch of the graph
@@ -47,6 +50,7 @@ class BestOfSides:
     names: tuple[str, str]
     of_devices: bool
     problems: pd.DataFrame
+    lacking: pd.DataFrame
     far: tuple[tuple[str, ...], ...] = ()  # lines of the warning of traffic that the problems say little about
 
     @property
@@ -84,27 +88,37 @@ def best_of(baseline: Selection, candidate: Selection, max_rel_err: float | None
     of_devices = len(devices[0]) == len(devices[1]) == 1 and devices[0] != devices[1]
     places = [place for place in places if not of_devices or place != "env"]  # a workload counts once, whatever measured it
     keys = [key for key in PROBLEM_KEYS if key not in PLACE_COLUMNS or key in places]
-    (first, _), (second, ran) = (_ranked(rows, keys, max_rel_err) for rows in sides)
-    problems = first.drop(columns="too_big").merge(second.drop(columns=keys), on="place", suffixes=("_a", "_b"))
+    (first, _, tried_a), (second, ran, tried_b) = (_ranked(rows, keys, max_rel_err) for rows in sides)
+    problems = first.drop(columns="too_big").merge(second.drop(columns=[*keys, "workload"]), on="place", suffixes=("_a", "_b"))
+    for side, of, tried in (("a", "b", tried_a), ("b", "a", tried_b)):
+        best = zip(problems["workload"], problems[f"backend_{of}"], problems[f"kernel_{of}"], strict=True)
+        problems[f"lacks_{side}"] = [None if {(at, name), (at, kernel)} & tried else name for at, name, kernel in best]
     problems = problems.merge(ran, left_on=["place", "kernel_a"], right_on=["place", "kernel"], how="left")
     for name, us in (("speed_up", "own_us_a"), ("keeping", "kept_us")):
         problems[name] = problems[us] / problems["own_us_b"]
     names = (str(devices[0][0]), str(devices[1][0])) if of_devices else (baseline.name, candidate.name)
-    return BestOfSides(names, of_devices, problems)
+    measured = problems[["lacks_a", "lacks_b"]].isna().all(axis=1)
+    return BestOfSides(names, of_devices, problems[measured].reset_index(drop=True), problems[~measured])
 
 
-def _ranked(rows: pd.DataFrame, keys: list[str], max_rel_err: float | None) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The best of each problem (no reference), and the time of each kernel there; `place` is equal for equal keys."""
+def _ranked(
+    rows: pd.DataFrame, keys: list[str], max_rel_err: float | None
+) -> tuple[pd.DataFrame, pd.DataFrame, set[tuple[int, str]]]:
+    """The best of each problem (no reference), the time of each kernel there, and which backends and kernels have a row, whatever
+    became of it, at a `workload`: a problem however it was timed. `place` is equal for equal keys.
+    """
     once = first_of_aa_pairs(rows)
     masks = [mask if tree is None else f"{mask} {tree}" for mask, tree in zip(once["mask"], tree_texts(once), strict=True)]
     data = ranking_of(once.drop(columns=[*LIST_COLUMNS, "tree"], errors="ignore").assign(mask=masks), max_rel_err)
     cache_size.create(data, None)
-    shown = ", ".join(
+    columns = ", ".join(
         quoted(key) if key in GRID_AXES else f"coalesce({quoted(key)}::VARCHAR, '–') AS {quoted(key)}" for key in keys
     )
-    best = query("best_of_side", shown=shown, ranked=ranked_by(keys))
+    workload = place_of([key for key in keys if key not in TIMING_KEYS])
+    best = query("best_of_side", shown=columns, ranked=ranked_by(keys), workload=workload)
+    tried = f"SELECT {workload}, unnest([shown, backend, kernel]) FROM points JOIN problems USING (problem)"
     ran = f"SELECT place, kernel, min(own_us) AS kept_us FROM ({contenders_by(keys)}) WHERE NOT reference GROUP BY ALL"
-    return data.con.sql(best).df(), data.con.sql(ran).df()
+    return data.con.sql(best).df(), data.con.sql(ran).df(), set(data.con.sql(tried).fetchall())
 
 
 def too_small(*sides: Selection) -> list[str]:
@@ -112,6 +126,17 @@ def too_small(*sides: Selection) -> list[str]:
     servers = pd.concat([side.rows[["model", "tp", "device_name"]] for side in sides]).dropna().drop_duplicates()
     found = (cache_size.no_room(str(model), int(tp), str(gpu)) for model, tp, gpu in servers.itertuples(index=False))
     return [words for words in found if words]
+
+
+def not_counted(found: BestOfSides) -> list[str]:
+    """In a sentence, if there are any, at how many problems each side lacks the best of the other: these are in no ratio."""
+    lacks = {
+        name: ", ".join(f"{shown(backend)} at {count:,}" for backend, count in found.lacking[column].value_counts().items())
+        for name, column in zip(found.names, ("lacks_a", "lacks_b"), strict=True)
+    }
+    told = "; ".join(f"{name} lacks {backends}" for name, backends in lacks.items() if backends)
+    count = f"{len(found.lacking):,} of {len(found.problems) + len(found.lacking):,} problems"
+    return [f"not counted, since a side has no row of the other's best: {count}; {told}"] * bool(told)
 
 
 class BatchRange(NamedTuple):
@@ -147,6 +172,8 @@ def headline(found: BestOfSides) -> str:
         for number, (key, ranges) in enumerate(_parts(found))
     ]
     of = " by your weights" if any(yours) else ""
+    every = len(found.problems) + len(found.lacking)
+    parts += [f"{len(found.lacking):,} of {every:,} problems not counted"] if len(found.lacking) else []
     return f"{candidate} over {baseline}, best against best{of}: {'; '.join(parts)}"
 
 
@@ -205,13 +232,13 @@ def _changed(found: BestOfSides, same: float) -> list[Grid]:
     matter, too_big = int((costs & ~changed["too_big"]).sum()), int((costs & changed["too_big"]).sum())
     cells = tuple(
         (
-            ", ".join((describe_point(r), *(f"{key} {r[key]}" for key in extra))),
+            ", ".join((describe_point(r), *(f"{key} {str(r[key]).partition(' ')[0]}" for key in extra))),  # no tree
             *(
                 f"{named(r[f'backend_{side}'], r[f'kernel_{side}'])} {r[f'us_{side}']:,.1f} {error(r[f'rel_err_{side}'])}"
                 for side in "ab"
             ),
             f"{r['speed_up']:.2f}",
-            ("no time there" if r["keeping"] != r["keeping"] else percent(r["keeping"] - 1)) + f", {TOO_BIG}" * r["too_big"],
+            ("it has no time" if r["keeping"] != r["keeping"] else percent(r["keeping"] - 1)) + f", {TOO_BIG}" * r["too_big"],
         )
         for r in changed.head(MAX_CHANGED).to_dict("records")
     )

@@ -148,18 +148,17 @@ def choices(side: str, rows: pd.DataFrame) -> str:
 
 def exists(path: str) -> bool:
     """Whether a path, or one that a pattern matches, is a dataset, or a folder of them."""
-    return any(map(access.exists, _places(path)))
+    alone = "," in path and not any(sign in path for sign in SIGNS)  # part of a value, not a list
+    return any(map(access.exists, [path] if alone else _places(path)))
 
 
 def read(path: str) -> pd.DataFrame:
-    """The rows of a dataset, or of all that a pattern matches."""
-    frames = [access.read(place).to_pandas() for place in _places(path)]
-    return frames[0] if len(frames) == 1 else pd.concat(frames, ignore_index=True)
+    """The rows of a dataset, or of all that a pattern matches or a list names; `dataset` is where each is from."""
+    return pd.concat([access.read(place).to_pandas().assign(dataset=place) for place in _places(path)], ignore_index=True)
 
 
 def _places(path: str) -> list[str]:
-    alone = "," in path and not any(sign in path for sign in SIGNS)
-    return [path] if alone or access.in_objects(path) else [str(place) for place in local_datasets(path)]
+    return [path] if access.in_objects(path) else [str(place) for place in local_datasets(path)]
 
 
 def chosen(rows: pd.DataFrame, where: Where) -> pd.DataFrame:

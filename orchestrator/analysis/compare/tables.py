@@ -13,6 +13,7 @@ import yaml
 
 from orchestrator.analysis.compare.comparison import Comparison
 from orchestrator.analysis.compare.gate import BROKEN, MAX_RED, is_absent, is_other_card, known_difference
+from orchestrator.analysis.compare.pairs import UNMEASURED
 from orchestrator.analysis.compare.selection import CONDITION_COLUMNS
 from orchestrator.analysis.compare.verdicts import DECIDED
 from orchestrator.analysis.keys import GRAPH_REPLAY, GRID_AXES, TIMING_KEYS
@@ -70,7 +71,7 @@ def _changes(found: Comparison) -> tuple[list[Grid], list[Grid]]:
     return largest, [
         _timed("undecided, the largest change first", undecided),
         _untimed("fixed or new", points[points["verdict"].isin(["fixed", "new"])]),
-        _untimed("without a row to compare", points[(points["verdict"] == "missing") & ~points["red"]]),
+        _untimed("without a row to compare", points[points["verdict"].isin(["missing", UNMEASURED]) & ~points["red"]]),
     ]
 
 
@@ -81,7 +82,7 @@ def headline(found: Comparison) -> str:
     groups = f"; slower as a group, which is known better than a point: {slower}" if slower else ""
     suspects = int((~found.suspects["red"]).sum())
     again = f"; {suspects} suspects" if suspects else ""
-    answer = "regression" if found.regressed else "no regression"
+    answer = "incomplete" if found.incomplete else "regression" if found.regressed else "no regression"
     return f"{answer if found.has_gate else 'two kinds of GPU, no gate'}: {counted}{_worst(found.points)}{groups}{again}"
 
 
@@ -109,7 +110,6 @@ def notes(found: Comparison) -> list[str]:
         pairs = "pair is an alias" if shared == 1 else "pairs are aliases"
         once = "group tests and the gate" if found.has_gate else "group tests"
         sentences.append(f"{shared} {pairs} of another backend's call: {once} count such samples once")
-    sentences += _of_backends(found)
     if (points["timer_a"] == GRAPH_REPLAY).any():
         sentences.append("changes are of times with the launch of the graph, and best against best without it (docs/timing.md)")
     sentences += [*of_gate(found), *_of_cards(found)]
@@ -119,17 +119,6 @@ def notes(found: Comparison) -> list[str]:
             f"To decide them: cool or uncap the device, or fix its clock, and type the sweep again with rerun=all"
         )
     return sentences
-
-
-def _of_backends(found: Comparison) -> list[str]:
-    """Which backends have times on one side alone: they may be the best of it, and then best against best shows no change."""
-    a, b = (set(side.rows.loc[side.rows["status"] == "ok", "backend"]) for side in (found.baseline, found.candidate))
-    only = {"baseline": sorted(map(shown, a - b)), "candidate": sorted(map(shown, b - a))}
-    return [
-        f"only the {name} has times of {', '.join(names)}: a ratio of best against best with one of these is of two kernels"
-        for name, names in only.items()
-        if names
-    ]
 
 
 def of_gate(found: Comparison) -> list[str]:

@@ -130,7 +130,7 @@ def _page(address: str, a: ComparedRows, b: ComparedRows, datasets: Sequence[Lis
     best = best_of.best_of(baseline, candidate)
     answer = best_of.headline(best) if best.of_devices and len(best.problems) else tables.headline(found)
     grids = [*best_of.grids(best), *tables.grids(found)]
-    notes = "\n".join(f"- {for_markdown(note)}" for note in tables.notes(found))
+    notes = "\n".join(f"- {for_markdown(note)}" for note in [*best_of.not_counted(best), *tables.notes(found)])
     lines = for_markdown(answer).replace(": ", ":\n\n- ", 1).replace("; ", "\n- ")  # of a line for each model and dtypes
     return f"{lines}\n\n{markdown(grids)}\n\n{notes}\n", {"address": address, "answer": answer}
 

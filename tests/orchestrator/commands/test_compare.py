@@ -217,15 +217,26 @@ def test_a_candidate_whose_points_all_failed_is_compared(tmp_path: Path, invoke:
     assert "regression: 1 failing" in done.stdout
 
 
-def test_backends_that_one_side_alone_has_are_named(tmp_path: Path):
-    base = dataset(tmp_path / "base", [timed("fa2_tc", 10), timed("cudnn", 10)])
-    later = dataset(tmp_path / "later", [timed("fa2_tc", 10, MORNING), timed("fa3", 5, MORNING)])
-    said = tables.notes(compare([base], [later], "nowhere"))
+def test_what_was_not_measured_on_a_side_is_in_no_ratio_and_no_regression(tmp_path: Path, invoke: Invoke):
+    new = {"run_id": "r2", "flashinfer_version": "0.8.0"}
+    base = dataset(tmp_path / "base", [timed("fa2_tc", 10), timed("cudnn", 8)])
+    later = dataset(tmp_path / "later", [timed("fa2_tc", 10, MORNING, **new), timed("fa3", 5, MORNING, **new)])
+    lacks = "1 of 1 problems; {0} lacks fa3 (FlashInfer) at 1; {1} lacks cudnn at 1"
+    folders = invoke("mode=compare", f"baseline={base}", f"candidate={later}", "full=true")
+    both = ("mode=compare", f"results.path=[{base},{later}]", "baseline=flashinfer:0.7.2", "candidate=flashinfer:0.8.0")
+    listed = invoke(*both)
+    told = [" ".join(done.stdout.split()) for done in (folders, listed)]
 
-    assert "only the baseline has times of cudnn: a ratio of best against best with one of these is of two kernels" in said
-    assert any(note.startswith("only the candidate has times of fa3 (FlashInfer)") for note in said)
-    same = tables.notes(compare([base], [later], "nowhere", where={"backend": "fa2_tc"}))
-    assert not any(note.startswith("only the") for note in same)
+    assert folders.returncode == 1 and told[0].startswith("incomplete: 1 undecided, 1 missing, 1 new")
+    assert listed.returncode == 0 and told[1].startswith("no regression: 1 undecided, 1 not measured, 1 new")
+    assert lacks.format(base, later) in told[0] and lacks.format("flashinfer:0.7.2", "flashinfer:0.8.0") in told[1]
+    assert not any("best backend of each" in words for words in told)
+
+
+def test_a_comparison_of_many_columns_warns_of_nothing():
+    found = compare(["results/h200_engines/beside_vllm"], ["results/h200_engines/beside_vllm_0_33"], "nowhere")
+
+    assert found.incomplete  # any warning of pandas is an error in tests
 
 
 def test_pairs_that_share_samples_are_counted_in_a_sentence(tmp_path: Path):

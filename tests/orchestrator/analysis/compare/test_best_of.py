@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from orchestrator.analysis.compare.best_of import BestOfSides, best_of, by_batch, grids, headline
+from orchestrator.analysis.compare.best_of import BestOfSides, best_of, by_batch, grids, headline, not_counted
 from orchestrator.analysis.compare.comparison import compare
 from orchestrator.analysis.compare.selection import Selection, select
 from orchestrator.errors import UserError
@@ -99,6 +99,18 @@ def test_too_coarse_answers_are_no_winners():
 
     assert best_of(side, side).problems["backend_b"].tolist() == ["trtllm-native"]
     assert best_of(side, side, max_rel_err=0.01).problems["backend_b"].tolist() == ["fa2_tc"]
+
+
+def test_a_best_that_the_other_side_has_no_row_of_is_not_counted_unless_it_failed_there():
+    both, lost = [at("fa2_tc", 10.0, 8), at("fa2_tc", 20.0, 32)], at("cudnn", 5.0, 8)
+    sides = [Selection(name, "p", table(*both, *more)) for name, more in (("a", [lost]), ("b", []))]
+    found = best_of(*sides)
+    failed = best_of(sides[0], Selection("b", "p", table(*both, {**lost, "status": "failed", "median_us": None})))
+
+    assert found.problems["batch_size"].tolist() == [32]
+    assert headline(found).endswith("q bf16, kv bf16 1.00; 1 of 2 problems not counted")
+    assert not_counted(found) == ["not counted, since a side has no row of the other's best: 1 of 2 problems; b lacks cudnn at 1"]
+    assert sorted(failed.problems["speed_up"]) == [0.5, 1.0] and not_counted(failed) == []
 
 
 def test_batches_that_are_alike_are_one_range():
