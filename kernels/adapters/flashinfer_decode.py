@@ -230,10 +230,8 @@ class Cudnn(WrapperDecode):
     takes_pdl: bool = False
     reads_memory: frozenset[KvMemory] = UNREAD_MEMORY
     takes_empty: bool = False  # no engine decodes with it in a graph, and its source is not open
-    takes_no_keys: bool = True
     skips_unused: bool = False  # seen on an H200: with drafts, cuDNN multiplies NaN by zero
     distributions: tuple[str, ...] = common.CUDNN
-    imports: str = "flashinfer"
     rules_hold_for: tuple[str, ...] = common.READ_ONLY
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:

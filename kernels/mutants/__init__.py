@@ -7,7 +7,6 @@ from kernels.mutants import catalogue, lse
 from kernels.mutants.lse import LseMutant
 from kernels.mutants.mutant import Mutant, made_of, of_folders
 
-# And those of the routines in folders.
 ADAPTERS: tuple[Adapter, ...] = (*catalogue.ADAPTERS, *lse.ADAPTERS, *of_folders("ADAPTERS"))
 
 __all__ = ["ADAPTERS", "adapters_from"]

@@ -18,7 +18,7 @@ from orchestrator.analysis.noise import SAME
 from orchestrator.analysis.sources import NEAR, RULE_EDGES
 from orchestrator.analysis.sql import LentRows, condition, file_literal, literal, query, quoted, sql_type
 from orchestrator.config.base import own_files, own_table
-from orchestrator.config.engine import Engine, calls_of
+from orchestrator.config.engine import MAX_DRAFT, Engine, calls_of
 from orchestrator.config.model import CUSTOM, HEADS, LENT, Model, shipped
 from orchestrator.config.modes import owner
 from orchestrator.config.ranges import Bounds
@@ -315,7 +315,8 @@ def _missing(con: duckdb.DuckDBPyConnection, asked: Wanted) -> Sequence[str]:
     def is_there(names: Iterable[str]) -> bool:
         return bool(con.execute(f"SELECT 1 FROM rows WHERE {condition({name: asked[name] for name in names})} LIMIT 1").fetchall())
 
-    order = sorted(asked, key=lambda name: (is_there([name]), KEPT.index(name if name in KEPT else "device_name")))
+    kept = {name: place for place, name in enumerate(KEPT) if name != "s_qo" or not _of_prompts(asked)}
+    order = sorted(asked, key=lambda name: (is_there([name]), kept.get(name, kept["device_name"])))
     some = (of for count in range(1, len(order)) for of in combinations(order, count) if is_there(asked.keys() - {*of}))
     return next(some, tuple(order))
 
@@ -325,22 +326,29 @@ def _to_measure(con: duckdb.DuckDBPyConnection, asked: Wanted, missing: Sequence
     on = f", on a machine with {as_key('device_name', asked['device_name'])}" if "device_name" in missing else ""
     model = str(asked.get("model", ["NAME"])[0])
     alike = {"model": (model,)} | {name: values for name, values in asked.items() if name == "kv_dtype" or name not in missing}
+    chunk = ("s_qo", "routine") if _of_prompts(asked) else ()
+    alike |= {"s_qo": (Bounds(MAX_DRAFT + 1),)} if chunk else {}
     rows = con.execute(query("sweeps_of_server", where=condition(alike), references=literal(of_references())))
-    names = (name for name in ("tp", "s_qo", *LENGTHS) if name in (*missing, "tp") and name in asked)
+    names = (name for name in ("tp", "s_qo", *LENGTHS, *chunk) if name in (*missing, "tp", *chunk) and name in asked)
     axes: dict[str, Sequence[Any]] = {name: asked[name] for name in names}
     if kv := [one for one in asked.get("kv_dtype", ()) if isinstance(one, str)]:
         axes["dtype"] = [{"q": one if one == "fp16" else "bf16", "kv": one} for one in kv]
     sweeps = {sweep: {"backend": of, **({"dtype": dtypes} if kv else {})} for sweep, of, dtypes in rows.fetchall()}
-    of_servers = not shipped().get(model, {}).get("head_dim_ckv") and not {*LENGTHS} & axes.keys()  # it leaves out some lengths
+    of_servers = not shipped().get(model, {}).get("head_dim_ckv") and not {*LENGTHS, *chunk} & axes.keys()  # it leaves out some
     gpus = asked.get("device_name", ())
     of_servers &= any(one.is_sm(HOPPER) for one in known_devices().values() if not gpus or {one.name, *one.match} & {*gpus})
     first = typed[1] or SERVERS * (of_servers and (not sweeps or SERVERS in sweeps))
     return f"to measure{on}: {measuring(typed[0] or model, {first: sweeps.get(first, {}), **sweeps}, axes)}"
 
 
+def _of_prompts(asked: Wanted) -> bool:
+    """Whether chunks of prompts were asked for: a length of queries that is no draft's."""
+    return any(isinstance(one, int) and one > MAX_DRAFT for one in asked.get("s_qo", ()))
+
+
 def as_key(name: str, values: Sequence[Any]) -> str:
     """What was typed for a column: `tp=4`, `drafts=3`, `device=h200`."""
-    if name == "s_qo" and all(isinstance(value, int) for value in values):
+    if name == "s_qo" and all(isinstance(value, int) for value in values) and not _of_prompts({name: values}):
         return f"drafts={' or '.join(str(value - 1) for value in values)}"
     short = [key for key, one in known_devices().items() if name == "device_name" and values[0] in (one.name, *one.match)]
     return f"{NAMED.get(name, name)}={short[0] if short else ' or '.join(map(as_typed, values))}"
@@ -357,10 +365,11 @@ def _there(con: duckdb.DuckDBPyConnection, wanted: Wanted, most: int = MAX_NEAR,
     where = condition({**wanted, **routines})
     listed = con.execute(query("servers", heads=", ".join(heads), apart=apart, custom=CUSTOM, where=where))
     found = []
-    for model, device, tps, lengths, there in listed.fetchall():
+    for model, device, *lengths, there in listed.fetchall():
         differs = [f"{name} {one}, not {heads[name]}" for name, one in zip(heads, there, strict=True) if one != heads[name]]
-        sizes, drafts = (", ".join(map(str, some or ())) for some in (tps, lengths))
-        found.append(f"{model} on {device} ({'; '.join((f'tp {sizes}', f'drafts {drafts}', *differs))})")
+        sizes, drafts, all_lengths = (", ".join(map(str, some or ())) for some in lengths)
+        steps = f"drafts {drafts}" if drafts else f"s_qo {all_lengths}"
+        found.append(f"{model} on {device} ({'; '.join((f'tp {sizes}', steps, *differs))})")
     return [*found[:most], *([f"{len(found) - most} more"] if len(found) > most else [])]
 
 

@@ -56,7 +56,6 @@ OF_NUMBER: dict[str, Callable[[Keys, int], str]] = {  # the kind of layer i, by 
 NEAR = re.compile("(?!.*(norm|drop|mamba|moe_|expert)).*(attn|attention|window|layer|head|sparse|block|chunk|kv_|scale|cap)")
 MAX_BYTES, MAX_LAYERS, MAX_NAME, MAX_SAID = 10**6, 1_000, 60, 600
 MAX_TP = 16  # GPUs that share a model without more words
-# What attention is.
 SHAPE = (*HEADS, "sliding_window", "windowed", "sinks", "kinds", "softmax_scale", "soft_cap", "index_topk", "is_encoder")
 
 

@@ -18,7 +18,6 @@ from orchestrator.grouped import grouped
 from orchestrator.machines import known_devices
 from orchestrator.tables import Grid, markdown
 
-# What the cells ask about, and what the page begins with.
 USUAL: dict[str, Any] = yaml.safe_load(files(__package__).joinpath("support_page.yaml").read_text(encoding="utf-8"))
 ARCHITECTURES: dict[str, str] = USUAL["architectures"]  # and a GPU of each
 FEATURES: dict[str, dict[str, Any]] = {

@@ -48,7 +48,6 @@ class Progress:
             console=console,
             disable=not console.is_terminal,
         )
-        # Each line shows once it begins.
         self._stage, self._points, self._modules = (
             self._bar.add_task(name, start=False, visible=False, total=None, note="") for name in (what, "points", "kernel modules")
         )

@@ -14,7 +14,7 @@ mhz_a, mhz_b                    median SM clock of the samples, in MHz; null if 
 launch_share_us_a, ..._b        what the launch of a graph adds to the median, as `own_us` has it; 0 if none is in it
 
 added by `verdicts.judge`
-verdict                         slower, faster, same, undecided; or failing, lost, missing, fixed, new
+verdict                         slower, faster, same, undecided; or failing, lost, missing, not measured, fixed, new
 comparable                      whether both sides have times that may be compared
 counted                         comparable, and its samples are not those of another comparable pair (`measured_as`)
 log_ratio                       log_us_b - log_us_a

@@ -16,7 +16,7 @@ import pandas as pd
 
 from orchestrator.analysis.compare.pairs import LIST_COLUMNS, PLACE_COLUMNS, tree_texts
 from orchestrator.analysis.compare.selection import Selection
-from orchestrator.analysis.keys import GRID_AXES, PROBLEM_KEYS, TIMING_KEYS
+from orchestrator.analysis.keys import GRID_AXES, ORIGINS, PROBLEM_KEYS, TIMING_KEYS
 from orchestrator.analysis.names import shown
 from orchestrator.analysis.noise import SAME, first_of_aa_pairs
 from orchestrator.analysis.questions import cache_size, contenders_by, place_of, ranked_by, ranking_of
@@ -53,13 +53,6 @@ class BestOfSides:
     lacking: pd.DataFrame
     far: tuple[tuple[str, ...], ...] = ()  # lines of the warning of traffic that the problems say little about
 
-    @property
-    def changed(self) -> pd.DataFrame:
-        """Problems whose best kernel is another one on the candidate, those first that fit it and where keeping it costs most."""
-        other = self.problems[self.problems["kernel_a"] != self.problems["kernel_b"]]
-        order = ["too_big", "keeping", "speed_up"]
-        return other.sort_values(order, ascending=[True, False, False], na_position="first", kind="stable")
-
 
 def weighed(found: BestOfSides, rules: WeightRules, mix: Mix | None) -> BestOfSides:
     """The same with a column `weight` of `problems`: of `rules`, and of the traffic, which each length of queries gets once."""
@@ -90,9 +83,11 @@ def best_of(baseline: Selection, candidate: Selection, max_rel_err: float | None
     keys = [key for key in PROBLEM_KEYS if key not in PLACE_COLUMNS or key in places]
     (first, _, tried_a), (second, ran, tried_b) = (_ranked(rows, keys, max_rel_err) for rows in sides)
     problems = first.drop(columns="too_big").merge(second.drop(columns=[*keys, "workload"]), on="place", suffixes=("_a", "_b"))
+    imported = all(rows["orchestrator_version"].isin(ORIGINS).all() for rows in sides)  # these have one kernel at each problem
     for side, of, tried in (("a", "b", tried_a), ("b", "a", tried_b)):
         best = zip(problems["workload"], problems[f"backend_{of}"], problems[f"kernel_{of}"], strict=True)
-        problems[f"lacks_{side}"] = [None if {(at, name), (at, kernel)} & tried else name for at, name, kernel in best]
+        is_there = [bool({(at, name.partition("(")[0]), (at, kernel)} & tried) for at, name, kernel in best]
+        problems[f"lacks_{side}"] = problems[f"backend_{of}"].mask(np.array(is_there, dtype=bool) | imported, None)
     problems = problems.merge(ran, left_on=["place", "kernel_a"], right_on=["place", "kernel"], how="left")
     for name, us in (("speed_up", "own_us_a"), ("keeping", "kept_us")):
         problems[name] = problems[us] / problems["own_us_b"]
@@ -101,11 +96,10 @@ def best_of(baseline: Selection, candidate: Selection, max_rel_err: float | None
     return BestOfSides(names, of_devices, problems[measured].reset_index(drop=True), problems[~measured])
 
 
-def _ranked(
-    rows: pd.DataFrame, keys: list[str], max_rel_err: float | None
-) -> tuple[pd.DataFrame, pd.DataFrame, set[tuple[int, str]]]:
-    """The best of each problem (no reference), the time of each kernel there, and which backends and kernels have a row, whatever
-    became of it, at a `workload`: a problem however it was timed. `place` is equal for equal keys.
+def _ranked(rows: pd.DataFrame, keys: list[str], max_rel_err: float | None) -> tuple[pd.DataFrame, pd.DataFrame, set[Any]]:
+    """The best of each problem (no reference), the time of each kernel there, and what has a row at a `workload`, right or not.
+
+    `place` is equal for equal keys, and `workload` for those but of how it was timed.
     """
     once = first_of_aa_pairs(rows)
     masks = [mask if tree is None else f"{mask} {tree}" for mask, tree in zip(once["mask"], tree_texts(once), strict=True)]
@@ -116,7 +110,7 @@ def _ranked(
     )
     workload = place_of([key for key in keys if key not in TIMING_KEYS])
     best = query("best_of_side", shown=columns, ranked=ranked_by(keys), workload=workload)
-    tried = f"SELECT {workload}, unnest([shown, backend, kernel]) FROM points JOIN problems USING (problem)"
+    tried = f"SELECT {workload}, unnest([backend, kernel]) FROM points JOIN problems USING (problem)"
     ran = f"SELECT place, kernel, min(own_us) AS kept_us FROM ({contenders_by(keys)}) WHERE NOT reference GROUP BY ALL"
     return data.con.sql(best).df(), data.con.sql(ran).df(), set(data.con.sql(tried).fetchall())
 
@@ -130,13 +124,11 @@ def too_small(*sides: Selection) -> list[str]:
 
 def not_counted(found: BestOfSides) -> list[str]:
     """In a sentence, if there are any, at how many problems each side lacks the best of the other: these are in no ratio."""
-    lacks = {
-        name: ", ".join(f"{shown(backend)} at {count:,}" for backend, count in found.lacking[column].value_counts().items())
-        for name, column in zip(found.names, ("lacks_a", "lacks_b"), strict=True)
-    }
-    told = "; ".join(f"{name} lacks {backends}" for name, backends in lacks.items() if backends)
-    count = f"{len(found.lacking):,} of {len(found.problems) + len(found.lacking):,} problems"
-    return [f"not counted, since a side has no row of the other's best: {count}; {told}"] * bool(told)
+    told = f"{len(found.lacking):,} of {len(found.problems) + len(found.lacking):,} problems"
+    for name, column in zip(found.names, ("lacks_a", "lacks_b"), strict=True):
+        counts = ", ".join(f"{shown(backend)} at {count:,}" for backend, count in found.lacking[column].value_counts().items())
+        told += f"; {name} lacks {counts}" * bool(counts)
+    return [f"not counted, since a side has no row of the other's best: {told}"] * bool(len(found.lacking))
 
 
 class BatchRange(NamedTuple):
@@ -166,40 +158,36 @@ def grids(found: BestOfSides, same: float = SAME) -> list[Grid]:
 
 
 def headline(found: BestOfSides) -> str:
-    (baseline, candidate), yours = found.names, _yours(found)
-    parts = [
-        f"{_title(key, found.problems)} {own[0] if (own := yours[number]) else _words(ranges, few=True)}"
-        for number, (key, ranges) in enumerate(_parts(found))
-    ]
-    of = " by your weights" if any(yours) else ""
+    baseline, candidate = found.names
+    parts = [f"{_title(key, found.problems)} {''.join(own) or _words(ranges, few=True)}" for key, ranges, own in _parts(found)]
+    of = " by your weights" if "weight" in found.problems else ""
     every = len(found.problems) + len(found.lacking)
     parts += [f"{len(found.lacking):,} of {every:,} problems not counted"] if len(found.lacking) else []
     return f"{candidate} over {baseline}, best against best{of}: {'; '.join(parts)}"
 
 
-def _yours(found: BestOfSides) -> list[tuple[str, ...]]:
-    """Of each line the geometric mean by the weights, if there are any."""
-    groups = found.problems.groupby(list(OF_LINE), sort=True)
-    if "weight" not in found.problems:
-        return [()] * len(groups)
-    sums = [(float(part["weight"].sum()), float((np.log(part["speed_up"]) * part["weight"]).sum())) for _, part in groups]
-    return [(f"{math.exp(logs / whole):.2f}" if whole else "–",) for whole, logs in sums]
+def _yours(part: pd.DataFrame) -> tuple[str, ...]:
+    """The geometric mean of a line by the weights, if there are any."""
+    if "weight" not in part:
+        return ()
+    whole, logs = float(part["weight"].sum()), float((np.log(part["speed_up"]) * part["weight"]).sum())
+    return (f"{math.exp(logs / whole):.2f}" if whole else "–",)
 
 
-def _parts(found: BestOfSides) -> list[tuple[dict[str, Any], list[BatchRange]]]:
+def _parts(found: BestOfSides) -> list[tuple[dict[str, Any], list[BatchRange], tuple[str, ...]]]:
     groups = found.problems.groupby(list(OF_LINE), sort=True)
-    return [(dict(zip(OF_LINE, values, strict=True)), by_batch(part)) for values, part in groups]
+    return [(dict(zip(OF_LINE, values, strict=True)), by_batch(part), _yours(part)) for values, part in groups]
 
 
 def _lines(found: BestOfSides) -> Grid:
-    (baseline, candidate), yours = found.names, _yours(found)
+    baseline, candidate = found.names
     counts = found.problems.groupby(list(OF_LINE), sort=True)["speed_up"].agg(["size", "min", "max"])
     cells = tuple(
         (_title(key, found.problems, whole=True), _words(ranges), f"{least:.2f} to {most:.2f}", f"{count:,.0f}", *own)
-        for (key, ranges), (count, least, most), own in zip(_parts(found), counts.to_numpy().tolist(), yours, strict=True)
+        for (key, ranges, own), (count, least, most) in zip(_parts(found), counts.to_numpy().tolist(), strict=True)
     )
     title = f"{candidate} over {baseline}, the best backend of each: how many times as fast, geometric mean"
-    header = ("what", "times as fast", "least to most", "problems", *(("by your weights",) if any(yours) else ()))
+    header = ("what", "times as fast", "least to most", "problems", *(("by your weights",) if "weight" in found.problems else ()))
     return Grid(title, header, cells)
 
 
@@ -223,10 +211,12 @@ def _words(ranges: list[BatchRange], *, few: bool = False) -> str:
 
 
 def _changed(found: BestOfSides, same: float) -> list[Grid]:
-    """Where another kernel is best, and what it costs to keep the baseline's choice on the candidate."""
-    changed, (baseline, candidate) = found.changed, found.names
+    """Where another kernel is best, and what keeping the baseline's costs on the candidate: what fits, and costs most, first."""
+    changed, (baseline, candidate) = found.problems.query("kernel_a != kernel_b"), found.names
     if changed.empty:
         return []
+    order = ["too_big", "keeping", "speed_up"]
+    changed = changed.sort_values(order, ascending=[True, False, False], na_position="first", kind="stable")
     extra = [key for key in PROBLEM_KEYS if key in changed and key not in IN_DESCRIPTION and changed[key].nunique() > 1]
     costs = changed["keeping"] > 1 + same
     matter, too_big = int((costs & ~changed["too_big"]).sum()), int((costs & changed["too_big"]).sum())

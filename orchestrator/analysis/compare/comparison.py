@@ -10,7 +10,7 @@ import pandas as pd
 
 from orchestrator.analysis.cards import COLUMNS, Cards, learn, learn_from
 from orchestrator.analysis.compare.gate import decide_gate, evidence, is_of_two_kinds, red_points
-from orchestrator.analysis.compare.pairs import POINT_COLUMNS, UNMEASURED, pair
+from orchestrator.analysis.compare.pairs import POINT_COLUMNS, pair
 from orchestrator.analysis.compare.selection import Selection, choices, read, select
 from orchestrator.analysis.compare.verdicts import judge, judge_groups
 from orchestrator.analysis.noise import MIN_PAIRS_TO_FIT, SAME, NoiseFloors, fitted_floors
@@ -46,11 +46,6 @@ class Comparison:
     def regressed(self) -> bool:
         """Whether the comparison is red, its exit code 1: a point or a group by the gate, or a point that has no time any more."""
         return bool(self.points["red"].any() or (len(self.groups) and self.groups["red"].any()))
-
-    @property
-    def incomplete(self) -> bool:
-        """Whether it is red only because points of the baseline have no row in the candidate, without a reason."""
-        return self.regressed and not self.red_groups and bool((self.points.loc[self.points["red"], "verdict"] == "missing").all())
 
     @property
     def red_groups(self) -> dict[str, float]:
@@ -108,7 +103,7 @@ def compare_rows(
     points = judge(pair(sides[0].rows, sides[1].rows), floors, same)
     if "dataset_a" in points and points[["dataset_a", "dataset_b"]].stack().nunique() > 1 and baseline.path == candidate.path:
         elsewhere = (points["verdict"] == "missing") & ~points["run_id_a"].isin(candidate.rows["run_id"])
-        points.loc[elsewhere, "verdict"] = UNMEASURED
+        points.loc[elsewhere, "verdict"] = "not measured"
     _require_comparable(points, *sides)
     by = [name for name in GROUP_COLUMNS if points.loc[points["counted"], name].nunique(dropna=False) > 1]
     groups, learned = judge_groups(points, by, same), find_cards(sides, cards)

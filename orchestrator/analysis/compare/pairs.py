@@ -18,7 +18,6 @@ Flags = NDArray[np.bool_]
 POINT_COLUMNS = (*Problem.model_fields, "backend")  # what both rows of a pair share
 PLACE_COLUMNS = ("device_name", "env")  # shared too, if both sides have several of them
 TIMING_SETTINGS = (*(key for key in TIMING_KEYS if key != "context"), "cuda_graph")  # times are compared only if these are equal
-UNMEASURED = "not measured"  # the verdict on a point of one of several datasets whose run has no row of the candidate
 LIST_COLUMNS = ("samples_us", "samples_mhz", "block_sizes", "set_aside_us")  # summarised before rows are paired
 MEMORY = "peak_tb_per_sec"  # the measured ceiling by which two GPUs of a kind differ; times at that of compute do not follow it
 FOLLOWS = (0.6, 0.9)  # a time follows the memory not at all below this share of its ceiling, and wholly above the other
@@ -34,8 +33,7 @@ def pair(baseline: pd.DataFrame, candidate: pd.DataFrame) -> pd.DataFrame:
     places = [place for place in PLACE_COLUMNS if min(a[place].nunique(), b[place].nunique()) > 1]
     key = [*POINT_COLUMNS, *places]
     newest = [side.sort_values("finished_at", kind="stable").drop_duplicates(key, keep="last") for side in (a, b)]
-    paired = newest[0].merge(newest[1], on=key, how="outer", suffixes=("_a", "_b"))
-    paired = paired.copy()  # its columns together in memory
+    paired = newest[0].merge(newest[1], on=key, how="outer", suffixes=("_a", "_b")).copy()  # its columns together in memory
     return paired.assign(**{f"{place}_{side}": paired[place] for place in places for side in "ab"})
 
 

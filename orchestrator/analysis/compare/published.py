@@ -167,12 +167,8 @@ def _counts(found: best_of.BestOfSides) -> Grid:
     """At how many problems each side is ahead by more than the rule asks for."""
     baseline, candidate = found.names
     ahead = _ahead(found.problems)
-    lines = (
-        (f"{candidate} takes less time", int((ahead > 0).sum())),
-        (f"{baseline} takes less time", int((ahead < 0).sum())),
-        ("cannot be told apart", int((ahead == 0).sum())),
-    )
-    cells = tuple((words, f"{count:,}") for words, count in lines if count)
+    words = {1: f"{candidate} takes less time", -1: f"{baseline} takes less time", 0: "cannot be told apart"}
+    cells = tuple((told, f"{(ahead == of).sum():,}") for of, told in words.items() if (ahead == of).any())
     return Grid(f"published times of both; {RULE}", ("the best of each at a problem", "problems"), cells)
 
 

@@ -13,7 +13,6 @@ import yaml
 
 from orchestrator.analysis.compare.comparison import Comparison
 from orchestrator.analysis.compare.gate import BROKEN, MAX_RED, is_absent, is_other_card, known_difference
-from orchestrator.analysis.compare.pairs import UNMEASURED
 from orchestrator.analysis.compare.selection import CONDITION_COLUMNS
 from orchestrator.analysis.compare.verdicts import DECIDED
 from orchestrator.analysis.keys import GRAPH_REPLAY, GRID_AXES, TIMING_KEYS
@@ -71,7 +70,7 @@ def _changes(found: Comparison) -> tuple[list[Grid], list[Grid]]:
     return largest, [
         _timed("undecided, the largest change first", undecided),
         _untimed("fixed or new", points[points["verdict"].isin(["fixed", "new"])]),
-        _untimed("without a row to compare", points[points["verdict"].isin(["missing", UNMEASURED]) & ~points["red"]]),
+        _untimed("without a row to compare", points[points["verdict"].isin(["missing", "not measured"]) & ~points["red"]]),
     ]
 
 
@@ -82,7 +81,8 @@ def headline(found: Comparison) -> str:
     groups = f"; slower as a group, which is known better than a point: {slower}" if slower else ""
     suspects = int((~found.suspects["red"]).sum())
     again = f"; {suspects} suspects" if suspects else ""
-    answer = "incomplete" if found.incomplete else "regression" if found.regressed else "no regression"
+    only_missing = not found.red_groups and (found.points.loc[found.points["red"], "verdict"] == "missing").all()
+    answer = "no regression" if not found.regressed else "incomplete" if only_missing else "regression"
     return f"{answer if found.has_gate else 'two kinds of GPU, no gate'}: {counted}{_worst(found.points)}{groups}{again}"
 
 

@@ -37,7 +37,6 @@ LINKED_POLICY = (
     "default-src 'none'; script-src 'self' file:; style-src 'self' file: 'unsafe-inline'; img-src data: blob:; "
     "base-uri 'none'; form-action 'none'"
 )
-# The way back is a row above the page's own.
 WAY_BACK = """
 #site { grid-column: 1 / -1; padding: 8px 16px 0; }
 #site a { color: var(--mark); }

@@ -340,6 +340,15 @@ MEASURE = "\nto measure: python -m orchestrator +sweep=servers model="
             None,
             ["not measured: s_kv={from: 3000, to: 4000}\n", "type s_kv: 2048 or s_kv: 4096\n"],
         ),
+        (  # a chunk of a prompt is no draft
+            {**LLAMA, "tp": (8,), "routine": ("paged_prefill",), "s_qo": (2048,), "s_kv": (16384,)},
+            None,
+            [
+                "not measured: s_kv=16384, tp=8\n",
+                "(tp 1; s_qo 2048",
+                "'sweep.tp=[8]' 'sweep.s_qo=[2048]' 'sweep.s_kv=[16384]' 'sweep.routine=[paged_prefill]' 'sweep.backend=[",
+            ],
+        ),
         ({**LLAMA, "model": ("deepsek_v3",)}, None, ["not measured: model=deepsek_v3; did you mean 'deepseek_v3'?\n"]),
         ({**LLAMA, "model": ("none_of_it",)}, None, ["not measured: model=none_of_it\nnearest: ", " on NVIDIA H200"]),
         ({}, None, ["nothing says which deployment; type model=NAME device=NAME", "; there are: "]),
