@@ -298,7 +298,8 @@ def _near(con: duckdb.DuckDBPyConnection, name: str, wanted: Sequence[Any], wher
     ends = [(one.low, one.high) if isinstance(one, Bounds) else (one, one) for one in wanted]
     sides = (f"max({name}) FILTER ({name} < {literal(low)}), min({name}) FILTER ({name} > {literal(high)})" for low, high in ends)
     (found,) = con.execute(f"SELECT {', '.join(sides)} FROM rows WHERE {where}").fetchall()
-    return f"in its place type {' or '.join(f'{name}: {value}' for value in sorted({*found} - {None}))}"
+    near = sorted({*found} - {None})
+    return f"in its place type {' or '.join(f'{name}: {value}' for value in (*near, *([near] if near[1:] else [])))}"
 
 
 def _missing_alike(asked: Wanted, alike: Sequence[tuple[str, int, str]]) -> Sequence[str]:

@@ -17,7 +17,7 @@ def execute(invocation: Invocation[AskSettings]) -> int:
     from orchestrator.analysis.questions import VIEWS
     from orchestrator.reporting import records
     from orchestrator.reporting.opened import located
-    from orchestrator.reporting.report import NEEDS, dataset_grids, screen
+    from orchestrator.reporting.report import dataset_grids, screen
 
     if invocation.settings.question == "columns":
         return _columns(invocation)
@@ -29,16 +29,10 @@ def execute(invocation: Invocation[AskSettings]) -> int:
         invocation.show([records.short_table(settings)], title=f"question={settings.question}")
         return OK
     again = "" if settings.results.path == invocation.settings.results.path else invocation.command_with()
-    on_screen = settings.format == "terminal" and not settings.full
-    if on_screen and screen(invocation.console, settings, settings.question, again):
-        return OK
-    grids = dataset_grids(settings, settings.question)
-    if not any(grid.cells for grid in grids):
-        raise UserError(
-            f"question={settings.question}: no rows of results.path={settings.results.path!r} answer it; "
-            f"it needs {NEEDS[str(settings.question)]}; leave question out to see the questions that they answer"
-        )
-    invocation.show(grids, title=f"python -m orchestrator +sweep={settings.sweep.name}")
+    if settings.format == "terminal" and not settings.full:
+        screen(invocation.console, settings, settings.question, again)
+    else:
+        invocation.show(dataset_grids(settings, settings.question), title=f"python -m orchestrator +sweep={settings.sweep.name}")
     return OK
 
 

@@ -143,7 +143,9 @@ def _summarize(invocation: Running, settings: RunSettings, job: Run, effort: str
     from orchestrator.reporting.report import dataset_grids, screen
 
     path = settings.results.path
-    if settings.mode != "run" or not screen(invocation.console, settings):  # what other modes say of the check is read whole
+    if settings.mode == "run":
+        screen(invocation.console, settings)
+    else:  # what other modes say of the check is read whole
         tables.draw(invocation.console, dataset_grids(settings))
     invocation.say(f"run {job.common['run_id']}: {effort}; dataset: {path} (pandas.read_parquet('{path}'))")
     invocation.say("next:")

@@ -12,7 +12,8 @@ from rich.text import Text
 
 from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
-from orchestrator.analysis.questions.deployments import HERE, PLACE, Part, briefs, is_usual, no_room_at, parts, server_name
+from orchestrator.analysis.questions.cache_size import no_room
+from orchestrator.analysis.questions.deployments import HERE, PLACE, Part, briefs, is_usual, parts, server_name
 from orchestrator.analysis.questions.exactness import named
 from orchestrator.analysis.questions.one_backend import HEADER, TITLE
 from orchestrator.analysis.questions.tables import group_by, spread, varying_keys
@@ -114,7 +115,7 @@ def _head(data: Dataset, width: int) -> list[Text]:
         where = f"; {large:,} of these at KV caches larger than the GPU, which no answer counts" * bool(large)
         names = few([name for (name,) in data.execute(f"SELECT DISTINCT backend FROM bad WHERE status IN {(*bad, '')} ORDER BY 1")])
         found += wrapped(f"{' and '.join(bad)} ({names}): question=odd says why{where}", width, "red")
-    too_small = dict.fromkeys(filter(None, (no_room_at(data, part.place) for part in parts(data))))
+    too_small = dict.fromkeys(filter(None, (no_room(data.draft.layers, *part.place[:3]) for part in parts(data))))
     return [*found, *(line for words in too_small for line in wrapped(words, width, "red"))]
 
 

@@ -35,7 +35,7 @@ def located(settings: Asking, overrides: Sequence[str]) -> Asking:
     one = settings.device
     rows: dict[str, Any] = {"device_name": tuple(dict.fromkeys((one.name, *one.match)))} if one else {}
     question = getattr(settings, "question", None)
-    if question in (finder.IN_ENGINE, "best") and settings.drafts is not None:
+    if question in (finder.IN_ENGINE, "best", "roofline") and settings.drafts is not None:
         rows["s_qo"] = (settings.drafts + 1,)
     wanted |= rows
     of_engines = _of_engines(settings) if question == finder.IN_ENGINE else {}

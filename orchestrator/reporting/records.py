@@ -19,7 +19,7 @@ from orchestrator.errors import UserError, unknown
 from orchestrator.notes import note_once
 from orchestrator.reporting import quality
 from orchestrator.reporting.opened import mix_of, opened
-from orchestrator.reporting.report import NEEDS, no_question_to_quality
+from orchestrator.reporting.report import no_answer, no_question_to_quality
 from orchestrator.tables import Grid
 from orchestrator.untrusted.text import for_csv, for_json
 
@@ -90,9 +90,7 @@ def _answer(settings: AskSettings) -> tuple[Dataset, list[str], list[tuple[Any, 
             raise UserError(_no_column(name, question, known))
     rows = data.execute(f"SELECT {', '.join(map(quoted, columns))} FROM {source} ORDER BY ALL")
     if not rows:
-        raise UserError(
-            f"question={question}: no rows of results.path={settings.results.path!r} answer it; it needs {NEEDS[question]}"
-        )
+        raise no_answer(data, question, settings.results.path)
     if POINT_ID in settings.columns:
         place = settings.results.path if len(data.sources) == 1 else "DIR"  # the dataset that has it
         note_once(f"one point again: {replay('ID', place)}")

@@ -12,12 +12,12 @@ from rich.console import Console
 
 from orchestrator.analysis import how_timed, questions
 from orchestrator.analysis.dataset import Dataset, from_table
-from orchestrator.analysis.questions import best, define_views, exactness, pad_up, traffic_weights
+from orchestrator.analysis.questions import best, cache_size, define_views, exactness, pad_up, traffic_weights
 from orchestrator.analysis.questions.tables import MAX_SHOWN
 from orchestrator.analysis.sources import few
 from orchestrator.analysis.traffic import Mix
 from orchestrator.config.modes import owner
-from orchestrator.config.settings import Answers, Question
+from orchestrator.config.settings import FOR_DEPLOYMENT, Answers, Question
 from orchestrator.errors import UserError
 from orchestrator.planning.expand import expand
 from orchestrator.point import Point
@@ -36,7 +36,7 @@ STALE_UNSEEN = "of these: an answer kept from before would not have shown in som
 
 
 def dataset_grids(settings: Answers, question: str | None = None) -> list[Grid]:
-    """The tables of a dataset's measurements, or of quality. Raises UserError for no rows, and for a question to quality."""
+    """The tables of a dataset's measurements, or of quality. Raises UserError for no answer, and for a question to quality."""
     mix = mix_of(settings)
     return _grids_of(settings, opened(settings, mix), mix, question)
 
@@ -48,8 +48,8 @@ def _grids_of(settings: Answers, data: Dataset, mix: Mix | None, question: str |
         data.points = points if question == "odd" and points and not settings.where else None
         by_traffic = traffic_weights.grids if question == "one_backend" else traffic_weights.shares
         found = [*([] if mix is None else by_traffic(data, mix)), *grids(data, question)]
-        if not any(grid.cells for grid in found):
-            return found
+        if question is not None and not any(grid.cells for grid in found):
+            raise no_answer(data, question, settings.results.path)
         return [*not_measured(data, points), *found, *sweeps(data)]
     if question is not None:
         raise UserError(no_question_to_quality(question, settings.results.path))
@@ -58,12 +58,19 @@ def _grids_of(settings: Answers, data: Dataset, mix: Mix | None, question: str |
     return [*statement.grids(current), *quality.grids(current), status_grid(others)]
 
 
+def no_answer(data: Dataset, question: str, path: str) -> UserError:
+    """That no row answers a question: what it needs, and which caches are too large for it."""
+    too_big = cache_size.left_out(data).values() if question in (*FOR_DEPLOYMENT, "draft") else ()
+    why = "; ".join((f"it needs {NEEDS[question]}", *too_big, "leave question out to see the questions that they answer"))
+    return UserError(f"question={question}: no rows of results.path={path!r} answer it; {why}")
+
+
 def _points(settings: Answers) -> list[Point]:
     return expand(settings) if settings.mode == "report" and settings.sweep.axes else []
 
 
-def screen(console: Console, settings: Answers, question: str | None = None, again: str = "") -> bool:
-    """Prints what a dataset says on one screen: a map, or the answer to a question. Returns whether it says anything.
+def screen(console: Console, settings: Answers, question: str | None = None, again: str = "") -> None:
+    """Prints what a dataset says on one screen: a map, or the answer to a question. Raises UserError if no row answers it.
 
     `again` is the command, if it found the dataset by a deployment.
     """
@@ -73,13 +80,10 @@ def screen(console: Console, settings: Answers, question: str | None = None, aga
         draw(console, not_measured(data, _points(settings)))
         notes = [f"{grid.title}: {', '.join(' '.join(cells) for cells in grid.cells)}" for grid in sweeps(data)]
         brief.show(console, data, path, [name for name, module in MODULES.items() if module.summary(data)], notes, again=again)
-        return True
+        return
     module = MODULES.get(question or "")
     found = [grid.named(getattr(module, "ON_SCREEN", ())) for grid in _grids_of(settings, data, mix, question)]
-    if any(grid.cells for grid in found):
-        brief.answer(console, data, path, "" if module is None else module.summary(data) or "", found, again=again)
-        return True
-    return False
+    brief.answer(console, data, path, "" if module is None else module.summary(data) or "", found, again=again)
 
 
 def no_question_to_quality(question: str, path: str) -> str:
@@ -129,10 +133,10 @@ def not_measured(data: Dataset, points: Sequence[Point]) -> list[Grid]:
 
 
 def sweeps(data: Dataset) -> list[Grid]:
-    found = data.execute("SELECT coalesce(sweep, '') AS name, count(*) AS rows FROM current GROUP BY ALL ORDER BY rows DESC, name")
-    cells = tuple((sweep or "no name", f"{rows:,}") for sweep, rows in found)
+    found = "SELECT coalesce(nullif(sweep, ''), 'no name') AS name, format('{:,}', count(*)) FROM current GROUP BY ALL"
+    cells = data.execute(f"{found} ORDER BY count(*) DESC, name")
     title = "rows of several sweeps are together in these tables; for one alone, type where={sweep: NAME}"
-    return [Grid(title, ("sweep", "rows"), cells)] if len(cells) > 1 else []
+    return [Grid(title, ("sweep", "rows"), tuple(cells))] if len(cells) > 1 else []
 
 
 def gpu_grids(data: Dataset) -> list[Grid]:

@@ -117,8 +117,8 @@ def _ranked(rows: pd.DataFrame, keys: list[str], max_rel_err: float | None) -> t
 
 def too_small(*sides: Selection) -> list[str]:
     """That the weights of a model leave no room for a cache on a GPU of these rows, in a sentence each."""
-    servers = pd.concat([side.rows[["model", "tp", "device_name"]] for side in sides]).dropna().drop_duplicates()
-    found = (cache_size.no_room(str(model), int(tp), str(gpu)) for model, tp, gpu in servers.itertuples(index=False))
+    servers = pd.concat([side.rows[["device_name", "model", "tp"]] for side in sides]).dropna().drop_duplicates()
+    found = (cache_size.no_room(None, str(gpu), str(model), int(tp)) for gpu, model, tp in servers.itertuples(index=False))
     return [words for words in found if words]
 
 

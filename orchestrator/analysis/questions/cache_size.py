@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kernels.problem.dtypes import SIZE_BITS
+from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions.tables import percent
 from orchestrator.analysis.sql import literal, query
@@ -18,6 +19,7 @@ from orchestrator.config.model import bf16_bytes, layers_that_keep_all
 from orchestrator.machines import known_devices
 
 ROOM = 0.9  # of a GPU's memory: weights that take more leave next to none for a cache
+OF_CACHE = ("device_name", "model", "tp", "kv_dtype")  # what decides, beside its lengths, how much memory a cache takes
 SIZES = (2, 4, 8, 16)  # numbers of GPUs that share a model
 BITS = " ".join(f"WHEN {literal(dtype)} THEN {bits}" for dtype, bits in SIZE_BITS.items())
 # Of a problem with one length for all requests; null for any other, whose cache may be smaller.
@@ -39,7 +41,7 @@ def create(data: Dataset, layers: int | None) -> None:
     data.execute(query("cache_sizes", of_layer=LAYER_BYTES))
 
 
-def no_room(model: str | None, tp: int | None, device_name: str, layers: int | None = None) -> str:
+def no_room(layers: int | None, device_name: str, model: str | None, tp: int | None) -> str:
     """That a model's weights leave no room for a cache on one of `tp` GPUs, and from how many on they do; empty if they do, or if
     nobody knows."""
     gpus = (one for one in known_devices().values() if one.kind != "cpu")
@@ -56,18 +58,26 @@ def no_room(model: str | None, tp: int | None, device_name: str, layers: int | N
     )
 
 
-def left_out(data: Dataset, place: Sequence[str]) -> dict[tuple[Any, ...], str]:
-    """What is left out of each deployment for its size, in words, by the values of `place`."""
-    found = data.records(query("left_out", place=", ".join(place)))
+def _fits_from(cache: Record, memory_bytes: float, layers: int | None) -> str:
+    """`; it fits beside 16-bit weights from tp 4 on: tp=4`; empty for one that more GPUs do not share, or not enough."""
+    heads, tp = cache["heads"], cache["tp"]
+    for size in (size for size in SIZES if size > tp):
+        weights = bf16_bytes(cache["model"], size, layers) or 0
+        if cache["bytes"] * max(1, heads * tp // size) / heads + weights <= memory_bytes:
+            return f"; it fits{' beside 16-bit weights' * bool(weights)} from tp {size} on: tp={size}"
+    return ""
+
+
+def left_out(data: Dataset, place: Sequence[str] = OF_CACHE, so: str = "do not count") -> dict[tuple[Any, ...], str]:
+    """What is left out of each deployment for its size, in words, by the values of `place`. `so`: what becomes of it."""
     words: dict[tuple[Any, ...], list[str]] = defaultdict(list)
-    for record in found:
+    for record in data.records(query("left_out", place=", ".join(place))):
         first, layers = record["first"], record["layers"]
         weight = f", with {percent(record['share'])} of the weight," if record["weighted"] else ""
         of_layers = f"of {layers} layers " if layers > 1 else ""
         words[tuple(record[key] for key in place)].append(
-            f"{record['workloads']:,} of {record['whole']:,} measured workloads{weight} do not count: their KV cache {of_layers}is "
-            f"larger than the GPU's {record['memory_bytes'] / 1e9:,.0f} GB (the smallest: {first['bytes'] / 1e9:,.0f} GB, at batch "
-            f"{first['batch_size']}, s_kv {first['s_kv']:,}); if GPUs share the layers, type draft.layers=N of one GPU. "
-            "Weights of the model are not counted"
+            f"{record['workloads']:,} of {record['whole']:,} measured workloads{weight} {so}: their KV cache {of_layers}alone is "
+            f"larger than the GPU's {record['memory_bytes'] / 1e9:,.0f} GB (the smallest: {first['words']}"
+            f"{_fits_from(first, record['memory_bytes'], data.draft.layers)}); if GPUs share the layers, type draft.layers=N"
         )
     return {values: "; ".join(several) for values, several in words.items()}

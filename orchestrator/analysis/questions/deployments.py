@@ -26,7 +26,7 @@ from orchestrator.analysis.views import MANY_ROWS
 from orchestrator.config.model import CUSTOM
 
 PHASES = ("decode", "drafts", "tree drafts", "chunked prefill", "prefill")
-# Each combination is a deployment.
+# Each combination is a deployment. `no_room` takes the first three.
 PLACE = ("device_name", "model", "tp", "num_qo_heads", "kv_dtype", *TIMING_KEYS, "env", "num_kv_heads", "head_dim_qk")
 IN_TITLE = ("device_name", "model", "tp", "num_qo_heads", "kv_dtype", "l2")
 # How the times of a server are taken.
@@ -392,12 +392,6 @@ def at(record: Mapping[str, Any]) -> str:
     return f"batch {record['batch_size']}, s_kv {record['s_kv']:,}, s_qo {record['s_qo']}"
 
 
-def no_room_at(data: Dataset, place: Sequence[Any]) -> str:
-    """That the model's weights leave no room on a GPU of this deployment (`no_room`)."""
-    model, tp, device = (place[PLACE.index(key)] for key in ("model", "tp", "device_name"))
-    return no_room(model, tp, device, data.draft.layers)
-
-
 def deployment_titles(data: Dataset) -> dict[tuple[Any, ...], str]:
     """The title of each deployment of the dataset, by its values of `PLACE`."""
     return _titles(data.records(f"SELECT DISTINCT {', '.join(PLACE)} FROM one_backend"))
@@ -464,7 +458,7 @@ def _parts(data: Dataset) -> list[Part]:
             lengths=tuple(sorted({length for record in records for length in record["lengths"]})),
             choices=_choices(records, for_layers=kinds[key[:-1]] > 1),
             references=references.get((*place, key[-3]), {}),
-            left_out="; ".join(filter(None, (no_room_at(data, place), too_big.get(place)))),
+            left_out="; ".join(filter(None, (no_room(data.draft.layers, *place[:3]), too_big.get(place)))),
         )
         for key, records in groups.items()
     ]

@@ -6,7 +6,6 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from statistics import fmean
-from typing import NamedTuple
 
 from orchestrator import PROGRAM
 from orchestrator.analysis.connection import Record
@@ -34,6 +33,8 @@ SEARCH_STEPS = 40  # halvings of the interval that holds a break-even acceptance
 def grids(data: Dataset) -> list[Grid]:
     """The best draft of each batch, what this does not count, then the best of each context."""
     found = in_short(data)
+    if not found and (too_big := tuple((words,) for words in left_out(data).values())):
+        return [Grid("no draft has an answer", ("why",), too_big)]
     return [*found, *warnings(data, data.draft), *_sources(data), *by_context(data)] if found else []
 
 
@@ -124,8 +125,8 @@ def warnings(data: Dataset, draft: Draft) -> list[Grid]:
     if not (draft.cost_us or draft.start_us):
         cells.append((FREE_DRAFTS, "draft.cost_us and draft.start_us"))
     if draft.rest is not None:  # first: the table above refers to it
-        cells += [(left.words, f"{left.command}, and then draft.rest={STEPS}") for left in without_rest(data, draft.rest)]
-    cells += [(words, "draft.layers") for words in left_out(data, ["device_name", "model"]).values()]
+        cells += [(words, f"{again}, and then draft.rest={STEPS}") for words, again in without_rest(data, draft.rest).items()]
+    cells += [(words, "draft.layers") for words in left_out(data).values()]
     return [Grid("warning: what this does not count", ("what", "type"), tuple(cells))] if cells else []
 
 
@@ -195,22 +196,15 @@ STEPS = "results/steps"  # where the command writes
 PLACE = ("model", "device_name", "tp")
 
 
-class WithoutRest(NamedTuple):
-    """What `draft.rest` leaves out for a model on a device, in words, and the command that measures it."""
-
-    words: str
-    command: str
-
-
-def without_rest(data: Dataset, source: str) -> list[WithoutRest]:
+def without_rest(data: Dataset, source: str) -> dict[str, str]:
     """What has no answer since `source` has no such step, by model and device, with the command that measures all steps again."""
     ends = data.execute(f"SELECT {', '.join(PLACE)}, min(tokens), max(tokens) FROM measured_steps GROUP BY ALL")
     steps = {(*place,): (first, last) for *place, first, last in ends}
-    return [
-        WithoutRest(f"{place[0]} on {place[1]}: {_left_out(part, steps.get(place), source)}", _command(part))
+    return {
+        f"{place[0]} on {place[1]}: {_left_out(part, steps.get(place), source)}": _command(part)
         for place, part in group_by(_records(data), PLACE).items()
         if any(record["lacks"] for record in part)
-    ]
+    }
 
 
 def _records(data: Dataset) -> list[Record]:

@@ -28,7 +28,7 @@ ON_SCREEN = tuple(name for name in HEADER if name not in ("runs", "right at", "s
 def grids(data: Dataset) -> list[Grid]:
     """For each deployment, phase and engine how far its default is from the fastest backend; and its worst workloads."""
     table = grid_of(parts(data), close(data))
-    too_big = tuple((words,) for words in left_out(data, ["device_name", "model"]).values())
+    too_big = tuple((words,) for words in left_out(data).values())
     return [table, _worst(data), Grid("what this does not count", ("what",), too_big)] if table.cells else []
 
 

@@ -49,14 +49,7 @@ def _answers(data: Dataset) -> list[Grid]:
 
 def _memory(data: Dataset) -> list[Grid]:
     """The workloads whose 16-bit cache is larger than the GPU: their gain compares kernels, and a deployment could not choose."""
-    cells = [
-        (
-            f"{model} on {device}",
-            f"{big:,} of {workloads:,} workloads have a 16-bit cache of {layers} layers that is larger than the GPU's "
-            f"{memory / 1e9:,.0f} GB. There the ratio compares kernels only. An FP8 cache of that size holds twice the tokens",
-        )
-        for device, model, layers, memory, big, workloads in data.execute(query("too_big_in_16_bits"))
-    ]
+    cells = data.execute(query("too_big_in_16_bits"))
     return [Grid("memory", ("deployment", "note"), tuple(cells))] if cells and data.scalar("SELECT count(*) FROM fp8") else []
 
 

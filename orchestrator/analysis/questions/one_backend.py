@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions.deployments import HERE, MUCH_SLOWER, PLACE, SAME_SHARE, Choice, Part, at, briefs, parts
 from orchestrator.analysis.questions.exactness import named
-from orchestrator.analysis.questions.tables import percent
+from orchestrator.analysis.questions.tables import in_form, percent
 from orchestrator.analysis.rough import legend
 from orchestrator.analysis.step_rest import ModelPlace, rest_of_step
 from orchestrator.config.model import FULL, WINDOWED, layers_of
@@ -23,6 +23,10 @@ TITLE = "one backend for a deployment: its time over the fastest backend's at ea
 NO_FLAG = "; no flag of an engine (conf/engine) runs any of these, so all backends compete"
 HEADER = ("deployment", "for", "engine", "type", "runs", "mean", "at worst", "worst at", "largest err", "workloads")
 ON_SCREEN = ("deployment", "for", "engine", "type", "mean", "at worst")  # of these columns
+STEP_HEADER = (
+    *("deployment", "for", "engine", "beside the default", "change, µs a layer", "layers", "change, ms a step"),
+    *("change, of the step", "default, ms a step", "rest, ms a step", "default, of the step", "at"),
+)
 AS_LONG = 0.005  # a mean that is within half a percent of the fastest's is shown as equal
 
 
@@ -123,10 +127,10 @@ def but_at_worst(choice: Choice) -> str:
 
 def _of_steps(data: Dataset, found: Sequence[Part]) -> Grid:
     """What the best other flag saves of a step, or costs, where it differs most from the default."""
-    header = ("deployment", "for", "engine", "beside the default", "µs a layer", "layers", "ms a step", "of the step", "at")
     cells = (_of_step(data, part, beside) for part in found if part.who != HERE and (beside := part.next_best) is not None)
-    title = "a whole step where it differs most from the default (least and most of all workloads); the rest: draft.rest or preset"
-    return Grid(title, header, tuple(cells))
+    title = "attention in a whole step where the next flag differs most from the default (least and most of all workloads); "
+    title += "a rest measured in steps lacks output projection and sampling; if not measured: draft.layers=N draft.rest_us=N"
+    return Grid(title, STEP_HEADER, tuple(cells))
 
 
 def _of_step(data: Dataset, part: Part, beside: Choice) -> tuple[str, ...]:
@@ -134,12 +138,16 @@ def _of_step(data: Dataset, part: Part, beside: Choice) -> tuple[str, ...]:
     model = ModelPlace(place["model"], place["device_name"], place["tp"] or 1)
     kind = FULL if most["window"] is None else WINDOWED
     layers = int(data.draft.layers or layers_of(model.model, [kind]) or 0)
-    rest = rest_of_step(data, model, most["batch_size"] * most["s_qo"], layers)
-    of_step = None if rest is None else most["us"] * layers / (rest + most["base_us"] * layers)
-    share = "–" if of_step is None or layers != (data.draft.layers or layers_of(model.model)) else f"{of_step:+.1%}"
-    us = (most["us"], beside.record["from_us"], beside.record["to_us"])
-    step = (f"{layers}", _with_range([one * layers / 1e3 for one in us], "+.2f"), share) if layers else ("–",) * 3
-    return (part.title, part.what, part.who, beside.label, _with_range(us, "+.1f"), *step, at(most))
+    us, own = (most["us"], beside.record["from_us"], beside.record["to_us"]), most["base_us"] * layers
+    is_whole = layers == (data.draft.layers or layers_of(model.model))
+    rest = rest_of_step(data, model, most["batch_size"] * most["s_qo"], layers) if is_whole else None
+    change, share = (None if rest is None else one / (rest + own) for one in (most["us"] * layers, own))
+    ms = (f"{layers}", _with_range([one * layers / 1e3 for one in us], "+.2f")) if layers else ("–", "–")
+    figures = (
+        *ms,
+        *map(in_form, (change, own / 1e3 if layers else None, rest and rest / 1e3, share), ("+.1%", ".2f", ".2f", ".1%")),
+    )
+    return (part.title, part.what, part.who, beside.label, _with_range(us, "+.1f"), *figures, at(most))
 
 
 def _with_range(values: Sequence[float], form: str) -> str:

@@ -6,7 +6,7 @@ from orchestrator.analysis.dataset import Dataset, again
 from orchestrator.analysis.names import all_shown, shown
 from orchestrator.analysis.noise import SAME
 from orchestrator.analysis.questions.exactness import error, named
-from orchestrator.analysis.questions.tables import describe_point, percent
+from orchestrator.analysis.questions.tables import describe_point, formatted, percent
 from orchestrator.analysis.rough import legend, mark
 from orchestrator.analysis.sql import query
 from orchestrator.tables import Grid
@@ -20,11 +20,8 @@ def grids(data: Dataset) -> list[Grid]:
     by_kind = data.records(query("regret_by_kind", same=SAME))
     if not by_kind:
         return []
-    places = ("routine", "q_dtype", "kv_dtype", "device_name", "l2")
-    figures = [(f"{r['right']:.0%}", f"{r['middle']:.2f}", f"{mark(r['worst_rough'])}{r['worst']:.2f}") for r in by_kind]
-    about = [(*(str(r[place] or "–") for place in places), str(r["points"]), all_shown(r["ran"])) for r in by_kind]
-    taken = ("L2", "points", "auto resolved to", f"within {SAME:.0%} of the best")
-    header = ("routine", "q", "kv", "device", *taken, "median", "worst")
+    told = [{**r, "ran": all_shown(r["ran"]), "worst": f"{mark(r['worst_rough'])}{r['worst']:.2f}"} for r in by_kind]
+    of_auto = ("points", "auto resolved to", f"within {SAME:.0%} of the best|.0%", "median|.2f", "worst")
     worst = data.records(query("worst_regrets", least=1 + SAME, most=MAX_REGRETS))
     listed = [
         (
@@ -41,7 +38,7 @@ def grids(data: Dataset) -> list[Grid]:
     title = f"regret of auto: its time over the best backend's{legend(*(r['worst_rough'] for r in by_kind))}"
     of_list = ("regret", "auto ran", "µs", "best", "µs of it", "its err", "again")
     return [
-        Grid(title, header, tuple((*of, *more) for of, more in zip(about, figures, strict=True))),
+        formatted(title, ("routine", "q", "kv", "device", "L2", *of_auto), ([*r.values()][:-1] for r in told)),
         Grid(f"where auto costs most{legend(*(r['rough'] for r in worst))}", of_list, tuple(listed)),
     ]
 

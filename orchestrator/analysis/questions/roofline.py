@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from orchestrator.analysis.dataset import Dataset
+from orchestrator.analysis.questions.cache_size import left_out
+from orchestrator.analysis.questions.exactness import named
 from orchestrator.analysis.questions.tables import formatted, group_by, l2_words
 from orchestrator.analysis.sql import query
 from orchestrator.tables import Grid
@@ -20,10 +22,12 @@ def grids(data: Dataset) -> list[Grid]:
     found = []
     for (device, model, l2, bound), part in group_by(records, ("device_name", "model", "l2", "bound")).items():
         ceiling = f"{max(r['tb'] for r in part):.2f} TB/s" if bound == "memory" else "of its dtype"
-        title = f"fraction of the measured {bound} ceiling ({ceiling}), and how often KV could have been read in the time"
+        title = f"bound by {bound}: fraction of its measured ceiling ({ceiling}), and how often KV could have been read in the time"
         where = " · ".join(filter(None, (model, l2_words(l2), device)))
-        found.append(formatted(f"{title} · {where}", tuple(COLUMNS.values()), ([r[key] for key in COLUMNS] for r in part)))
-    return found
+        cells = ([named(r["backend"], r[key]) if key == "kernel" else r[key] for key in COLUMNS] for r in part)
+        found.append(formatted(f"{title} · {where}", tuple(COLUMNS.values()), cells))
+    too_big = tuple((words,) for words in left_out(data, so="cannot be served").values())
+    return [*found, Grid("larger than the GPU", ("what",), too_big)] if too_big else found
 
 
 def summary(data: Dataset) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from orchestrator.analysis.dataset import Dataset
-from orchestrator.analysis.questions import draft, engine_default
+from orchestrator.analysis.questions import cache_size, draft, engine_default, roofline
 from orchestrator.analysis.questions.cache_size import no_room
 from orchestrator.config.draft_cost import Draft
 from orchestrator.storage.row import to_table
@@ -35,7 +35,10 @@ TIMES = {
     (64, 1): {DEFAULT: 90.0, "fa2_tc": 10.0},
     (64, 4): {DEFAULT: 90.0, "fa2_tc": 10.0},
 }
-TOO_BIG = "their KV cache of 80 layers is larger than the GPU's 141 GB (the smallest: 172 GB, at batch 64, s_kv 8,192)"
+TOO_BIG = (
+    "their KV cache of 80 layers alone is larger than the GPU's 141 GB (the smallest: 172 GB of bf16 at tp 1, batch 64, s_kv "
+    "8,192; it fits beside 16-bit weights from tp 4 on: tp=4)"
+)
 
 
 def data(layers: int | None = None) -> Dataset:
@@ -49,6 +52,31 @@ def data(layers: int | None = None) -> Dataset:
 
 def said(cells: tuple[tuple[str, ...], ...]) -> list[str]:
     return [cell[0] for cell in cells if "do not count" in cell[0]]
+
+
+def test_caches_that_are_all_too_large_are_why_there_is_no_draft_and_the_roofline_names_them():
+    rows = data().current().query("batch_size == 64").assign(bytes=1e9, frac_of_peak=0.5, bound="memory", peak_tb_per_sec=4.0)
+    found = views_of(rows)
+    (why,) = draft.grids(found)
+    *tables, too_big = roofline.grids(found)
+
+    assert [TOO_BIG in words for (words,) in why.cells] == [True]
+    assert tables and [cells for cells in too_big.cells if TOO_BIG in cells[0] and "cannot be served" in cells[0]] != []
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, "; it fits beside 16-bit weights from tp 4 on: tp=4"),  # 86 + 70 GB on 2, 43 + 35 GB on 4
+        ({"batch_size": 1024}, ""),  # 2.7 TB
+        ({"num_kv_heads": 1, "batch_size": 512}, ""),  # more GPUs copy its one head
+    ],
+)
+def test_a_cache_that_is_too_large_names_the_size_that_holds_it(change: dict[str, Any], words: str):
+    row = made(DEFAULT, 10.0, **{**SHAPE, "batch_size": 64, "s_qo": 1, **change})
+    ((_, said),) = cache_size.left_out(views_of(to_table([row]))).items()
+
+    assert words in said and ("from tp" in said) == (words != "")
 
 
 @pytest.mark.parametrize(("layers", "batches"), [(None, {32}), (40, {32, 64})])
@@ -85,17 +113,17 @@ def test_an_engine_s_default_is_judged_by_shapes_that_fit(layers: int | None, wo
     ],
 )
 def test_a_model_whose_weights_do_not_fit_is_named_with_the_size_that_does(model: str, tp: int, gpu: str, fits_from: int | None):
-    said = no_room(model, tp, gpu)
+    said = no_room(None, gpu, model, tp)
 
     assert said.startswith(f"{model} at tp {tp} does not fit one {gpu}") if fits_from else said == ""
     assert fits_from is None or said.endswith(f"they fit from tp {fits_from} on")
-    assert no_room(model, tp, gpu, layers=10) == ""
+    assert no_room(10, gpu, model, tp) == ""
 
 
 def test_a_report_and_an_export_say_first_that_the_weights_do_not_fit(invoke: Invoke):
     asked = ("model=llama_3_1_70b", "tp=1", "device=h100", "engine=vllm")
     screen, flags = invoke("mode=report", *asked).stdout, invoke("export=vllm", *asked[:3]).stdout
-    words = no_room("llama_3_1_70b", 1, "NVIDIA H100 80GB HBM3")
+    words = no_room(None, "NVIDIA H100 80GB HBM3", "llama_3_1_70b", 1)
 
     assert words in " ".join(" ".join(screen.splitlines()[:3]).split())
     assert "# " + words in flags

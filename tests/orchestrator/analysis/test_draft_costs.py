@@ -90,12 +90,12 @@ def test_the_command_for_what_is_left_out_measures_every_batch_and_draft_of_the_
     """Its points are those of the question, so that a dataset of it leaves nothing out."""
     asked = set(main_views.execute("SELECT DISTINCT batch_size, s_qo FROM fastest"))
     views = views_of(main_views.current(), PRESET)
-    (left,) = without_rest(views, "preset")
-    words = shlex.split(left.command)[3:]
+    ((left, command),) = without_rest(views, "preset").items()
+    words = shlex.split(command)[3:]
     given = settings(*words)
     points = expand(given)
 
-    assert left.words.endswith("left out: batch 32: 3, 7 drafted; batch 64: 1, 3, 7 drafted, so it has no line")
+    assert left.endswith("left out: batch 32: 3, 7 drafted; batch 64: 1, 3, 7 drafted, so it has no line")
     assert {(point.problem.batch_size, point.problem.s_qo) for point in points} == asked
     assert (given.timing.context, {point.problem.model for point in points}) == ("step", {H200.model})
 

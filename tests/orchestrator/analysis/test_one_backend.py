@@ -481,10 +481,10 @@ def test_a_workload_whose_cache_alone_is_larger_than_the_gpu_does_not_count():
 
     assert (line["type"], line["workloads"], line["mean"]) == ("fa2_tc", "1", "1.00")  # at batch 64 cudnn is 9 times as fast
     assert notes_of(found) == [
-        no_room("llama_3_1_70b", 1, "NVIDIA H200") + "; "
-        "1 of 2 measured workloads, with 75% of the weight, do not count: their KV cache of 80 layers is larger than the GPU's "
-        "141 GB (the smallest: 172 GB, at batch 64, s_kv 8,192); if GPUs share the layers, type draft.layers=N of one GPU. "
-        "Weights of the model are not counted"
+        no_room(None, "NVIDIA H200", "llama_3_1_70b", 1) + "; "
+        "1 of 2 measured workloads, with 75% of the weight, do not count: their KV cache of 80 layers alone is larger than "
+        "the GPU's 141 GB (the smallest: 172 GB of bf16 at tp 1, batch 64, s_kv 8,192; it fits beside 16-bit weights from tp 4 on: "
+        "tp=4); if GPUs share the layers, type draft.layers=N"
     ]
 
 
@@ -544,6 +544,9 @@ def test_what_a_flag_saves_of_a_step_is_its_largest_difference_times_the_layers(
         f"{layers}",
         f"{(xqa - flash) * layers / 1e3:+.2f}",
         f"{(xqa - flash) * layers / (rest + flash * layers):+.1%}",
+        f"{flash * layers / 1e3:.2f}",
+        f"{rest / 1e3:.2f}",
+        f"{flash * layers / (rest + flash * layers):.1%}",
         "batch 64, s_kv 8,192, s_qo 1",
     )
 
@@ -557,13 +560,13 @@ def test_a_step_says_the_range_over_all_workloads():
 def test_a_step_whose_rest_nobody_measured_or_that_has_layers_of_two_kinds_has_no_share():
     data = open_views(RESULTS / "h200_main/servers", where={"model": ["gpt_oss_120b", "llama_3_1_8b"], "s_qo": 1, "tp": 1})
     lines = {
-        (cells[0].partition(" ")[0], cells[1]): cells[5:8]
+        (cells[0].partition(" ")[0], cells[1]): (*cells[5:8], *cells[9:11])
         for cells in one_backend.grids(data)[1].cells
         if cells[2].startswith("vLLM")
     }
 
-    assert {key: (layers, share) for key, (layers, _, share) in lines.items()} == {
-        ("gpt_oss_120b", "decode, full layers"): ("18", "–"),
-        ("gpt_oss_120b", "decode, sliding layers"): ("18", "–"),
-        ("llama_3_1_8b", "decode"): ("32", "–"),
+    assert {key: (layers, *shares) for key, (layers, _, *shares) in lines.items()} == {
+        ("gpt_oss_120b", "decode, full layers"): ("18", "–", "–", "–"),
+        ("gpt_oss_120b", "decode, sliding layers"): ("18", "–", "–", "–"),
+        ("llama_3_1_8b", "decode"): ("32", "–", "–", "–"),
     }

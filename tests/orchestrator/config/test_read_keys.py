@@ -78,14 +78,14 @@ STUDY = "results.path=results/h200_engines/vllm_triton"
             "report",
             "fp8",
             "drafts: question=fp8 does not read it; leave it out, or type question=one_backend or question=engine_default or "
-            "question=in_engine or question=best; 'where={s_qo: 4}' chooses rows with drafts of 3",
+            "question=in_engine or question=best or question=roofline; 'where={s_qo: 4}' chooses rows with drafts of 3",
         ),
         (
             ["drafts=0"],
             "report",
             "fp8",
             "drafts: question=fp8 does not read it; leave it out, or type question=one_backend or question=engine_default or "
-            "question=in_engine or question=best; 'where={s_qo: 1}' chooses rows with drafts of 0",
+            "question=in_engine or question=best or question=roofline; 'where={s_qo: 1}' chooses rows with drafts of 0",
         ),
         (
             ["tp=8"],

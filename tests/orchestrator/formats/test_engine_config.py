@@ -192,7 +192,7 @@ def test_layers_with_a_window_have_a_flag_of_their_own_where_the_engine_has_one_
 def test_rows_without_a_workload_to_choose_for_are_refused():
     with pytest.raises(UserError, match="no row is of a GPU and a workload that a flag of it serves"):
         text(VLLM, row("torch_sdpa", 1.0, compute_capability=None))
-    with pytest.raises(UserError, match=r"4 of 4 measured workloads do not count: their KV cache of 80 layers is larger"):
+    with pytest.raises(UserError, match=r"4 of 4 measured workloads do not count: their KV cache of 80 layers alone is larger"):
         config_text(of_main(Draft(), kv_dtype="bf16", s_qo=1, batch_size=64), VLLM, Draft(), "d")
 
 
