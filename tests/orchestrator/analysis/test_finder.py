@@ -338,7 +338,7 @@ MEASURE = "\nto measure: python -m orchestrator +sweep=servers model="
         (
             {**LLAMA, "s_kv": (Bounds(3000, 4000),)},
             None,
-            ["not measured: s_kv={from: 3000, to: 4000}\n", "type s_kv: 2048 or s_kv: 4096\n"],
+            ["not measured: s_kv={from: 3000, to: 4000}\n", "type s_kv: 2048 or s_kv: 4096 or s_kv: [2048, 4096]\n"],
         ),
         (  # a chunk of a prompt is no draft
             {**LLAMA, "tp": (8,), "routine": ("paged_prefill",), "s_qo": (2048,), "s_kv": (16384,)},

@@ -667,12 +667,13 @@ def test_the_roofline_has_each_point_with_the_roof_at_its_intensity():
     row = made("a", 500.0, routine="mla", bound="memory", frac_of_peak=0.5, kv_read_amplification=2.0, **measured)
     (found,) = records("roofline", row)
     (grid,) = roofline.grids(asked(row))
-    builds = [{**row, "backend": name, "resolved_backend": "flash_attn_3"} for name in ("flash_attn_3", "flash_attn_3_vllm")]
+    names = ("flash_attn_3", "flash_attn_3_vllm")
+    builds = [{**row, "backend": name, "point_id": name, "resolved_backend": "flash_attn_3"} for name in names]
 
     assert (found["intensity"], found["roof"], found["frac_of_peak"]) == (HAND(4.0), HAND(16.0), 0.5)
     assert found["tflops"] / found["roof"] == HAND(found["frac_of_peak"])
     assert grid.cells == (("mla", "a", "bf16", "bf16", "1", "800", "50%", "50%", "50%", "2.00", "2.00"),)
-    assert [cells[1] for cells in roofline.grids(asked(*builds))[0].cells] == ["flash_attn_3", "flash_attn_3_vllm"]
+    assert [cells[1] for cells in roofline.grids(asked(*builds))[0].cells] == [*names]
     assert roofline.summary(asked(row)) == "50% of the measured ceiling at the median of 1 points, 50% at best"
 
 
