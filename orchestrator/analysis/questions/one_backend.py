@@ -24,8 +24,8 @@ NO_FLAG = "; no flag of an engine (conf/engine) runs any of these, so all backen
 HEADER = ("deployment", "for", "engine", "type", "runs", "mean", "at worst", "worst at", "largest err", "workloads")
 ON_SCREEN = ("deployment", "for", "engine", "type", "mean", "at worst")  # of these columns
 STEP_HEADER = (
-    *("deployment", "for", "engine", "beside the default", "change, µs a layer", "layers", "change, ms a step"),
-    *("change, of the step", "default, ms a step", "rest, ms a step", "default, of the step", "at"),
+    *("deployment", "for", "engine", "beside the default", "± µs a layer", "layers", "± ms a step"),
+    *("± of the step", "default, ms", "rest, ms", "default, of the step", "at"),
 )
 AS_LONG = 0.005  # a mean that is within half a percent of the fastest's is shown as equal
 
@@ -128,8 +128,9 @@ def but_at_worst(choice: Choice) -> str:
 def _of_steps(data: Dataset, found: Sequence[Part]) -> Grid:
     """What the best other flag saves of a step, or costs, where it differs most from the default."""
     cells = (_of_step(data, part, beside) for part in found if part.who != HERE and (beside := part.next_best) is not None)
-    title = "attention in a whole step where the next flag differs most from the default (least and most of all workloads); "
-    title += "a rest measured in steps lacks output projection and sampling; if not measured: draft.layers=N draft.rest_us=N"
+    title = (
+        "attention in a step where the next flag differs most, by ± (range of all); rest: measured, no sampling, or draft.rest_us"
+    )
     return Grid(title, STEP_HEADER, tuple(cells))
 
 
