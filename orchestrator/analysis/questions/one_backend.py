@@ -23,10 +23,6 @@ TITLE = "one backend for a deployment: its time over the fastest backend's at ea
 NO_FLAG = "; no flag of an engine (conf/engine) runs any of these, so all backends compete"
 HEADER = ("deployment", "for", "engine", "type", "runs", "mean", "at worst", "worst at", "largest err", "workloads")
 ON_SCREEN = ("deployment", "for", "engine", "type", "mean", "at worst")  # of these columns
-STEP_HEADER = (
-    *("deployment", "for", "engine", "beside the default", "± µs a layer", "layers", "± ms a step"),
-    *("± of the step", "default, ms", "rest, ms", "default, of the step", "at"),
-)
 AS_LONG = 0.005  # a mean that is within half a percent of the fastest's is shown as equal
 
 
@@ -131,7 +127,8 @@ def _of_steps(data: Dataset, found: Sequence[Part]) -> Grid:
     title = (
         "attention in a step where the next flag differs most, by ± (range of all); rest: measured, no sampling, or draft.rest_us"
     )
-    return Grid(title, STEP_HEADER, tuple(cells))
+    header = ("deployment", "for", "engine", "beside the default", "± µs a layer", "layers", "± ms a step", "± of the step")
+    return Grid(title, (*header, "default, ms", "rest, ms", "default, of the step", "at"), tuple(cells))
 
 
 def _of_step(data: Dataset, part: Part, beside: Choice) -> tuple[str, ...]:
