@@ -15,6 +15,7 @@ from orchestrator.config import environment
 from orchestrator.config.environment import SHORT
 from orchestrator.config.ranges import Bounds, several
 from orchestrator.errors import UserError, as_typed, unknown
+from orchestrator.notes import note_once
 from orchestrator.storage import access, parquet
 from orchestrator.storage.columns import COLUMNS
 
@@ -51,6 +52,11 @@ def select(side: str, conditions: Sequence[str], path: str, where: Where | None 
     rows = read(path)
     if rows.empty:
         _no_dataset(side, conditions, path)
+    rows = rows[(alone := rows["engine"].isna())]
+    if rows.empty:
+        raise UserError(f"{path} holds rows of a running engine; type mode=report question=in_engine results.path={path}")
+    if not alone.all():
+        note_once("rows of a running engine are not compared here: type question=in_engine")
     every, rows = rows, chosen(rows, where or {})
     if rows.empty:
         there = listed({key: every[key].dropna().unique() for key in where or {}})

@@ -6,10 +6,11 @@ import math
 import re
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from orchestrator import ROOT
-from orchestrator.analysis.compare import tables
+from orchestrator.analysis.compare import selection, tables
 from orchestrator.analysis.compare.comparison import Comparison, compare
 from orchestrator.analysis.compare.selection import select
 from orchestrator.errors import UserError
@@ -323,3 +324,17 @@ def test_one_kind_of_gpu_is_one_screen_with_the_verdict_first(sides: tuple[str, 
     assert suspects == [line for line in whole.stdout.splitlines() if line.startswith("to measure the suspects")]
     assert "how the verdicts were reached: full=true" in told and "; the first 5 of " in told
     assert all(change in told for change in changes)
+
+
+def test_rows_of_a_running_engine_are_not_compared(invoke: Invoke, monkeypatch: pytest.MonkeyPatch):
+    inside = "results/h200_engines/vllm_decode"
+    done = invoke("mode=compare", f"baseline={inside}", "candidate=results/h200_engines/vllm_0_33")
+    rows = selection.read(inside)
+    alone = rows.head(1).assign(engine=None)
+    notes: list[str] = []
+    monkeypatch.setattr(selection, "read", lambda path: pd.concat([alone, rows]))
+    monkeypatch.setattr(selection, "note_once", notes.append)
+
+    assert done.returncode == 2 and f"type mode=report question=in_engine results.path={inside}" in done.stderr
+    assert len(selection.select("baseline", ["device:NVIDIA H200"], inside).rows) == 1
+    assert notes == ["rows of a running engine are not compared here: type question=in_engine"]
