@@ -29,6 +29,7 @@ from tests.helpers.problems import SMALL
 # They take the longest, so they come first.
 DISTURBING = ("tests/faults/machines/", "tests/faults/processes/")
 TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
+MARKED = ("browser", "gpu", "slurm")  # folders, and the marker of every test in them
 collect_ignore: list[str] = []
 # One fixture, which takes seconds, for all tests of a place: environments are made once, and not once in each process.
 SHARING = (
@@ -63,8 +64,14 @@ def pytest_configure(config: pytest.Config) -> None:
         atexit.register(shutil.rmtree, token.parent, ignore_errors=True)
     parse_once()
     # What `-m` leaves out is not even imported.
-    collect_ignore.extend(name for name in ("browser", "gpu", "slurm") if f"not {name}" in config.option.markexpr)
+    collect_ignore.extend(name for name in MARKED if f"not {name}" in config.option.markexpr)
     gc.disable()  # until all is imported
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    for folder in MARKED:
+        if ROOT / "tests" / folder in item.path.parents:
+            item.add_marker(folder)
 
 
 def pytest_collection_finish() -> None:

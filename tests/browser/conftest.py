@@ -24,13 +24,6 @@ if TYPE_CHECKING:
 OWN = ("file:", "data:", "blob:", "about:")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    for item in items:
-        if here in item.path.parents:
-            item.add_marker(pytest.mark.browser)
-
-
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     try:

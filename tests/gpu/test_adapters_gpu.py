@@ -33,8 +33,6 @@ from kernels.timing.timers import TimerName, timer_for
 from orchestrator.machines import describe
 from tests.helpers.command_line import run_from_scratch
 
-pytestmark = pytest.mark.gpu
-
 SHAPE = {"num_qo_heads": 64, "num_kv_heads": 8, "head_dim_qk": 128, "head_dim_vo": 128}
 
 

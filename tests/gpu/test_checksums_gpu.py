@@ -12,8 +12,6 @@ from kernels.inputs.checksums import triton_works
 from kernels.inputs.generate import draw
 from kernels.problem import Problem
 
-pytestmark = pytest.mark.gpu
-
 SHAPE = {"num_qo_heads": 16, "num_kv_heads": 2, "head_dim_qk": 128, "head_dim_vo": 128, "batch_size": 3, "s_kv": 3000, "s_qo": 2}
 PROBLEMS: dict[str, dict[str, Any]] = {
     "bf16": {},

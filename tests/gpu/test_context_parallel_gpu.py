@@ -15,8 +15,6 @@ from orchestrator import libraries
 from orchestrator.machines import describe
 from tests.helpers.context_shards import lacking, over_shards
 
-pytestmark = pytest.mark.gpu
-
 HEADS = {"num_qo_heads": 32, "num_kv_heads": 4, "head_dim_qk": 128, "head_dim_vo": 128}
 LATENT = {"num_qo_heads": 16, "num_kv_heads": 16, "head_dim_qk": 192, "head_dim_vo": 128, "head_dim_ckv": 512, "head_dim_kpe": 64}
 CASES: dict[str, dict[str, Any]] = {

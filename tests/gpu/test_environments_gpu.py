@@ -17,8 +17,6 @@ from orchestrator.point import Point
 from orchestrator.worker.messages import Task, WorkerConfig
 from orchestrator.worker.point_runner import PointRunner
 
-pytestmark = pytest.mark.gpu
-
 TWICE = Environment(name="twice", python=sys.executable)
 SHAPE = {"num_qo_heads": 64, "num_kv_heads": 8, "head_dim_qk": 128, "head_dim_vo": 128, "page_size": 64}
 DECODE = {**SHAPE, "batch_size": 8, "s_qo": 4, "s_kv": 8192}

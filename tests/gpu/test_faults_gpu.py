@@ -12,8 +12,6 @@ import pytest
 from tests.helpers.command_line import run_from_scratch
 from tests.helpers.runs import TINY, rows_of
 
-pytestmark = pytest.mark.gpu
-
 ENDS = {
     "nothing": "ok",
     "lost_device": "failed",

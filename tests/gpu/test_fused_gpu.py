@@ -16,8 +16,6 @@ from kernels.inputs.generate import draw
 from kernels.problem import Problem
 from kernels.problem.dtypes import UNIT_ROUNDOFF
 
-pytestmark = pytest.mark.gpu
-
 SHAPE = {"num_qo_heads": 16, "num_kv_heads": 2, "head_dim_qk": 128, "head_dim_vo": 128, "batch_size": 3, "s_kv": 3000}
 PROBLEMS: dict[str, dict[str, Any]] = {
     "one query": {"s_qo": 1},

@@ -22,8 +22,6 @@ from orchestrator.point import Point
 from orchestrator.worker.messages import Task, WorkerConfig
 from orchestrator.worker.point_runner import PointRunner
 
-pytestmark = pytest.mark.gpu
-
 SHAPE = {"num_qo_heads": 64, "num_kv_heads": 8, "head_dim_qk": 128, "head_dim_vo": 128, "page_size": 64}
 BACKENDS = (
     "fa2",

@@ -11,8 +11,6 @@ import pytest
 from orchestrator import ROOT
 from tests.helpers.command_line import run_from_scratch
 
-pytestmark = pytest.mark.gpu
-
 
 def test_the_kernel_of_the_docs_is_right_and_has_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for file in (ROOT / "docs" / "own_kernel").glob("*.py"):

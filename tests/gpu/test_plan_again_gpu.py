@@ -13,8 +13,6 @@ from kernels.conformance.suite import Trial, execute
 from kernels.problem import Problem
 from orchestrator.machines import describe
 
-pytestmark = pytest.mark.gpu
-
 HEADS: dict[str, Any] = {
     "num_qo_heads": 64,
     "num_kv_heads": 8,

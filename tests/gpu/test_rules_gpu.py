@@ -10,7 +10,7 @@ from orchestrator.storage import parquet
 from tests.helpers.command_line import run_from_scratch
 from tests.helpers.strict_rules import KNOWN_STRICT
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(3600)]  # most of the time compiles kernel modules
+pytestmark = pytest.mark.timeout(3600)  # most of the time compiles kernel modules
 
 
 @pytest.mark.parametrize("sweep", ["rule_edges_paged", "rule_edges_ragged", "rule_edges_mla"])

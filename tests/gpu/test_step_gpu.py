@@ -25,8 +25,6 @@ from orchestrator.worker.messages import Task, WorkerConfig
 from orchestrator.worker.point_runner import PointRunner
 from tests.backends.in_steps import _prepared
 
-pytestmark = pytest.mark.gpu
-
 LLAMA = {"num_qo_heads": 64, "num_kv_heads": 8, "head_dim_qk": 128, "head_dim_vo": 128, "model": "llama_3_1_70b"}
 SHAPE = LayerShape(hidden_size=1024, intermediate_size=2048, num_experts=8, experts_per_token=2)
 

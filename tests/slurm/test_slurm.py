@@ -12,7 +12,7 @@ from tests.helpers import slurm
 from tests.helpers.runs import journal
 from tests.helpers.slurm import Slurm
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 JOB = ["--nodes=2", "--gpus-per-node=1"]
 SCRIPT = "docs/slurm.sbatch"
