@@ -129,7 +129,7 @@ def test_the_image_is_of_files_that_there_are_and_is_the_one_that_kuberay_starts
     [
         ("", "ray symmetric-run --address 10.0.0.7:6379"),
         ("my.sqsh", "--container-image=my.sqsh --container-mount-home --container-mounts={0}:{0} --container-workdir={0} ray symm"),
-        ("my.sif", "apptainer exec --nv --bind {0} my.sif ray symmetric-run"),
+        ("my.sif", "apptainer exec --nv --bind {0},{0}/.ray my.sif ray symmetric-run"),
     ],
 )
 def test_the_job_of_slurm_runs_the_checkout_with_the_packages_of_venv_or_of_an_image(tmp_path: Path, image: str, started: str):
