@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 import tomllib
 from collections import Counter
 from collections.abc import Callable
@@ -22,7 +23,9 @@ from orchestrator.planning.decide import make_plan
 from orchestrator.planning.expand import expand
 from orchestrator.planning.resume import Resume
 from orchestrator.storage.row import describe, finish, library_column, to_table
+from tests.helpers import network
 from tests.helpers.command_line import run
+from tests.helpers.network import Network
 
 TWO_KINDS = [known_devices()["h200"], known_devices()["b200"]]
 SWEEP = ["+sweep=smoke", "sweep.backend=[fa2_tc,trtllm-native,trtllm-gen]", "sweep.batch_size=[1]", "sweep.s_kv=[256]"]
@@ -122,6 +125,29 @@ def test_the_image_is_of_files_that_there_are_and_is_the_one_that_kuberay_starts
     assert re.findall(r"^WORKDIR (.*)$", text, re.MULTILINE) == [pods[0]["template"]["spec"]["containers"][0]["workingDir"]]
     assert re.search(r"^ARG BASE=nvidia/cuda:13\.[\d.]+-devel-ubuntu24\.04\nFROM \$\{BASE\}$", text, re.MULTILINE)
     assert f"ARG COMMIT=\nENV {COMMIT_VARIABLE}=${{COMMIT}}\n" in text
+
+
+@pytest.mark.netns
+def test_the_probes_of_kuberay_find_ports_that_the_nodes_open(tmp_path: Path):
+    """Each pod as KubeRay starts it: `ray start --block` with the manifest's parameters, and the first with `--head`."""
+    if why := network.why_not():
+        pytest.skip(why)
+    spec = yaml.safe_load((ROOT / "docs" / "kuberay.yaml").read_text())["spec"]
+    pods = [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
+    with Network(tmp_path) as lab:
+        for pod in pods:
+            place = [f"--address={lab.address(1)}:6379"] if lab.nodes else ["--head"]
+            given = [f"--{name}={value}" for name, value in pod["rayStartParams"].items()]
+            ray = [str(Path(sys.executable).parent / "ray"), "start", "--block", f"--object-store-memory={100 * 2**20}"]
+            ray += [f"--node-ip-address={lab.address(len(lab.nodes) + 1)}"]
+            lab.start(" ".join([*ray, *place, *given]))
+        lab.wait_for(len(pods))
+        for node, pod in zip(lab.nodes, pods, strict=True):
+            (container,) = pod["template"]["spec"]["containers"]
+            for probe in ("readinessProbe", "livenessProbe"):
+                asked = (node.address, container[probe]["tcpSocket"]["port"])
+                connect = [sys.executable, "-c", f"import socket; socket.create_connection({asked}, 5)"]
+                assert subprocess.run(node.inside(*connect), check=False).returncode == 0, probe
 
 
 @pytest.mark.parametrize(
