@@ -10,7 +10,8 @@ SELECT *, 0.02::DOUBLE AS most_median, 0.9::DOUBLE AS least_within, 0.98::DOUBLE
 FROM (
     SELECT device_name, engine, engine_version, count(*) AS points, count(error) AS compared, median(share) AS share, median(abs(error)) AS median_error,
            quantile_cont(abs(error), 0.9) AS most_error, max(abs(error)) AS worst_error,
-           avg((abs(error) <= 0.05 OR abs(measured_us - predicted_us) <= 2)::INT) FILTER (error IS NOT NULL) AS within
+           avg((abs(error) <= 0.05 OR abs(measured_us - predicted_us) <= 2)::INT) FILTER (error IS NOT NULL) AS within,
+           string_agg(DISTINCT kv_dtype, ',' ORDER BY kv_dtype) FILTER (error IS NOT NULL) AS caches
     FROM in_engine
     GROUP BY ALL
 )

@@ -489,6 +489,19 @@ def test_a_new_release_is_one_file_and_no_line_of_python(invoke: Invoke, tmp_pat
         selected("vlm", str(tmp_path))
 
 
+def test_a_server_that_no_engine_ran_is_answered_with_those_that_ran_and_a_command_that_plans(invoke: Invoke):
+    server = ("mode=report", "question=in_engine", "model=llama_3_1_70b", "engine=vllm")
+    wrong, right = invoke(*server, "tp=8", "drafts=3"), invoke(*server)
+    command = re.search(r"to measure: python -m orchestrator (.*)", wrong.stderr)
+
+    assert wrong.returncode == 2
+    assert wrong.stderr.startswith("error: not measured in a running engine: model=llama_3_1_70b, tp=8, drafts=3, engine=vllm\n")
+    assert "measured: llama_3_1_70b (tp 1; bf16, fp8_e4m3); " in wrong.stderr
+    assert command and command[1] == "+sweep=in_engine model=llama_3_1_70b 'sweep.tp=[8]' 'sweep.drafts=[3]' engine=vllm"
+    assert (planned := invoke(*shlex.split(command[1]), "mode=plan", "device=h200")).returncode == 0, planned.stderr
+    assert "for the others type" not in right.stderr  # no engine ran them
+
+
 @pytest.mark.parametrize("question", [None, "one_backend", "engine_default", "in_engine"])
 def test_an_unknown_release_is_answered_with_those_there_are_and_each_of_them_is_taken(question: str | None, invoke: Invoke):
     words = ("mode=report", *([f"question={question}"] if question else []), "model=llama_3_1_70b", "device=h200")
