@@ -111,9 +111,7 @@ def find(
         both = _over_both(con, queries[turn][0], {name for name, at, *_ in found if at == turn}) if question == "fp8" else []
         files = both if both and answers < EVERY_DTYPE else [file]
         if question == IN_ENGINE:
-            if not (of_engines := _of_engines(con, places, queries[turn][0])):
-                raise NoRows(_not_in_engine(con, places, wanted, drafts, typed))
-            files = [*dict.fromkeys((file, *of_engines))]
+            files = [*dict.fromkeys((file, *_of_engines(con, places, queries[turn][0], (wanted, drafts, typed))))]
         others = [] if turn or question == IN_ENGINE else [name for name, at, *_ in found if not at and name not in files]
         calls = con.execute(f"SELECT DISTINCT {CALLS} FROM rows WHERE {queries[0][0]}").fetchall() if others else ()
     best = ",".join(str(places[one]) for one in files)
@@ -188,23 +186,23 @@ def _over_both(con: duckdb.DuckDBPyConnection, where: str, files: Set[str]) -> l
     return found
 
 
-def _of_engines(con: duckdb.DuckDBPyConnection, places: Iterable[str], where: str) -> list[str]:
-    """The files with rows of a running engine, and those with isolated rows of the same points on GPUs that ran an engine."""
-    found = con.execute(query("files_of_engines", every=_every(places), where=where))
-    return [name for (name,) in found.fetchall()]
+def _of_engines(
+    con: duckdb.DuckDBPyConnection, places: Iterable[str], where: str, asked: tuple[Wanted, int | None, tuple[str, str]]
+) -> list[str]:
+    """The files with rows of a running engine, and those with isolated rows of the same points on GPUs that ran an engine.
 
-
-def _not_in_engine(
-    con: duckdb.DuckDBPyConnection, places: Iterable[str], asked: Wanted, drafts: int | None, typed: tuple[str, str]
-) -> str:
-    """What no engine ran, what engines ran instead, and the command that measures it in one."""
+    Raises NoRows if no engine ran such points, with what engines ran instead, and the command that measures these in one.
+    """
+    if found := con.execute(query("files_of_engines", every=_every(places), where=where)).fetchall():
+        return [name for (name,) in found]
+    wanted, drafts, typed = asked
     listed = con.execute(query("servers_of_engines", every=_every(places))).fetchall()
     ran = "; ".join(f"{model} (tp {', '.join(map(str, sizes))}; {', '.join(caches)})" for model, sizes, caches in listed)
-    axes = {**({"tp": asked["tp"]} if "tp" in asked else {}), **({} if drafts is None else {"drafts": (drafts,)})}
-    command = measuring(typed[0] or str(asked.get("model", ["NAME"])[0]), {IN_ENGINE: {}}, axes)
-    engine = "".join(f" engine={name}" for name in asked.get("engine", ()))
-    what = ", ".join(as_key(name, values) for name, values in asked.items())
-    return f"not measured in a running engine: {what}\nmeasured: {ran or 'none'}\nto measure: {command}{engine}"
+    axes = {**({"tp": wanted["tp"]} if "tp" in wanted else {}), **({} if drafts is None else {"drafts": (drafts,)})}
+    command = measuring(typed[0] or str(wanted.get("model", ["NAME"])[0]), {IN_ENGINE: {}}, axes)
+    engine = "".join(f" engine={name}" for name in wanted.get("engine", ()))
+    what = ", ".join(as_key(name, values) for name, values in wanted.items())
+    raise NoRows(f"not measured in a running engine: {what}\nmeasured: {ran or 'none'}\nto measure: {command}{engine}")
 
 
 def beside(rows: Iterable[Mapping[str, Any]]) -> Path | None:
