@@ -45,24 +45,9 @@ READ = (*WORKLOAD, *OF_ROW, "kv_dtype", "q_dtype", "tree", "graph_batch", "soft_
 ALIKE = ("device_name", "routine", *LENGTHS, "s_qo", "num_qo_heads", "num_kv_heads", "q_dtype", "kv_dtype", "mask")
 MAX_NEAR = 3  # of the deployments nearest to one that is not measured
 KEPT = (*LENGTHS, "s_qo", "tp", "device_name", "model")  # of a deployment; what comes last is changed last
-# Rows that stand for a server: timed one call at a time, as the default settings do.
-ISOLATED = f"""status = 'ok' AND coalesce(twin, 0) = 0 AND shared_prefix IS NULL AND batch_spec IS NULL
-    AND routine IN ('paged_decode', 'paged_prefill', 'ragged_prefill', 'mla', 'sparse_mla', 'gated_delta')
-    AND {" AND ".join(f"coalesce({key}, '{usual}') = '{usual}'" for key, usual in USUAL_TIMING.items())}"""
 CALLS = "filename, kv_dtype, split_part(compute_capability, '.', 1)::INT, routine, backend, page_size"
-EVERY_DTYPE = 3  # of `HAS["fp8"]`
+EVERY_DTYPE = 3  # of `answers` to question=fp8
 IN_ENGINE = "in_engine"  # the question that compares rows of a running engine with isolated ones
-# What a dataset has if it answers a question that others do not, as SQL over its rows; for FP8, better with both dtypes of queries.
-HAS = {
-    "crossover": "count(DISTINCT routine) > 1",
-    "draft": "least(4, count(DISTINCT s_qo) FILTER (s_qo <= 64 AND tree IS NULL))",
-    "energy": "bool_or(energy_j > 0)",
-    "fp8": "(count(DISTINCT kv_dtype LIKE 'fp8%') > 1)::INT * count(DISTINCT (kv_dtype LIKE 'fp8%', q_dtype LIKE 'fp8%'))",
-    "padding": "bool_or(graph_batch IS NOT NULL)",
-    "q_len": "least(4, count(DISTINCT s_qo) FILTER (s_qo <= 64 AND tree IS NULL)) * bool_or(s_qo = 1)::INT",
-    "regret": "bool_or(backend = 'auto')",
-    "step": "bool_or(plan_host_us IS NOT NULL)",
-}
 
 
 def same_heads(model: Model, tp: int | None, others: Wanted) -> Alike | None:
@@ -132,11 +117,11 @@ def find(
 def _best_first(queries: Iterable[tuple[str, str]], engines: Sequence[Engine], question: str | None) -> str:
     """SQL on the datasets with rows of WHERE and HAVING, by the model's name and then by its heads.
 
-    Those that answer the question come first (`HAS`), then those with what an engine takes by default there, with several kernels
+    Those that answer the question come first, then those with what an engine takes by default there, with several kernels
     of flags, with the model's name, with rows of the engines' own builds, with more kernels of flags, more workloads, the newest.
     """
     own, calls = _calls(engines)
-    told = {"own": own, "calls": calls, "defaults": _defaults(engines), "answers": HAS.get(question or "", "true")}
+    told = {"own": own, "calls": calls, "defaults": _defaults(engines), "question": str(question)}
     selects = (
         query("datasets_of_server", turn=turn, where=where, having=having, **told) for turn, (where, having) in enumerate(queries)
     )
@@ -226,9 +211,7 @@ def served_alike(names: Iterable[str] | None = None) -> list[tuple[str, int, str
             for tp, alike in ((tp, same_heads(model, tp, {})) for tp in model.tp):
                 values, having = alike or ({}, "false")
                 own = condition({"model": (model.name,), "tp": (tp,)})
-                devices = con.execute(f"""
-                    SELECT device_name FROM rows WHERE {condition(values)} GROUP BY filename, device_name HAVING {having}
-                    EXCEPT SELECT device_name FROM rows WHERE {own} ORDER BY 1""").fetchall()
+                devices = con.execute(query("devices_with_heads", where=condition(values), having=having, own=own)).fetchall()
                 found += [(model.name, tp, device) for (device,) in devices]
     return found
 
@@ -242,7 +225,8 @@ def _opened(places: Mapping[str, Path], *more: str) -> duckdb.DuckDBPyConnection
 def _rows(files: tuple[tuple[str, int], ...], columns: Set[str]) -> duckdb.DuckDBPyConnection:
     """Kept while no file changes, since it takes a third of a second."""
     con, kept = duckdb.connect(), ", ".join(map(quoted, sorted(columns)))
-    con.execute(f"CREATE TABLE rows AS SELECT filename, {kept} FROM ({_every(file for file, _ in files)}) WHERE {ISOLATED}")
+    usual = " AND ".join(f"coalesce({key}, '{value}') = '{value}'" for key, value in USUAL_TIMING.items())
+    con.execute(query("rows_of_servers", kept=kept, every=_every(file for file, _ in files), usual=usual))
     return con
 
 

@@ -55,14 +55,10 @@ def _view_current(data: Connection, kind: str, *, only_rows: bool) -> None:
     """A table if `rows` is one and it is not all of them, since nearly every question reads it."""
     newest = "rows"
     if not only_rows:
-        data.execute(
-            "CREATE TEMP TABLE newest AS SELECT arg_max(row, coalesce(finished_at, '1970-01-01'::TIMESTAMPTZ)) AS row "
-            "FROM rows GROUP BY point_id, device_name"
-        )
+        data.execute(query("newest"))
         newest = "rows SEMI JOIN newest USING (row)"
-    two_of_a_name = f"""SELECT count(*) FROM (SELECT 1 FROM {newest} WHERE tree IS NOT NULL
-                                              GROUP BY mask, s_qo HAVING count(DISTINCT tree) > 1)"""
-    named = "* REPLACE (concat_ws(' ', mask, array_to_string(tree, ' ')) AS mask)" if data.scalar(two_of_a_name) else "*"
+    two_of_a_name = data.scalar(query("trees_of_one_name", newest=newest))
+    named = "* REPLACE (concat_ws(' ', mask, array_to_string(tree, ' ')) AS mask)" if two_of_a_name else "*"
     kind = "VIEW" if only_rows and named == "*" else kind
     data.execute(f"CREATE TEMP {kind} current AS SELECT {named} FROM {newest}")
 
@@ -118,9 +114,7 @@ def _create_varying_keys(data: Connection, keys: list[str], of_family: list[str]
     for salt in count():
         problem, family = (f"hash({', '.join([str(salt), *map(quoted, of)])})" for of in (keys, of_family))
         columns = "".join(f", {quoted(k)}" for k in keys)
-        data.execute(f"""
-            CREATE OR REPLACE TEMP TABLE varying_keys AS
-            SELECT DISTINCT {problem} AS problem, {family} AS family{columns} FROM timed""")
+        data.execute(query("varying_keys", problem=problem, family=family, columns=columns))
         families = f"SELECT DISTINCT family{''.join(f', {quoted(k)}' for k in of_family)} FROM varying_keys"
         if _is_key(data, "problem", "varying_keys") and _is_key(data, "family", f"({families})"):
             break

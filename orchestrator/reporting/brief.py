@@ -18,6 +18,7 @@ from orchestrator.analysis.questions.exactness import named
 from orchestrator.analysis.questions.one_backend import HEADER, TITLE
 from orchestrator.analysis.questions.tables import group_by, spread, varying_keys
 from orchestrator.analysis.sources import few
+from orchestrator.analysis.sql import query
 from orchestrator.config.model import CUSTOM
 from orchestrator.grouped import grouped
 from orchestrator.reporting import servers
@@ -40,9 +41,6 @@ OF_LETTERS = (
 )
 LETTERS = {of[2:]: of[0] for of in OF_LETTERS.split(", ")}
 SIGNS, BLANK, NO_CELL = "capital: ahead by more than noise", "·", "· wrong or not measured"
-WINNERS = """SELECT problems.*, won.backend, won.kernel, won.runner_up, won.above_noise
-    FROM ranked_workloads AS won JOIN (SELECT row, problem FROM points) USING (row) JOIN problems USING (problem)
-    WHERE getvariable('drafts') IS NULL OR s_qo = getvariable('drafts') + 1"""
 
 
 def show(
@@ -153,7 +151,7 @@ def _of_server(every: Sequence[Part], names: Sequence[str], width: int) -> list[
 
 def _maps(data: Dataset, width: int) -> Iterator[tuple[list[Text], list[Text], list[Record]]]:
     """A map for each deployment, with its head and records: the fastest of each workload, of the kind that has most of them."""
-    won = data.records(WINNERS)
+    won = data.records(query("winners"))
     letters = _letters(won)
     order = sorted(group_by(won, PLACE).items(), key=lambda of: (not is_usual(of[0]), of[0][PLACE.index("model")] == CUSTOM))
     for place, records in order:

@@ -21,6 +21,7 @@ from orchestrator.analysis.keys import ORIGINS
 from orchestrator.analysis.names import shown
 from orchestrator.analysis.noise import BETWEEN_RUNS, THROTTLED_CLOCK, NoiseFloor
 from orchestrator.analysis.questions import place_of, ranked_by, ranking_of
+from orchestrator.analysis.sql import query
 from orchestrator.config.settings import CompareSettings
 from orchestrator.errors import UserError
 from orchestrator.notes import note_once
@@ -81,9 +82,7 @@ def _joined(published: pd.DataFrame, measured: pd.DataFrame) -> pd.DataFrame:
     a["resolved_backend"] = a["resolved_backend"].fillna(a["backend"])  # a file of one's own may name no more
     best = f"({ranked_by(WORKLOAD)}) AS best JOIN current USING (row)"
     b = here.con.sql(f"SELECT place, {columns}, best.own_us FROM {best} WHERE NOT reference").df()
-    same = here.con.sql(f"""
-        SELECT {place} AS place, backend AS backend_a, min(own_us) AS same_us
-        FROM points JOIN problems USING (problem) WHERE status = 'ok' GROUP BY ALL""").df()
+    same = here.con.sql(query("own_backend", place=place)).df()
     if 0 < len(alone := a[~a["place"].isin(b["place"])]) < len(a):
         example = ", ".join(f"{name} {alone[name].iloc[0]:,}" for name in ("batch_size", "s_qo", "s_kv"))
         note_once(f"published times without a measured one of their workload: {len(alone):,} of {len(a):,}, such as {example}")

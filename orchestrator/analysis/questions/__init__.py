@@ -55,14 +55,6 @@ TEXTS = {
     "ranked_calls": ("ranking", {"key": "call_of", "contenders": OF_CALLS}),
     "draft_steps": ("steps", {"source": "step_attention"}),
 }
-# How far the log of a time is off the line between its neighbours at x0 < x < x1; null if it does not have both.
-OFF_THE_LINE = "if(x0 < x AND x < x1, us - (us0 + (us1 - us0) * ln(x / x0) / ln(x1 / x0)), NULL)"
-PAGED = ("paged_decode", "paged_prefill", "mla", "sparse_mla")
-# What the queries of a deployment are for, and which phase of an engine serves them: none serves mixed batches as one call here.
-PHASE = f"""CASE WHEN routine = 'ragged_prefill' THEN 'prefill' WHEN routine NOT IN {PAGED} THEN routine
-    WHEN batch_spec IS NOT NULL THEN 'mixed batches' WHEN s_qo >= s_kv THEN 'chunked prefill'
-    WHEN mask NOT IN ('causal', 'full') THEN 'tree drafts' WHEN s_qo = 1 THEN 'decode'
-    WHEN s_qo <= {MAX_DRAFT} THEN 'drafts' ELSE 'chunked prefill' END"""
 LAYERS = """CASE WHEN routine = 'sparse_mla' THEN routine WHEN routine = 'mla' OR head_dim_qk <> head_dim_vo THEN 'mla'
     WHEN "window" IS NOT NULL THEN 'sliding' ELSE 'full' END"""
 # A problem whatever its routine and the dtype of its queries, which come with the choice of a backend.
@@ -184,7 +176,7 @@ def define_views(data: Dataset, draft: Draft, **assumed: Unpack[Assumed]) -> Dat
     _create_workloads(data, weights, assumed.get("traffic"))
     _create_engine_tables(data, selected() if engines is None else engines)
     in_engine.create(data, query_text("engine_points").format(layers=LAYERS))
-    data.execute(f"CREATE TEMP MACRO off_the_line(us0, x0, us, x, us1, x1) AS {OFF_THE_LINE}")
+    data.execute(query("off_the_line"))
     data.execute(f"CREATE TEMP {data.kind} ranked_workloads AS {query_text('ranked_workloads')}")
     data.later = {view: query_text(view) for view in VIEWS if view not in (*RANKING, "ranked_workloads")}
     create_measured_rest(data, _steps_of(data, draft), draft)
@@ -196,9 +188,7 @@ def _with_own_steps(data: Dataset, draft: Draft) -> Draft:
     """The costs of drafts, with the steps of a running engine that the dataset itself has, unless the cost of a step is typed."""
     if draft.whole_steps or not data.path or not data.scalar("SELECT count(*) FROM rows WHERE context = 'engine'"):
         return draft
-    models = data.execute("""
-        SELECT DISTINCT model FROM rows JOIN problems USING (model, device_name, tp)
-        WHERE rows.context = 'engine' AND rows.status = 'ok'""")
+    models = data.execute(query("models_in_engines"))
     known = models and all(layers_of(model) is not None for (model,) in models)
     return draft.model_copy(update={"rest": data.path}) if known else draft
 
@@ -212,7 +202,7 @@ def _steps_of(data: Dataset, draft: Draft) -> Dataset | None:
 
 def _create_workloads(data: Dataset, weights: WeightRules, traffic: Mix | None) -> None:
     """`workloads`: workload, phase, layers and weight of each problem; `asked` is its weight even if it is too big for the GPU."""
-    words = {"workload": WORKLOAD, "way": WAY, "phase": PHASE, "layers": LAYERS}
+    words: dict[str, str | float] = {"workload": WORKLOAD, "way": WAY, "longest": MAX_DRAFT, "layers": LAYERS}
     data.execute(query("all_workloads", kind=data.kind, weight=weight_sql(weights), **words))
     traffic_weights.create(data, traffic, MAX_DRAFT)
     of_traffic = "1" if traffic is None else "coalesce(traffic_weights.weight, 0)"
@@ -251,11 +241,8 @@ def _create_engine_tables(data: Dataset, engines: Sequence[Engine]) -> None:
         for phase, turn, call in calls_of(flag)
     )
     known = ", ".join(f"{name} VARCHAR" for name in Known._fields)
-    data.create_table(f"""engine_flags(engine VARCHAR, major INT, of_layers VARCHAR, phase VARCHAR, kv_dtype VARCHAR, tree BOOLEAN,
-        sinks BOOLEAN, flag_number INT, name VARCHAR, typed VARCHAR, typed_per_layers VARCHAR, pages BIGINT[], own_page BIGINT,
-        page_flag VARCHAR, serves BOOLEAN, is_default BOOLEAN, {known})""", flags)  # fmt: skip
-    data.create_table("""engine_calls(engine VARCHAR, flag_number INT, phase VARCHAR, turn INT, routine VARCHAR, backend VARCHAR,
-        stand_in BOOLEAN, rounds_q BOOLEAN)""", calls)  # fmt: skip
+    data.create_table(query("engine_flags", known=known), flags)
+    data.create_table(query("engine_calls"), calls)
 
 
 def _flag_values(engine: Engine, workload: Workload) -> Iterator[tuple[Any, ...]]:

@@ -22,13 +22,6 @@ ROOM = 0.9  # of a GPU's memory: weights that take more leave next to none for a
 OF_CACHE = ("device_name", "model", "tp", "kv_dtype")  # what decides, beside its lengths, how much memory a cache takes
 SIZES = (2, 4, 8, 16)  # numbers of GPUs that share a model
 BITS = " ".join(f"WHEN {literal(dtype)} THEN {bits}" for dtype, bits in SIZE_BITS.items())
-# Of a problem with one length for all requests; null for any other, whose cache may be smaller.
-LAYER_BYTES = f"""CASE
-    WHEN batch_spec IS NOT NULL OR coalesce(seq_lens, 'fixed') <> 'fixed' OR routine NOT IN ('paged_decode', 'paged_prefill', 'mla')
-    THEN NULL
-    ELSE batch_size::DOUBLE * least(s_kv, coalesce("window", s_kv))
-         * if(routine = 'mla', head_dim_ckv + head_dim_kpe, num_kv_heads * (head_dim_qk + head_dim_vo))
-         * CASE kv_dtype {BITS} END / 8 END"""
 
 
 def create(data: Dataset, layers: int | None) -> None:
@@ -38,7 +31,7 @@ def create(data: Dataset, layers: int | None) -> None:
     models = [model for (model,) in data.execute("SELECT DISTINCT model FROM problems WHERE model IS NOT NULL")]
     of_models = ((model, layers or layers_that_keep_all(model) or 1) for model in models)
     data.create_table("cache_layers(model VARCHAR, layers BIGINT)", of_models)
-    data.execute(query("cache_sizes", of_layer=LAYER_BYTES))
+    data.execute(query("cache_sizes", bits=BITS))
 
 
 def no_room(layers: int | None, device_name: str, model: str | None, tp: int | None) -> str:

@@ -39,10 +39,6 @@ MUCH_SLOWER = 1.2  # a choice that takes more than this many times the fastest o
 NOT_THERE = "not in the engine"  # the `status` of a flag that does not serve a workload
 MAX_REASON = 80  # characters of a wrong answer's reason
 SAME_SHARE = 0.005  # shares of the workloads and of the weight that read alike
-# The answers of engines as SQL reads them: `flag` is to be typed, or the default if `keeps`; `saves` is what a report says of it,
-# `batches` are the batch sizes at which other flags are faster than the default.
-DECISIONS = """decisions(device_name VARCHAR, model VARCHAR, tp BIGINT, kv_dtype VARCHAR, phase VARCHAR, layers VARCHAR,
-    engine VARCHAR, workloads BIGINT, flag VARCHAR, keeps BOOLEAN, saving DOUBLE, saves VARCHAR, words VARCHAR, batches VARCHAR)"""
 
 
 @dataclass(frozen=True)
@@ -426,7 +422,7 @@ def parts(data: Dataset) -> list[Part]:
 def create_decisions(data: Dataset) -> None:
     """Creates the table `decisions` once: a row for each part of an engine, with what `question=one_backend` says of it."""
     if "decisions" not in data.memo:
-        data.create_table(DECISIONS, (_decision(part) for part in parts(data) if part.who != HERE))
+        data.create_table(query("decisions"), (_decision(part) for part in parts(data) if part.who != HERE))
         data.memo["decisions"] = True
 
 

@@ -6,6 +6,7 @@ from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions.draft import describe_acceptance
 from orchestrator.analysis.questions.tables import across_contexts, fetch, percent, split_by_title
+from orchestrator.analysis.sql import query
 from orchestrator.config.draft_cost import Draft
 from orchestrator.tables import Grid
 
@@ -47,10 +48,7 @@ def _cell(record: Record) -> str:
 
 def summary(data: Dataset) -> str | None:
     """How often the fastest backend is the one that takes the least energy, and what it takes at worst."""
-    count, same, worst = data.single_row(
-        "SELECT count(*), count_if(backend = fastest), max(fastest_over_least) FROM energy"
-        " WHERE backends > 1 AND fastest_j IS NOT NULL"
-    )
+    count, same, worst = data.single_row(query("energy_of_fastest"))
     if not count:
         return None
     words = f"the fastest backend takes the least energy at {same:,} of {count:,} problems"

@@ -11,6 +11,7 @@ import yaml
 from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions.tables import MAX_SHOWN, formatted, percent
+from orchestrator.analysis.sql import query
 from orchestrator.config.engine import Workload, kernel_names, releases
 from orchestrator.tables import Grid
 
@@ -31,12 +32,9 @@ TELLS = {  # flags and points apart
 def create(data: Dataset, points: str) -> None:
     """The tables `engine_points` (the query `points`), `engine_runs` (calls by `conf/engine`) and `kernel_names` (in profiles)."""
     data.execute(f"CREATE TEMP TABLE engine_points AS {points}")
-    asked = data.execute("""
-        SELECT DISTINCT engine, engine_version, flag, major, of_layers, phase, kv_dtype, sinks FROM engine_points""")
+    asked = data.execute(query("asked_in_engines"))
     runs = [(*key, *line) for key in asked for line in _runs(key)]
-    data.create_table("""engine_runs(engine VARCHAR, engine_version VARCHAR, flag VARCHAR, major INT, of_layers VARCHAR,
-        phase VARCHAR, kv_dtype VARCHAR, sinks BOOLEAN, note VARCHAR, known VARCHAR, turn INT, routine VARCHAR, backend VARCHAR,
-        stand_in BOOLEAN, rounds_q BOOLEAN)""", runs)  # fmt: skip
+    data.create_table(query("engine_runs"), runs)
     data.create_table("kernel_names(part VARCHAR, routine VARCHAR, kernel VARCHAR)", kernel_names() if runs else ())
 
 

@@ -6,6 +6,7 @@ from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.keys import GRID_AXES
 from orchestrator.analysis.questions.tables import fetch, percent, split_by_title
+from orchestrator.analysis.sql import query
 from orchestrator.tables import Grid
 
 NEEDS = "points that were measured with timing.host=true on a GPU, and are not reference implementations"
@@ -42,11 +43,7 @@ def _line(r: Record) -> tuple[str, ...]:
 
 def summary(data: Dataset) -> str | None:
     """At how many problems the plan changes which backend is best, the largest share of a plan, and what a graph saves at most."""
-    problems, same, share, saved = data.single_row("""
-        SELECT count(*), count_if(same), max(share), max(saved)
-        FROM (SELECT bool_or(step_rank = 1 AND kernel_rank = 1) AS same, max(plan_share) FILTER (step_rank = 1) AS share,
-                     max(eager_over_graph) FILTER (step_rank = 1) AS saved
-              FROM step GROUP BY problem)""")
+    problems, same, share, saved = data.single_row(query("plans_and_steps"))
     if not problems:
         return None
     best = f"the backend with the fastest kernel has the cheapest step at {same:,} of {problems:,} problems"

@@ -120,11 +120,8 @@ def _ranking(data: Dataset, view: str, rows: pd.Series) -> pd.DataFrame:
 def facts(data: Dataset) -> dict[str, list[str]]:
     """What was measured on what, with which versions, and when: of the rows that are `ok`, if any is."""
     columns = ("device_name", "model", "torch_version", "libraries", "driver", "orchestrator_version")
-    *found, sustained, first, last = data.single_row(f"""
-        SELECT {", ".join(f"list_sort(list(DISTINCT {column}) FILTER ({column} IS NOT NULL))" for column in columns)},
-               count_if(pace = 'sustained' AND engine IS NULL) / count(*),
-               strftime(min(finished_at), '%Y-%m-%d'), strftime(max(finished_at), '%Y-%m-%d')
-        FROM rows WHERE status = 'ok' OR NOT EXISTS (FROM rows WHERE status = 'ok')""")
+    lists = ", ".join(f"list_sort(list(DISTINCT {column}) FILTER ({column} IS NOT NULL))" for column in columns)
+    *found, sustained, first, last = data.single_row(query("facts", lists=lists))
     gpus, models, torch, libraries, drivers, code = (values or [] for values in found)
     ran_with = [*dict.fromkeys([*(f"torch {version}" for version in torch), *libraries_of(libraries)])]
     ran_with += [f"{'some ' * (sustained < 1)}without pause"] if sustained else []
