@@ -69,8 +69,9 @@ def run(*overrides: str) -> int:
     from orchestrator.commands import execute
     from orchestrator.composing.compose import from_words
     from orchestrator.composing.overrides import with_models
+    from orchestrator.config.read_keys import mode_meant
 
-    return execute(from_words(overrides), with_models(overrides))
+    return execute(from_words(overrides), [*with_models(overrides), *mode_meant(overrides)])
 
 
 def version() -> str:

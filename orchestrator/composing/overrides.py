@@ -21,6 +21,7 @@ import conf
 from orchestrator.config import config_json
 from orchestrator.config.base import own_files
 from orchestrator.config.modes import MODES
+from orchestrator.config.read_keys import mode_meant
 from orchestrator.config.sweep import SWEEP_KEYS
 from orchestrator.errors import UserError, unknown
 from orchestrator.untrusted.files import expanded
@@ -73,6 +74,7 @@ def read(argv: Sequence[str]) -> Arguments:
             )
         return Arguments((), shows=(*shows, *typed.overrides))
     overrides = tuple(map(_parsed, typed.overrides))
+    overrides += tuple(map(_parsed, mode_meant(typed.overrides)))
     _require_once(overrides)
     _require_braces(overrides)
     found = Arguments(overrides, typed.multirun, typed.config_dir, tuple(shows))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from orchestrator.config.settings import FOR_DEPLOYMENT, OF_MODE, ForDeployment, RunSettings, SuspectSettings, keys_of
+from orchestrator.errors import UserError
 
 READ_BY_QUESTIONS = {  # of mode=report with a question, the questions that read a key; a whole key goes before its first part
     "draft": ("draft", "step"), "draft.layers": ("draft", "step", "one_backend"),
@@ -32,6 +33,19 @@ ALSO = {
 def modes_with(key: str) -> tuple[str, ...]:
     """The modes that have a key, named by its first part; all of them for a key that is none."""
     return tuple(mode for mode, settings in OF_MODE.items() if key in keys_of(settings)) or tuple(OF_MODE)
+
+
+def mode_meant(words: Sequence[str]) -> list[str]:
+    """`mode=NAME` of the mode that alone has all keys, or of report if nothing is run or written; else none. Raises UserError."""
+    keys = {key_of(word) for word in words}
+    fit = [mode for mode in OF_MODE if all(mode in modes_with(key) for key in keys)]
+    if "mode" in keys or "run" in fit:
+        return []
+    asks = keys.isdisjoint((*SWEEPS, "export"))
+    meant = [mode for mode in fit if mode not in TAKE_ADAPTERS and (len(fit) == 1 or (asks and mode == "report"))]
+    if asks and not meant and (wrong := complaint(words, "run")):
+        raise UserError(wrong)
+    return [f"mode={mode}" for mode in meant]
 
 
 def is_read(override: str, mode: str, question: str | None = None, *, suspects: bool = False) -> bool:

@@ -423,7 +423,7 @@ def _require_no_sweep(config: Mapping[str, Any]) -> None:
     if extra := sorted(config.keys() - set(all_keys()) - {"hydra"}):
         raise UserError(f"{extra[0]}: unknown key; {meant_by(extra[0], mode, config[extra[0]])}")
     instead = f", or results.path=DIR for mode={mode}" if rules.reads_dataset or rules.sweep_of_row else ""
-    usual = "auto_guard, or +sweep=NAME" if mode == "watch" else "NAME"
+    usual = {"watch": "auto_guard, or +sweep=NAME", "run": "NAME, or question=best to read what was measured"}.get(mode, "NAME")
     raise UserError(f"sweep: none given; type +sweep={usual}{instead}, where NAME is one of: {', '.join(own_files('sweep'))}")
 
 

@@ -158,7 +158,7 @@ def with_traffic(config: Mapping[str, Any]) -> Config:
         raise UserError(f"traffic={path}: mode={mode} measures nothing; {words}")
     sweep = config.get("sweep")
     if not isinstance(sweep, dict):
-        words = "it gives the lengths of a sweep; type +sweep=NAME with it, such as +sweep=specdec_long_ctx"
+        words = "it gives lengths to a sweep; type +sweep=NAME with it, such as +sweep=specdec_long_ctx, or question=one_backend"
         raise UserError(f"traffic={path}: {words}")
     count = config.get("traffic_points")
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MAX_TRAFFIC_POINTS:

@@ -23,7 +23,8 @@ from tests.helpers.command_line import Invoke, command, environment, run, run_fr
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        ([], ["sweep: none given", "+sweep=NAME"]),
+        ([], ["sweep: none given", "+sweep=NAME, or question=best to read what was measured, where"]),
+        (["traffic=mine.csv"], ["+sweep=specdec_long_ctx, or question=one_backend"]),
         (["mode=support", "adapters=[no.such]"], ["adapters=['no.such']", "ADAPTERS"]),
         (
             ["+sweep=smoke", "sweep.s_qo={min: 1, max: 8}"],

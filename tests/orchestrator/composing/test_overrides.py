@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator import api, commands
 from orchestrator.composing.overrides import read
 from orchestrator.errors import UserError
 
@@ -82,7 +83,7 @@ def test_what_cannot_be_meant_is_refused(words: list[str], message: str, monkeyp
         ("results.path=~/rows", "results.path={home}/rows"),
         ("results.path=~", "results.path={home}"),
         ("results.path=~/my rows", "results.path='{home}/my rows'"),
-        ("baseline=[~/a,~/b]", "baseline=[{home}/a,{home}/b]"),
+        ("noise=[~/a,~/b]", "noise=[{home}/a,{home}/b]"),
         ("~sweep.s_qo", "~sweep.s_qo"),
         ("where={device_name: '~x'}", "where={device_name: '~x'}"),
     ],
@@ -90,13 +91,13 @@ def test_what_cannot_be_meant_is_refused(words: list[str], message: str, monkeyp
 def test_a_tilde_is_the_home_folder_as_people_type_it(typed: str, meant: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("HOME", str(tmp_path))
 
-    assert read([typed]).words == [meant.replace("{home}", str(tmp_path))]
+    assert read([typed]).words[:1] == [meant.replace("{home}", str(tmp_path))]
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        ["device=[h200]"],
+        ["device=[h200]", "mode=plan"],
         ["~sweep.s_qo", "+sweep.s_qo=[4]"],
         ["where={tp: 1}", "where.s_kv=8192"],
         ["rerun=all", "rerun=all"],
@@ -104,6 +105,62 @@ def test_a_tilde_is_the_home_folder_as_people_type_it(typed: str, meant: str, mo
 )
 def test_what_loses_nothing_is_taken(words: list[str]):
     assert read(words).words == words
+
+
+@pytest.mark.parametrize(
+    ("typed", "mode"),
+    [
+        ("question=one_backend model=llama_3_1_70b tp=8 device=h200 engine=vllm", "report"),
+        ("+sweep=smoke question=best", "report"),
+        ("model=llama_3_1_70b tp=8 device=h200 engine=vllm", "report"),
+        ("results.path=mine full=true", "report"),
+        ("baseline=a candidate=b where={tp:8}", "compare"),
+        ("good=flashinfer:0.6.13 bad=flashinfer:0.7.2", "bisect"),
+        ("+sweep=auto_guard watch.since=[flashinfer:0.6.13]", "watch"),
+        ("dashboard.port=0 results.path=mine", "dashboard"),
+    ],
+)
+def test_the_mode_that_alone_has_the_keys_is_meant(typed: str, mode: str):
+    words = typed.split()
+
+    assert read(words).words == [*words, f"mode={mode}"]
+
+
+def test_a_command_from_python_names_the_mode_that_is_meant_too(monkeypatch: pytest.MonkeyPatch):
+    given: list[tuple[str, list[str]]] = []
+    monkeypatch.setattr(commands, "execute", lambda config, words: given.append((config["mode"], words)))
+    api.run("question=best", "results.path=mine")
+
+    assert given == [("report", ["question=best", "results.path=mine", "mode=report"])]
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "+sweep=smoke draft.acceptance=0.7",  # a run prints a report
+        "+sweep=smoke device=h200",  # to plan, or to compile
+        "+sweep=smoke backend=[fa2]",  # an axis was meant
+        "+sweep=smoke rerun=suspects baseline=a candidate=b",
+        "export=vllm model=llama_3_1_70b tp=8 device=h200",
+        "import=results.csv device=h200",
+        "traffic=mine.csv",
+        "mode=plan question=best",
+    ],
+)
+def test_no_mode_is_meant_by_keys_of_a_run_or_of_several_modes_of_a_sweep(typed: str):
+    assert read(typed.split()).words == typed.split()
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ("into=mine.parquet", "into: mode=run does not read it; leave it out, or type mode=replay, donate"),
+        ("question=best baseline=a", "question: mode=run does not read it; leave it out, or type mode=report"),
+    ],
+)
+def test_a_key_of_several_modes_names_them(typed: str, words: str):
+    with pytest.raises(UserError, match=words):
+        read(typed.split())
 
 
 def test_m_may_stand_anywhere_and_makes_a_job_of_each_combination():
