@@ -190,10 +190,10 @@ def listed(values: Mapping[str, Iterable[object]]) -> str:
     return f"there are {'; '.join(words)}"
 
 
-def few(values: Sequence[object]) -> str:
-    """`1, 2 and 3 more`: up to `MAX_VALUES` of them."""
-    more = f" and {len(values) - MAX_VALUES} more" if len(values) > MAX_VALUES else ""
-    return ", ".join(map(str, values[:MAX_VALUES])) + more
+def few(values: Sequence[object], most: int = MAX_VALUES) -> str:
+    """`1, 2 and 3 more`: up to `most` of them."""
+    more = f" and {len(values) - most} more" if len(values) > most else ""
+    return ", ".join(map(str, values[:most])) + more
 
 
 def source_of(row: int) -> int:

@@ -41,11 +41,11 @@ def execute(invocation: Invocation[CompareSettings]) -> int:
     if settings.format == "terminal" and not settings.full:
         counted = [*best_of.too_small(found.baseline, found.candidate), tables.headline(found)] if of_devices else []
         more = MORE if "weight" in best.problems else f"{MORE}; {BY_YOURS}"
-        notes = [*best_of.not_counted(best), *tables.of_gate(found), *counted, more]
+        notes = [*best_of.not_counted(best), *tables.lacking(found, screen.LACKS), *tables.of_gate(found), *counted, more]
         largest, rest = ([], []) if of_devices else tables.of_screen(found)
         screen.comparison(invocation.console, headline, [*largest, *best_of.grids(best), *rest], notes, commands)
         return BAD_POINTS if found.regressed else OK
-    notes = [*best_of.not_counted(best), *tables.notes(found), *commands]
+    notes = [*best_of.not_counted(best), *tables.lacking(found, len(found.points)), *tables.notes(found), *commands]
     if settings.format == "markdown":
         print(f"**{for_markdown(headline)}**\n")
     elif settings.format == "terminal":  # and at the end, which is in sight

@@ -16,7 +16,7 @@ from orchestrator.untrusted.text import for_line
 
 LINES, WIDTH, MAX_WIDTH = 40, 80, 120  # of a screen
 OF_SERVER = 8  # flags of a server: two caches, decode and drafts, two engines; not cut if each cache fits a screen
-OF_TWO, FEW = 60, 5  # lines of a comparison, and of each of its tables
+OF_TWO, FEW, LACKS = 60, 5, 3  # lines of a comparison, of each of its tables, and values in its line of what a side lacks
 LAST = 3  # lines with what is not shown of a plan
 TO_RUN = "to run it on this machine, leave out mode=plan and device"
 BEFORE_WARNING = 0.6  # of the room, for a table before a warning

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.resources import files
@@ -11,13 +12,14 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from orchestrator.analysis.compare.comparison import Comparison
+from orchestrator.analysis.compare.comparison import GROUP_COLUMNS, Comparison
 from orchestrator.analysis.compare.gate import BROKEN, MAX_RED, is_absent, is_other_card, known_difference
 from orchestrator.analysis.compare.selection import CONDITION_COLUMNS
 from orchestrator.analysis.compare.verdicts import DECIDED
 from orchestrator.analysis.keys import GRAPH_REPLAY, GRID_AXES, TIMING_KEYS
 from orchestrator.analysis.names import shown
 from orchestrator.analysis.noise import BETWEEN_RUNS, INTERLEAVED
+from orchestrator.analysis.sources import few
 from orchestrator.tables import Grid
 
 MAX_SHOWN = 100  # points in a table
@@ -76,7 +78,7 @@ def _changes(found: Comparison) -> tuple[list[Grid], list[Grid]]:
 
 def headline(found: Comparison) -> str:
     counts = found.points["verdict"].value_counts()
-    counted = ", ".join(f"{counts[verdict]} {verdict}" for verdict in MEANING if verdict in counts)
+    counted = ", ".join(f"{counts[verdict]:,} {verdict}" for verdict in MEANING if verdict in counts)
     slower = ", ".join(f"{name} ({change:+.2%})" for name, change in found.red_groups.items())
     groups = f"; slower as a group, which is known better than a point: {slower}" if slower else ""
     suspects = int((~found.suspects["red"]).sum())
@@ -136,6 +138,14 @@ def of_gate(found: Comparison) -> list[str]:
         count = "which missing=allow allows" if found.missing_allowed else "which counts as red; missing=allow allows it"
         words.append(f"{absent} points of the baseline have no time in the candidate and no reason why, {count}")
     return words
+
+
+def lacking(found: Comparison, most: int) -> list[str]:
+    """Which values the candidate has no row of, up to `most`, those of most points that lack there first; a sentence if any."""
+    points, has = found.points[found.points["verdict"].isin(["missing", "not measured"])], found.candidate.rows
+    lacks = [points.loc[~points[key].isin(has[key]), key].dropna().map(f"no {key} {{}}".format) for key in (*GROUP_COLUMNS, "tp")]
+    words = [f"{what} ({count:,})" for what, count in Counter(pd.concat(lacks)).most_common()]
+    return [f"points without a time in the candidate, which has {few(words, most)}"] * bool(words)
 
 
 def _of_cards(found: Comparison) -> list[str]:

@@ -234,6 +234,22 @@ def test_what_was_not_measured_on_a_side_is_in_no_ratio_and_no_regression(tmp_pa
     assert not any("best backend of each" in words for words in told)
 
 
+def test_what_the_candidate_has_no_row_of_is_told_by_columns_and_values_the_largest_groups_first(tmp_path: Path, invoke: Invoke):
+    long = [timed("fa2", 10, s_kv=32768, batch_size=size) for size in (1, 8, 16)]
+    others = [timed("cudnn", 10, batch_size=16), timed("fa2", 10, batch_size=16, s_qo=4)]
+    base = dataset(tmp_path / "base", [timed("fa2", 10), *long, *others])
+    later = dataset(tmp_path / "later", [timed("fa2", 10, MORNING), timed("fa2", 10, MORNING, batch_size=1)])
+    sides = f"baseline={base}", f"candidate={later}"
+    screen, full = (invoke(*sides, *more).stdout for more in ((), ("full=true",)))
+    told = "points without a time in the candidate, which has no s_kv 32768 (3), no batch_size 16 (3), no backend cudnn (1)"
+
+    assert f"{told} and 1 more" in " ".join(screen.split())
+    assert f"\n{told}, no s_qo 4 (1)\n" in full
+    _, at, end = screen.partition("points without a time")
+    assert at and [line.startswith("  ") for line in end.splitlines()[1:3]] == [True, False]  # two lines
+    assert "points without a time" not in invoke(f"baseline={later}", f"candidate={base}").stdout
+
+
 def test_a_comparison_of_many_columns_warns_of_nothing():
     found = compare(["results/h200_engines/beside_vllm"], ["results/h200_engines/beside_vllm_0_33"], "nowhere")
 
