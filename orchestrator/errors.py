@@ -20,7 +20,7 @@ others has no counterpart here) and BadManifest (an archive of modules is none o
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from importlib.resources import files
 from typing import Literal
@@ -48,7 +48,11 @@ class DamagedDataset(UserError):
 
 
 class NoRows(UserError):
-    """A dataset has no rows, or none with the values that `where` asks for."""
+    """A dataset has no rows, or none with the values that `where` asks for; `near`: what is beside a length that lacks alone."""
+
+    def __init__(self, message: str, near: Mapping[str, Sequence[int]] | None = None) -> None:
+        super().__init__(message)
+        self.near = near or {}
 
 
 class NotTaken(ValueError):

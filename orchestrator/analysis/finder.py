@@ -91,7 +91,7 @@ def find(
     with _opened(places, *(name for values, _ in asked for name in values)) as con:
         found = con.execute(_best_first(queries, engines, question)).fetchall() if wanted else []
         if not found:
-            raise NoRows(_nothing(con, wanted, drafts, alike[0] if alike else {}, typed))
+            raise _nothing(con, wanted, drafts, alike[0] if alike else {}, typed)
         (file, turn, *_, answers, _, _, _) = found[0]
         both = _over_both(con, queries[turn][0], {name for name, at, *_ in found if at == turn}) if question == "fp8" else []
         files = both if both and answers < EVERY_DTYPE else [file]
@@ -266,12 +266,12 @@ def _listed(lines: Iterable[tuple[str, ...]], wide: int = 2) -> str:
     return ", ".join(f"({', '.join(map(literal, one))})" for one in sorted({*lines}) or [("",) * wide])
 
 
-def _nothing(con: duckdb.DuckDBPyConnection, wanted: Wanted, drafts: int | None, heads: Wanted, typed: tuple[str, str]) -> str:
+def _nothing(con: duckdb.DuckDBPyConnection, wanted: Wanted, drafts: int | None, heads: Wanted, typed: tuple[str, str]) -> NoRows:
     """What is not measured, what comes nearest (`heads`: the model's share), and the command that measures it: a line each."""
     asked = {**wanted, **({} if drafts is None else {"s_qo": (drafts + 1,)})}
     if not wanted:
         hint = "type model=NAME device=NAME and, if you like, tp=N drafts=N engine=NAME; or results.path=DIR"
-        return f"nothing says which deployment; {hint}; there are: {'; '.join(_there(con, {}, MAX_LISTED))}"
+        return NoRows(f"nothing says which deployment; {hint}; there are: {'; '.join(_there(con, {}, MAX_LISTED))}")
 
     models = [model for (model,) in con.execute("SELECT DISTINCT model FROM rows ORDER BY model").fetchall() if model]
     name = str(wanted["model"][0]) if heads else ""
@@ -284,19 +284,21 @@ def _nothing(con: duckdb.DuckDBPyConnection, wanted: Wanted, drafts: int | None,
     if alike:
         devices = grouped((device, str(tp)) for _, tp, device in alike)
         nearest = [f"{asked['model'][0]} on {device} (tp {', '.join(tps)}, by its heads)" for device, tps in devices.items()]
-    nearest += [_near(con, name, asked[name], condition(rest)) for name in LENGTHS if name in missing]
+    near_lengths = {name: _near(con, name, asked[name], condition(rest)) for name in LENGTHS if name in missing}
+    for name, of in near_lengths.items():
+        nearest.append(f"in its place type {' or '.join(f'{name}: {one}' for one in (*of, *([of] if of[1:] else [])))}")
     what = ", ".join(as_key(name, asked[name]) for name in missing)
     meant = f"; did you mean {near[0]!r}?" if near else ""
-    return f"not measured: {what}{meant}\nnearest: {'; '.join(nearest) or 'none'}\n{_to_measure(con, asked, missing, typed)}"
+    lines = f"not measured: {what}{meant}", f"nearest: {'; '.join(nearest) or 'none'}", _to_measure(con, asked, missing, typed)
+    return NoRows("\n".join(lines), near_lengths if len(missing) == 1 else None)
 
 
-def _near(con: duckdb.DuckDBPyConnection, name: str, wanted: Sequence[Any], where: str) -> str:
-    """The measured values of a length next below and above what is wanted: `in its place type s_kv: 4096 or s_kv: 32768`."""
+def _near(con: duckdb.DuckDBPyConnection, name: str, wanted: Sequence[Any], where: str) -> list[int]:
+    """The measured values of a length next below and above what is wanted."""
     ends = [(one.low, one.high) if isinstance(one, Bounds) else (one, one) for one in wanted]
     sides = (f"max({name}) FILTER ({name} < {literal(low)}), min({name}) FILTER ({name} > {literal(high)})" for low, high in ends)
     (found,) = con.execute(f"SELECT {', '.join(sides)} FROM rows WHERE {where}").fetchall()
-    near = sorted({*found} - {None})
-    return f"in its place type {' or '.join(f'{name}: {value}' for value in (*near, *([near] if near[1:] else [])))}"
+    return sorted({*found} - {None})
 
 
 def _missing_alike(asked: Wanted, alike: Sequence[tuple[str, int, str]]) -> Sequence[str]:

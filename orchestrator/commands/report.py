@@ -8,7 +8,7 @@ from contextlib import suppress
 from orchestrator import notes
 from orchestrator.commands.invocation import BAD_POINTS, OK, Invocation
 from orchestrator.config.settings import NO_SWEEP_PATH, AskSettings, DashboardSettings, DocumentSettings, Settings
-from orchestrator.errors import UserError
+from orchestrator.errors import NoRows, UserError
 from orchestrator.untrusted.text import for_terminal
 
 
@@ -16,12 +16,16 @@ def execute(invocation: Invocation[AskSettings]) -> int:
     """Prints the answer to `question`, or the summary. Raises UserError if no row answers the question."""
     from orchestrator.analysis.questions import VIEWS
     from orchestrator.reporting import records
-    from orchestrator.reporting.opened import located
+    from orchestrator.reporting.opened import flags_near, located
     from orchestrator.reporting.report import dataset_grids, screen
 
     if invocation.settings.question == "columns":
         return _columns(invocation)
-    settings = located(invocation.settings, invocation.overrides)
+    try:
+        settings = located(invocation.settings, invocation.overrides)
+    except NoRows as error:
+        of_near = error.near if invocation.settings.question == "one_backend" else {}
+        raise NoRows("\n".join((str(error), *flags_near(of_near, invocation.settings, invocation.overrides)))) from None
     if settings.format in ("csv", "json") and settings.question in VIEWS:  # others are several tables, and are written as such
         records.write(settings, sys.stdout)
         return OK

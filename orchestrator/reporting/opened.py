@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from orchestrator.analysis import finder, traffic
 from orchestrator.analysis.cards import learn_from
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions import open_views
-from orchestrator.analysis.sql import OfEngines
+from orchestrator.analysis.questions.deployments import create_decisions
+from orchestrator.analysis.sql import OfEngines, query
 from orchestrator.analysis.traffic import Mix
 from orchestrator.config.engine import selected
 from orchestrator.config.parts import Results
 from orchestrator.config.ranges import several
-from orchestrator.config.settings import NO_SWEEP_PATH, Answers, ForDeployment, Settings
+from orchestrator.config.settings import NO_SWEEP_PATH, Answers, AskSettings, ForDeployment, Settings
+from orchestrator.grouped import grouped
 from orchestrator.storage.columns.sections import EngineColumns
 
 ENGINE_COLUMNS = EngineColumns.__annotations__
@@ -71,3 +73,18 @@ def opened(settings: Answers, mix: Mix | None) -> Dataset:
         engines=settings.engines if isinstance(settings, ForDeployment) else selected(),
         drafts=settings.drafts if isinstance(settings, ForDeployment) else None,
     )
+
+
+def flags_near(near: Mapping[str, Sequence[int]], settings: AskSettings, overrides: Sequence[str]) -> list[str]:
+    """What question=one_backend answers at lengths next to one that was not measured: a line for each engine, phase and cache."""
+    told = list[tuple[str, tuple[str, str]]]()
+    for name, value in ((name, value) for name, values in near.items() for value in values):
+        there = located(settings.model_copy(update={"where": {**settings.where, name: value}}), overrides)
+        create_decisions(data := opened(there, mix_of(there)))
+        told += [(of, (flag, f"{name} {value}")) for of, flag in data.execute(query("decided"))]
+    lines = []
+    for of, answers in grouped(told).items():
+        flags = grouped(dict.fromkeys(answers))
+        same = "the same flag, " * (len(flags) == 1 < len(answers))
+        lines.append(f"{of}: {same}{'; '.join(map('{} at {}'.format, flags, map(' and at '.join, flags.values())))}")
+    return lines

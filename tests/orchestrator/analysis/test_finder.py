@@ -375,6 +375,35 @@ def test_a_batch_and_a_context_between_two_that_were_measured_name_both_and_each
 
 
 @pytest.mark.parametrize(
+    ("length", "values", "answers"),
+    [
+        ("batch_size: 4", ["batch_size 1", "batch_size 8"], ["FLASHINFER without TRT-LLM", "FLASH_ATTN (default)"]),
+        ("batch_size: 12", ["batch_size 8", "batch_size 32"], ["FLASH_ATTN (default)"]),
+        ("s_kv: 900000", ["s_kv 131072"], ["FLASHINFER without TRT-LLM"]),
+    ],
+)
+def test_a_length_that_was_not_measured_has_the_flags_of_its_neighbours_and_the_code_of_an_error(
+    length: str, values: list[str], answers: list[str], invoke: Invoke
+):
+    """The flags are those of the answers for the neighbours; no time is told, since none was measured."""
+    server = ("question=one_backend", "model=llama_3_1_70b", "tp=8", "device=h200", "engine=vllm")
+    done = invoke(*server, f"where={{{length}, kv_dtype: bf16}}")
+    (decode,) = (
+        line for line in done.stderr.splitlines() if line.startswith("vLLM 0.33.0, decode, bf16 cache, llama_3_1_70b, tp 8")
+    )
+    told = decode.partition("NVIDIA H200: ")[2]
+    each = [invoke(*server[1:], f"where={{{value.replace(' ', ': ')}, kv_dtype: bf16}}") for value in values]
+
+    assert (done.returncode, done.stdout) == (2, "") and "µs" not in done.stderr
+    same = f"the same flag, {answers[0]} at {' and at '.join(values)}"
+    both = "; ".join(f"{answer} at {value}" for answer, value in zip(answers, values, strict=False))
+    assert told == (same if len(answers) < len(values) else both)
+    for answer, one in zip(answers * len(values), each, strict=False):
+        assert f"decode: vLLM 0.33.0: {answer.removesuffix(')')}" in " ".join(one.stdout.split())
+    assert "vLLM" not in invoke(*server[1:], f"where={{{length}}}").stderr
+
+
+@pytest.mark.parametrize(
     ("model", "tp", "device", "drafts", "words"),
     [
         (
