@@ -15,7 +15,7 @@ import duckdb
 from orchestrator.analysis.keys import ORIGINS, USUAL_TIMING
 from orchestrator.analysis.names import of_references
 from orchestrator.analysis.noise import SAME
-from orchestrator.analysis.sources import NEAR, RULE_EDGES
+from orchestrator.analysis.sources import NEAR, RULE_EDGES, find_sources, union_sql
 from orchestrator.analysis.sql import LentRows, condition, file_literal, literal, query, quoted, sql_type
 from orchestrator.config.base import own_files, own_table
 from orchestrator.config.engine import MAX_DRAFT, Engine, calls_of
@@ -201,6 +201,15 @@ def beside(rows: Iterable[Mapping[str, Any]]) -> Path | None:
         if found := con.execute(f"SELECT filename FROM rows WHERE {where} GROUP BY ALL ORDER BY {order}").fetchone():
             return places[found[0]]
     return None
+
+
+def held(path: str, wanted: Wanted, alike: Alike) -> Wanted:
+    """`wanted`, or the values of `alike` if the datasets under a path have rows of these alone, and all are as its SQL says."""
+    with suppress(OSError, duckdb.Error), duckdb.cursor() as con:  # of what is no dataset `open_dataset` says so
+        rows, (lent, having) = union_sql(con, find_sources(path)[0]), alike
+        asked = query("only_lent", rows=rows, wanted=condition(wanted), lent=condition(lent), having=having)
+        return lent if con.execute(asked).fetchall() == [(True,)] else wanted
+    return wanted
 
 
 def served_alike(names: Iterable[str] | None = None) -> list[tuple[str, int, str]]:

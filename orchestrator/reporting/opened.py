@@ -42,12 +42,14 @@ def located(settings: Asking, overrides: Sequence[str]) -> Asking:
     wanted |= rows
     of_engines = _of_engines(settings) if question == finder.IN_ENGINE else {}
     changed: dict[str, Any] = {"where": {**wanted, **settings.where, **of_engines}}
+    typed = {name: several(value) for name, value in settings.where.items()} | of_engines
+    alike = finder.same_heads(settings.model, settings.tp, rows | typed) if "model" in wanted else None
     if settings.results.path == NO_SWEEP_PATH:
-        typed = {name: several(value) for name, value in settings.where.items()} | of_engines
-        alike = finder.same_heads(settings.model, settings.tp, rows | typed) if "model" in wanted else None
         typed_as = (of_model, "encoder" if settings.model.is_encoder else "")
         path, found = finder.find(wanted | typed, settings.engines, settings.drafts, alike, question=question, typed=typed_as)
         changed |= {"results": Results(path=path), "where": found}
+    elif alike:
+        changed["where"] = finder.held(settings.results.path, changed["where"], alike)
     return settings.model_copy(update=changed)
 
 

@@ -403,6 +403,20 @@ def test_a_length_that_was_not_measured_has_the_flags_of_its_neighbours_and_the_
     assert "vLLM" not in invoke(*server[1:], f"where={{{length}}}").stderr
 
 
+def test_rows_of_other_names_in_a_typed_dataset_answer_for_a_model_with_the_same_heads_unless_it_has_rows(invoke: Invoke):
+    prompts, servers = "results.path=results/h200_prefill/ragged_prefill", "results.path=results/h200_main/servers"
+    told = [
+        invoke("question=one_backend", *words).stdout
+        for words in (("model=qwen3_32b", prompts), ("model=qwen3_32b", "tp=8", servers), ("model=llama_3_1_70b", "tp=8", servers))
+    ]
+    refused = invoke("question=one_backend", "model=gpt_oss_120b", prompts)
+
+    assert told[0].startswith("qwen3_32b (rows of custom, same heads) · NVIDIA H200 · 176 ok")
+    assert told[1].startswith("qwen3_32b (rows of llama_3_1_70b, same heads)")
+    assert told[2].startswith("llama_3_1_70b · NVIDIA H200")
+    assert refused.returncode == 2 and "there are model: custom" in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("model", "tp", "device", "drafts", "words"),
     [
