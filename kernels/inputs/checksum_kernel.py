@@ -14,7 +14,7 @@ def sum_of_vectors(  # type: ignore[no-untyped-def]
     second_size, third_size, first_stride, second_stride, third_stride,
     W: tl.constexpr, WIDTH: tl.constexpr, VECTORS: tl.constexpr, FIRST_FACTOR: tl.constexpr, SECOND_FACTOR: tl.constexpr,
 ):  # fmt: skip
-    """The sums of some vectors' words, each times the weight of its place, which has 32 bits: a GPU divides longer ones slowly."""
+    """The sums of words, weighed in some vectors and by the place of each, which has 32 bits: a GPU divides longer ones slowly."""
     vector = tl.program_id(0) * VECTORS + tl.arange(0, VECTORS)
     present = vector < count
     rest = vector // third_size
@@ -23,6 +23,7 @@ def sum_of_vectors(  # type: ignore[no-untyped-def]
     at += (vector - rest * third_size).to(tl.int64) * third_stride
     word = tl.arange(0, WIDTH)
     part = tl.load(words + at[:, None] + word[None, :], mask=present[:, None] & (word < W)[None, :], other=0)
+    part *= (2 * word + 1)[None, :]
     weight = (vector.to(tl.int64) + 1) * FIRST_FACTOR
     weight ^= weight >> 31
     weight *= SECOND_FACTOR

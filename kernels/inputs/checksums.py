@@ -36,7 +36,7 @@ def checksums(inputs: Inputs | OwnInputs) -> Tensor:
     """An int64 for each large tensor that backends share, and one for all small ones.
 
     A word that changes changes its sum, and so does another order. Of a cache it is made of the sum of each vector, so that its
-    bytes are read once. The order within a vector does not count.
+    bytes are read once.
     """
     if isinstance(inputs, OwnInputs):
         return torch.stack([sum_of_words(tensor, of_vectors=tensor.dim() > 1) for tensor in inputs.tensors()])
@@ -54,7 +54,7 @@ def checksums(inputs: Inputs | OwnInputs) -> Tensor:
 
 
 def _sum_of_vectors(tensor: Tensor) -> Tensor:
-    """The sum of the sums of a tensor's vectors, each times a weight that follows from its place."""
+    """What `sum_of_words` gives for a tensor's vectors."""
     words, device = _words(tensor), tensor.device
     one_kernel = FUSED_BYTES <= tensor.nbytes < 2**31 * words.shape[-1] and words.dtype == torch.int64  # places of 32 bits
     if one_kernel and words.dim() == 4 and words.stride(-1) == 1 and device.type == "cuda" and triton_works(device.index or 0):
@@ -90,14 +90,14 @@ def _sum_in_one_kernel(words: Tensor) -> Tensor:
 
 
 def sum_of_words(tensor: Tensor, of_vectors: bool) -> Tensor:
-    """The sum of a tensor's words, or of the sums of its vectors, each times a weight that follows from its place."""
+    """The sum of a tensor's words, or of its vectors' sums of 1, 3, 5 ... times their words, each times a weight of its place."""
     words = _words(tensor)
     numbers = math.prod(words.shape[1:-1] if of_vectors else words.shape[1:])  # in an index of the first dimension
-    step = max(1, AT_ONCE // numbers)
+    step, odd = max(1, AT_ONCE // math.prod(words.shape[1:])), torch.arange(1, 2 * words.shape[-1], 2, device=words.device)
     totals = []
     for start in range(0, len(words), step):
         part = words[start : start + step]
-        part = (part.sum(-1, dtype=torch.int64) if of_vectors else part.long()).flatten()
+        part = ((part * odd).sum(-1) if of_vectors else part.long()).flatten()
         totals.append((part * place_weights(start * numbers, len(part), part.device)).sum())
     return totals[0] if len(totals) == 1 else torch.stack(totals).sum()
 

@@ -41,6 +41,11 @@ def pages_swapped(x: Inputs) -> None:
     x.kv[1][:2] = x.kv[1][:2].flip(0)
 
 
+def elements_of_a_key_rolled(x: Inputs) -> None:
+    """By whole words, as a kernel does that brings keys into an order of its own in place."""
+    x.kv[0][1, 0, 2] = x.kv[0][1, 0, 2].roll(8)
+
+
 def one_bit(x: Inputs) -> None:
     x.kv[1].view(torch.int16)[0, 0, 0, 0] ^= 1
 
@@ -60,6 +65,7 @@ def mask_of_the_tree(x: Inputs) -> None:
         tokens_swapped,
         heads_swapped,
         pages_swapped,
+        elements_of_a_key_rolled,
         one_bit,
         mask_of_the_tree,
     ],
