@@ -1,6 +1,6 @@
 """The tensors of a cache write. All slots hold random numbers before it, so a slot that is not written, or wrongly, is seen.
 
-Where keys are quantised, an element of each token is too large for fp8_e4m3, and must become the largest number.
+Where keys are quantised, an element of each head's row is too large for fp8_e4m3, and must become the largest number.
 """
 
 # B = batch_size, T = new tokens of all requests, P = pages, N = slots a page, K = KV heads, H = query heads, D = head_dim
@@ -20,7 +20,7 @@ from kernels.problem.dtypes import torch_dtype
 from kernels.routines.cache_write.problem import SPARE_PAGES, sizes
 
 Q_SCALE = 0.25
-LARGE = 300.0  # beyond the largest number of fp8_e4m3 times any of the scales
+LARGE = 1000.0  # beyond the largest number of fp8_e4m3 times any of the scales, also if it is rotated
 BASE = 10_000.0  # of the angles: position * BASE^(-2 i / dim)
 
 
@@ -94,7 +94,7 @@ def draw(problem: Problem, device: torch.device | str) -> WriteInputs:
     page = (2, *inner, p.head_dim_qk) if len(shape) > 1 else (p.page_size, *shape)
     given, cached = torch_dtype(p.q_dtype), torch_dtype(p.kv_dtype)
     scales = (K_SCALE, K_SCALE if turns else V_SCALE) if cached != given else (1.0, 1.0)
-    by_head = 1 + 0.25 * (torch.arange(p.num_kv_heads) % 4) * (p.axis("scales") == "head")
+    by_head = 1 + 0.75 * torch.arange(p.num_kv_heads) / p.num_kv_heads * (p.axis("scales") == "head")  # no two alike
     scale = torch.tensor(scales)[:, None, None] * by_head[:, None]
     frequency = BASE ** (-torch.arange(0, own.rotated, 2).double() / own.rotated)
     angle = torch.arange(p.s_kv + 1 if turns else 1)[:, None] * frequency
@@ -136,7 +136,8 @@ def write_values(inputs: WriteInputs, generator: torch.Generator) -> None:
     for rows in (one for one in (inputs.new, inputs.q) if one.numel()):
         fill_normal(rows, generator)
         if inputs.quantises:
-            rows.flatten(1).scatter_(1, torch.arange(len(rows), device=rows.device)[:, None] * 71 % rows[0].numel(), LARGE)
+            token = torch.arange(len(rows), device=rows.device)
+            rows[token, ..., token * 71 % rows.shape[-1]] = LARGE
 
 
 def other_cache(inputs: WriteInputs) -> AbstractContextManager[None]:

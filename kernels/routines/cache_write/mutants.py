@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from kernels.adapter import Device, Need, Problem, Runner
-from kernels.lazy import Tensor
+from kernels.lazy import Tensor, torch
 from kernels.routines.cache_write.adapters import TorchWrite
 from kernels.routines.cache_write.inputs import WriteInputs
 from kernels.routines.cache_write.problem import sizes
@@ -132,7 +132,8 @@ BEFORE: tuple[tuple[str, str, Before, str], ...] = (
     ("scale_forgotten", "rows are not divided by their scales", lambda i: {"scale": i.scale**0}, "quantised"),
     ("scale_inverted", "rows are multiplied by their scales", lambda i: {"scale": 1 / i.scale}, "quantised"),
     ("scales_exchanged", "keys have the scale of values", lambda i: {"scale": i.scale.roll(1, 0)}, "quantised apart plain"),
-    ("first_scale_for_all", "all heads have the scales of the first", lambda i: {"scale": i.scale[:, :1]}, "by_head heads"),
+    ("scales_of_half", "heads have the scales of the first half of them in turns",
+     lambda i: {"scale": i.scale[:, torch.arange(i.scale.shape[1]) % -(-i.scale.shape[1] // 2)]}, "by_head heads"),
     ("rope_one_late", "rotated as the next position", lambda i: {"position": i.position + 1}, "rope"),
     ("rope_from_zero", "rotated as if the first new token were the first of all",
      lambda i: {"position": i.position - i.position.min()}, "rope context"),
@@ -151,6 +152,8 @@ AFTER: tuple[tuple[str, str, After, str], ...] = (
      lambda w: w.change(lambda bits, stored, true: bits - (stored.abs() > true.abs()).to(bits.dtype)), "quantised"),
     ("not_saturated", "what is too large becomes NaN",
      lambda w: w.change(lambda bits, stored, true: bits.masked_fill(true.abs() > 448, 0x7F)), "quantised e4m3"),
+    ("values_not_saturated", "values that are too large become NaN",
+     lambda w: w.change(lambda bits, _, v: bits.masked_fill(v > v.new_tensor([[[1e9]], [[448]]]), 0x7F)), "quantised e4m3 apart"),
 )  # fmt: skip
 DRAWN_FAULTS: dict[str, dict[str, Any]] = {
     "lost": {"after": lambda w: w.leave(*w.row)},
