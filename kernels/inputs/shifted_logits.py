@@ -76,7 +76,7 @@ def factors(problem: Problem) -> Tensor:
     """fp32 [T, H] on the CPU: what a row's query holds, by which its logits are shifted.
 
     Query heads and query tokens take 1 and -1 in turns; with sinks heads alone, 0 and -1. Of the rows of each request's last two
-    tokens one has 8, and another -8.
+    tokens one has 8, and another -8; one row alone has -8 and 8 in turns of requests, since more softmaxes are wrong at -8.
     """
     p, heads = problem, problem.num_qo_heads
     token, head = torch.arange(p.num_q_tokens)[:, None], torch.arange(heads)
@@ -85,7 +85,8 @@ def factors(problem: Problem) -> Tensor:
     behind = torch.tensor(p.q_starts[1:]) * heads - 1
     if not p.sinks:  # its sink would leave nothing of such a row
         found.view(-1)[behind - (request + rows // 2) % rows] = -FURTHEST
-    found.view(-1)[behind - request % rows] = FURTHEST
+    below = (rows == 1) & (request % 2 == 0) & (not p.sinks)
+    found.view(-1)[behind - request % rows] = torch.where(below, -FURTHEST, FURTHEST)
     return found
 
 

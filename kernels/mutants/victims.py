@@ -144,9 +144,10 @@ def shifted(p: Problem) -> Needs:
 
 
 def below_0(p: Problem) -> Needs:
-    """Of the last rows of a request one has logits above 100, so another is needed."""
+    """Of the last rows of a request one has logits above 100; of a single row that is so in every other request."""
     rows = p.num_qo_heads if p.sinks else p.num_qo_heads * min(_lens(p)[0], 2)
-    return shifted(p) | {"a victim of several rows": rows > (2 if p.sinks else 1)}
+    several = rows > (2 if p.sinks else 1) or not (p.sinks or victim(p) % 2)
+    return shifted(p) | {"a victim of several rows, or of one below 0": several}
 
 
 def windowed(p: Problem) -> Needs:

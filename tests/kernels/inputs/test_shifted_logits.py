@@ -43,12 +43,17 @@ def test_each_request_has_rows_above_100_and_far_below_0_and_all_others_are_shif
         assert abs(float((usual > 0).float().mean()) - 0.5) < 0.2
 
 
-@pytest.mark.parametrize("keys", [{"batch_size": 1, "num_qo_heads": 1, "num_kv_heads": 1}, {"sinks": True}])
-def test_the_only_row_and_rows_with_sinks_have_logits_above_100(keys: dict[str, object]):
-    by = shifts(draw(problem(**keys), "cpu"))
+def test_rows_with_sinks_have_logits_above_100_and_none_far_below_0():
+    by = shifts(draw(problem(sinks=True), "cpu"))
 
-    assert by.amax() > 100 and by.amin() > -18
-    assert by.amin() < -14 or by.numel() == 1
+    assert by.amax() > 100 and -18 < by.amin() < -14
+
+
+@pytest.mark.parametrize(("sinks", "wanted"), [(False, [-1, 1, -1]), (True, [1, 1, 1])])
+def test_the_only_rows_of_requests_have_logits_far_below_0_and_above_100_in_turns(sinks: bool, wanted: list[int]):
+    by = shifts(draw(problem(batch_size=3, num_qo_heads=1, num_kv_heads=1, sinks=sinks), "cpu")).flatten()
+
+    assert by.sign().tolist() == wanted and by.abs().min() > 100
 
 
 @pytest.mark.parametrize("keys", KINDS)

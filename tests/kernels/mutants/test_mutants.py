@@ -116,6 +116,16 @@ def test_a_wrong_softmax_is_caught_at_one_query_token_of_one_two_and_four_heads(
     assert min(errors.values()) > MARGIN, errors
 
 
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_a_wrong_softmax_is_caught_where_a_request_has_a_single_row(batch_size: int):
+    keys = {**WIDE, "num_qo_heads": 1, "num_kv_heads": 1, "batch_size": batch_size, "s_qo": 1, "s_kv": 4096}
+    errors = caught(p := Problem.model_validate(keys), {*OF_LOGITS})
+
+    assert {"maximum_not_subtracted", "bf16_logits"} <= errors.keys()
+    assert ({"1_zero_keys_counted", "127_zero_keys_counted", "maximum_from_0"} <= errors.keys()) == (victim(p) % 2 == 0)
+    assert min(errors.values()) > MARGIN, errors
+
+
 @pytest.mark.parametrize("kv_dtype", ["bf16", "fp8_e4m3"])
 @pytest.mark.parametrize("routine", ROUTINES)
 def test_what_is_written_out_is_attention_and_passes(routine: str, kv_dtype: str):
