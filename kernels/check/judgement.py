@@ -70,7 +70,7 @@ def output_errors(out: Tensor, inputs: Inputs, answer: Answer, how: Arithmetic) 
     """
     problem, key = inputs.problem, how.rounding
     unsure = answer.kept(("unsure", key), lambda: excess_of_logits(inputs, answer, how) > bias(problem, how))
-    least = answer.kept(("least", key), lambda: smallest_weights(inputs, answer, how))
+    least = answer.kept(("least", key), lambda: smallest_weights(inputs, answer, how, bias(problem, how)))
     error, floor = off_by(out, answer.out, how), ROUNDING_RMS * UNIT_ROUNDOFF[problem.output_dtype]  # least noise of a row
     return OutputErrors(inputs, answer, error, floor, least, unsure, key, in_8_bits=how.compute_dtype in FP8)
 

@@ -31,6 +31,7 @@ TANH = 2.0**-11  # relative error of the GPU's tanh (PTX ISA, tanh.approx.f32), 
 # A key that weighs e^-4 of a row's heaviest hardly moves the row. x * (1 - tanh(x)^2) is largest at x = 0.77, where tanh is 0.647.
 SHARING, STEEPEST = 4.0, 0.647
 
+MOST = 0.5  # of a row's weight, from which on the rounding of one key's is not lost in those of others
 SMALLEST_SUBNORMAL = {"fp8_e4m3": 2.0**-9, "fp8_e5m2": 2.0**-16, "fp16": 2.0**-24}
 
 
@@ -134,22 +135,24 @@ def _size(problem: Problem, logit: Tensor) -> Tensor:
     return share.clamp_max(1 - 2**-20).atanh() * (1 - share.square()) * cap
 
 
-def smallest_weights(inputs: Inputs, answer: Answer, how: Arithmetic) -> Tensor:
-    """[T, H]: the smallest probability of a key that its row says anything about. Two roundings leave nothing of a smaller one.
+def smallest_weights(inputs: Inputs, answer: Answer, how: Arithmetic, bias: float) -> Tensor:
+    """[T, H]: the smallest probability of a key that its row says anything about. Three roundings leave nothing of a smaller one.
 
     `how.compute_dtype` rounds a weight to 0 that is below its smallest subnormal number beside the row's largest.
     The other is that of the output, in a row that one key holds but for a share s. It is o = v + s (v' - v), where the output's
     dtype holds the key's value v itself. If s is below the unit roundoff u, |s (v' - v)| is near half a digit of v or below. So o
     is rounded back to v in most elements: the error is -s (v' - v), as if the light keys were lost, and no noise that is spread.
+    The third is of a weight w that is most of its row. It moves the row along its output, as a light key of weight p that counted
+    u w^2 / p times more. A key for which that exceeds `bias` is left out, but in MLA, where what lies along outputs is taken out.
     A sink has no value, so a row that it holds is no such row.
     """
     share = answer.peak - answer.finite_lse  # of the largest logit, its logarithm
     u = UNIT_ROUNDOFF[inputs.problem.output_dtype]
-    one_value = -torch.expm1(share) < u
-    if inputs.sinks is not None:
-        one_value &= answer.peak > inputs.sinks
     too_small = share.exp() * SMALLEST_SUBNORMAL.get(how.compute_dtype, 0.0)
-    return torch.where(one_value, too_small.clamp_min(u), too_small)
+    if inputs.sinks is not None:
+        share = share.where(answer.peak > inputs.sinks, -torch.inf)
+    moves = (2 * share).exp() * (UNIT_ROUNDOFF[how.compute_dtype] / bias) * ((share > math.log(MOST)) & (not inputs.problem.latent))
+    return torch.where(-torch.expm1(share) < u, too_small.clamp_min(u), too_small).maximum(moves)
 
 
 def logit_error(problem: Problem, compute_dtype: str) -> float:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from kernels.check import judgement, mask_pairs, oracle, weighing
+from kernels.check import tolerance as tolerances
 from kernels.check.answer import Answer
 from kernels.check.changed_token import LEFT, After, Change
 from kernels.check.estimates import KeyWeights
@@ -107,6 +108,8 @@ def test_an_error_along_a_row_s_own_output_is_no_wrong_mask(monkeypatch: pytest.
     answer, (out, _) = oracle.answer(x), kernel(x)
     verdict = judge_whole(out, x, answer, kernel.arithmetic(p))
     monkeypatch.setattr(mask_pairs, "MAX_ALONG_OUTPUT", 1.0)
+    monkeypatch.setattr(tolerances, "MOST", 1.0)  # or the keys that show it are left out of that row
+    answer.forget()
     as_if_it_were_spread = judge_whole(out, x, answer, kernel.arithmetic(p))
 
     assert verdict.passed, verdict.reason
@@ -133,6 +136,18 @@ def test_a_key_that_the_rounding_of_the_output_takes_back_is_not_lost(monkeypatc
     assert "key 209 of KV head 0 of request 0 count 0." in as_if_its_rounding_were_spread.reason
 
 
+def test_a_light_key_of_a_row_that_another_key_dominates_is_not_lost_by_the_rounding_of_that_one(monkeypatch: pytest.MonkeyPatch):
+    """Two heavy keys hold the last row; the one that no other row sees has 0.3% of it. What rounds their weights scales the row."""
+    point = EmulatedPoint("sinks", Roundings("bf16", "fp8_e4m3", "bf16"), seed=209)
+    alarm, verdict = point.alarm()
+    monkeypatch.setattr(tolerances, "MOST", 1.0)
+    as_if_its_rounding_were_spread, _ = point.alarm()
+
+    assert not alarm
+    assert verdict.min_tokens == 16 and verdict.weight_over_limit is not None and verdict.weight_over_limit < 0.5
+    assert "key 223 of KV head 0 of request 0 count 0." in as_if_its_rounding_were_spread
+
+
 @pytest.mark.parametrize("share", [0.5, 1.5])  # of the lighter key, in unit roundoffs
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_a_row_says_nothing_of_weights_below_the_rounding_of_its_output_if_one_key_holds_the_rest(dtype: str, share: float):
@@ -141,7 +156,7 @@ def test_a_row_says_nothing_of_weights_below_the_rounding_of_its_output_if_one_k
     x, with_sink = (of_two_keys(problem(**keys, sinks=sinks), (40.0, 40.0 + math.log(share * u))) for sinks in (False, True))
     assert with_sink.sinks is not None
     with_sink.sinks.fill_(60.0)  # a sink has no value that the output could be rounded to
-    by_keys, by_sink = (float(smallest_weights(one, oracle.answer(one), how)) for one in (x, with_sink))
+    by_keys, by_sink = (float(smallest_weights(one, oracle.answer(one), how, math.inf)) for one in (x, with_sink))
 
     assert by_keys == (u if share < 1 else pytest.approx(SMALLEST_SUBNORMAL.get(dtype, 0.0), rel=0.01))
     assert by_sink == pytest.approx(SMALLEST_SUBNORMAL.get(dtype, 0.0), rel=0.01)
