@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +26,7 @@ NO_FLAG = ("rules", "gated_delta", "cache")  # engines have no flag for gated de
 FOLDERS = sorted({name.partition("/")[0] for name in EVERY if not any(word in name for word in NO_FLAG)})
 TYPED = ("--attention", "--prefill", "--decode", "--dsa", "-ac.")  # how a line with a flag of a backend begins
 PAGES = ("--block-size", "--page-size")
+SERVERS_AND_PAGES = "results/h200_main/servers,results/h200_main/servers_pages"
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
@@ -195,7 +197,7 @@ def test_the_gain_of_pages_is_that_of_the_rows_and_is_typed_if_it_is_clear(
     told = [" ".join(invoke(f"export={engine}", *asked).stdout.split()), invoke("mode=report", *asked).stdout]
     told += [" ".join(invoke("mode=report", "question=one_backend", f"engine={engine}", *asked, "format=markdown").stdout.split())]
     own, build = {"sglang": (1, "flash_attn_3_sglang"), "vllm": (16, "flash_attn_3_vllm")}[engine]
-    rows = open_views("results/h200_main/servers.parquet,results/h200_main/servers_pages.parquet", threads=1)
+    rows = open_views("results/h200_main/servers,results/h200_main/servers_pages", threads=1)
     ((saved, pairs),) = rows.execute(f"""
         SELECT 1 - exp(avg(ln(other.own_us / own.own_us))), count(*) FROM rows AS other
         JOIN rows AS own USING (model, tp, backend, kv_dtype, q_dtype, batch_size, s_kv, s_qo, device_name, status)
@@ -214,3 +216,52 @@ def _export(data: object, engine: object) -> list[str]:
         return text.replace("\n# -", "\n-").replace(" \\\n", "\n").splitlines()
     except UserError:  # no workload of this engine
         return []
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_a_server_has_one_answer_whichever_command_finds_its_datasets(engine: str, invoke: Invoke, tmp_path: Path):
+    """Flags and pages that a second dataset has alone are in every answer, which is priced at the workloads of the first."""
+    (tmp_path / "traffic.csv").write_text("batch_size,s_kv,weight\n8,8192,75%\n64,8192,20%\n1,32768,5%\n")
+    server, weighed = ("model=llama_3_1_70b", "tp=8", "device=h200"), ("traffic=" + str(tmp_path / "traffic.csv"),)
+    one, default = (
+        ("mode=report", f"question={name}", f"engine={engine}", "format=markdown") for name in ("one_backend", "engine_default")
+    )
+    asked = (one, default, (f"export={engine}",), ("mode=report", f"engine={engine}"), (*one, *weighed))
+    answers = [invoke(*words, *server) for words in asked]
+    told = [" ".join(done.stdout.split()) for done in answers]
+    where = {"model": "llama_3_1_70b", "tp": 8}
+    both, alone = (
+        [part for part in parts(open_views(path, threads=1, where=where, engines=selected(engine))) if part.who != HERE]
+        for path in (SERVERS_AND_PAGES, "results/h200_main/servers")
+    )
+
+    note = f"read {SERVERS_AND_PAGES}, which together say most about this".replace(",", ",\n  ", 1)
+    assert all(note in done.stderr for done in answers)
+    for part, first in zip(both, alone, strict=True):
+        choice = part.answer.choice
+        assert choice is not None and first.answer.choice is not None
+        assert [(one.name, one.mean, one.served, one.is_complete) for one in part.measured] == [
+            (one.name, one.mean, one.served, one.is_complete) for one in first.measured
+        ]
+        assert part.answer.words != first.answer.words or "not measured" not in first.answer.words
+        assert part.answer.words in told[0] and part.answer.words in told[1] and part.brief(at_worst=True) in told[3]
+        assert (f"{choice.label}, {part.answer.why}" if not part.answer.keeps else part.answer.words) in told[2]
+    assert "not measured)" not in "".join(told) and "cache, page_size 64; 14 of 42 workloads" in told[3]
+    assert "8 × 8,192: 75%, 64 × 8,192: 20%, 1 × 32,768: 5.0%" in told[4] and "page_size 1" not in told[4]
+
+
+def test_pages_are_told_apart_and_a_draft_table_counts_each_length_once():
+    where = {"model": "llama_3_1_70b", "tp": 8}
+    both, alone = (
+        open_views(path, threads=1, where=where, engines=selected("vllm"))
+        for path in (SERVERS_AND_PAGES, "results/h200_main/servers")
+    )
+    draft = Draft(layers=80, rest_us=10_000, cost_us=300)
+    tables = [
+        [line for line in config_text(data, *selected("vllm"), draft, "d").splitlines() if "#   batch " in line]
+        for data in (both, alone)
+    ]
+    titles = [re.findall(r"kv (\w+).* page_size (\d+) ", grid.title) for grid in best.fastest_grids(both)]
+
+    assert len(tables[0]) == 8 and tables[0] == tables[1]
+    assert sorted(titles) == sorted([[(kv, page)] for kv in ("bf16", "fp8_e4m3") for page in ("1", "16", "64")] + titles[6:])

@@ -95,7 +95,7 @@ def read(checkout: Path) -> str:
 def test_a_reader_has_an_answer_on_one_screen_without_torch(checkout: Path, read: str):
     answer = read[read.index("llama_3_1_70b · NVIDIA H200") :]
 
-    assert "drafts of 3: vLLM 0.33.0: FLASH_ATTN (default, --block-size 64)" in answer
+    assert "drafts of 3: vLLM 0.33.0: FLASH_ATTN (default) " in answer
     assert len(answer.splitlines()) <= 40 and max(map(len, answer.splitlines())) <= 80
     assert not (checkout / ".packages" / "torch").exists()
     assert "no torch" in bash(checkout, ".venv/bin/python -c 'import torch' 2>/dev/null || echo no torch")

@@ -12,7 +12,7 @@ from typing import Any
 
 import duckdb
 
-from orchestrator.analysis.keys import ORIGINS, USUAL_TIMING
+from orchestrator.analysis.keys import OF_ANY_PAGES, ORIGINS, PROBLEM_KEYS, USUAL_TIMING
 from orchestrator.analysis.names import of_references
 from orchestrator.analysis.noise import SAME
 from orchestrator.analysis.sources import NEAR, RULE_EDGES, find_sources, union_sql
@@ -22,6 +22,7 @@ from orchestrator.config.engine import MAX_DRAFT, Engine, calls_of
 from orchestrator.config.model import CUSTOM, HEADS, LENT, Model, shipped
 from orchestrator.config.modes import owner
 from orchestrator.config.ranges import Bounds
+from orchestrator.config.settings import FOR_DEPLOYMENT
 from orchestrator.errors import NoRows, as_typed
 from orchestrator.grouped import grouped
 from orchestrator.machines import known_devices
@@ -30,22 +31,22 @@ from orchestrator.storage import parquet
 from orchestrator.storage.columns import COLUMNS
 
 Wanted = Mapping[str, Sequence[Any]]  # values of columns
+Has = Mapping[str, Sequence[str]]  # what each file has, in words
 Alike = tuple[LentRows, str]  # values of rows with the heads of a model's share, and SQL on all such rows of a dataset
 RESULTS = "results"  # the folder that datasets are looked for in
 SERVERS, HOPPER = "servers", 9  # the sweep of the flags of engines, and the GPUs that it is for
-MAX_LISTED, FEW = 12, 3
+MAX_LISTED, FEW, LINES = 12, 3, ",\n  "
 OF_HEADS = ("paged_decode", "paged_prefill", "ragged_prefill")  # routines over the keys and values of each head
 NAMED = {"device_name": "device"}  # what is typed for a column with another name
 LENGTHS = ("batch_size", "s_kv")  # of a workload
 WORKLOAD = ("device_name", "routine", *HEADS, "tp", "sinks", "window", "mask", "page_size", "s_qo", *LENGTHS)
 OF_GPU = ("compute_capability", "device_uuid")
 OF_ROW = ("model", "sweep", "context", "backend", *OF_GPU, "finished_at", "libraries", "median_us", "energy_j", "plan_host_us")
-READ = (*WORKLOAD, *OF_ROW, "kv_dtype", "q_dtype", "tree", "graph_batch", "soft_cap", "min_s_qo")  # columns that queries name
+READ = (*WORKLOAD, *OF_ROW, *PROBLEM_KEYS, "q_dtype", "tree")  # columns that queries name
 # What a measured row and an imported one of its workload have in common.
 ALIKE = ("device_name", "routine", *LENGTHS, "s_qo", "num_qo_heads", "num_kv_heads", "q_dtype", "kv_dtype", "mask")
 MAX_NEAR = 3  # of the deployments nearest to one that is not measured
 KEPT = (*LENGTHS, "s_qo", "tp", "device_name", "model")  # of a deployment; what comes last is changed last
-CALLS = "filename, kv_dtype, split_part(compute_capability, '.', 1)::INT, routine, backend, page_size"
 EVERY_DTYPE = 3  # of `answers` to question=fp8
 IN_ENGINE = "in_engine"  # the question that compares rows of a running engine with isolated ones
 
@@ -93,25 +94,25 @@ def find(
         if not found:
             raise _nothing(con, wanted, drafts, alike[0] if alike else {}, typed)
         (file, turn, *_, answers, _, _, _) = found[0]
-        both = _over_both(con, queries[turn][0], {name for name, at, *_ in found if at == turn}) if question == "fp8" else []
-        files = both if both and answers < EVERY_DTYPE else [file]
+        where, here = queries[turn][0], {name: places[name] for name, at, *_ in found if at == turn}
+        flags, within = _flags(con, where, file, engines)
         if question == IN_ENGINE:
-            files = [*dict.fromkeys((file, *_of_engines(con, places, queries[turn][0], (wanted, drafts, typed))))]
-        others = [] if turn or question == IN_ENGINE else [name for name, at, *_ in found if not at and name not in files]
-        calls = con.execute(f"SELECT DISTINCT {CALLS} FROM rows WHERE {queries[0][0]}").fetchall() if others else ()
-    best = ",".join(str(places[one]) for one in files)
-    why = "which says most about this" if len(files) == 1 else "whose kernels are the fastest over 16-bit and over FP8 caches"
-    if question == IN_ENGINE and len(files) > 1:
-        why = "which have rows of running engines, and isolated ones beside them"
-    note_once(f"read {best if len(files) < FEW else f'{len(files)} datasets'}, {why}")
-    if others:
-        _tell_others(best, {name: places[name] for name in others}, {(name, (*call,)) for name, *call in calls}, engines, {*files})
+            read = [*dict.fromkeys((file, *_of_engines(con, places, where, (wanted, drafts, typed))))]
+        elif question == "fp8" and answers < EVERY_DTYPE:
+            read = _together(con, where, _over_both(con, where, here)) or [file]
+        else:
+            beside = within & here.keys() if question in (None, *FOR_DEPLOYMENT) else {file}  # others have a table for each page
+            read = _together(con, where, {name: flags.get(name, []) for name in beside}, file)
+    best = LINES.join(str(places[one]).removesuffix(".parquet" * bool(read[1:])) for one in read)
+    why = "together say most about this" if question != IN_ENGINE else "have rows of running engines, and isolated ones beside them"
+    note_once(f"read {best if len(read) < FEW else f'{len(read)} datasets'}, which {why if read[1:] else 'says most about this'}")
+    if question != IN_ENGINE and here.keys() - {*read}:
+        _tell_others(best, {name: place for name, place in here.items() if name not in read}, flags, read)
     for at, of, typed_for in ((-2, "of tp", "tp={}"), (-1, "over", "'where={{kv_dtype: {}}}'")):
-        here, every = ({value for one in found if one[0] in some for value in one[at]} for some in (files, places))
-        if here and question != IN_ENGINE and (left := sorted(every - here)):
-            read = " and ".join(map(str, sorted(here)))
-            note_once(f"these are {of} {read}; for the others type {' or '.join(map(typed_for.format, left))}")
-    return best, asked[turn][0]
+        there, every = ({value for one in found if one[0] in some for value in one[at]} for some in (read, places))
+        if there and question != IN_ENGINE and (left := " or ".join(map(typed_for.format, sorted(every - there)))):
+            note_once(f"these are {of} {' and '.join(map(str, sorted(there)))}; for the others type {left}")
+    return best.replace(LINES, ","), asked[turn][0]
 
 
 def _best_first(queries: Iterable[tuple[str, str]], engines: Sequence[Engine], question: str | None) -> str:
@@ -129,45 +130,49 @@ def _best_first(queries: Iterable[tuple[str, str]], engines: Sequence[Engine], q
     return f"FROM ({' UNION ALL '.join(selects)}) ORDER BY {first}, filename"
 
 
-def _tell_others(
-    best: str, others: Mapping[str, Path], rows: Set[tuple[str, Any]], engines: Sequence[Engine], read: Set[str]
-) -> None:
-    """Says which other datasets, best first, have such rows, and where flags have right ones that `read` has none of."""
-    more = ", ..." if len(others) > MAX_NEAR else ""
-    first = ",\n  ".join(map(str, [*others.values()][:MAX_NEAR]))
-    note_once(f"{len(others)} more have such rows; results.path=DIR reads another:\n  {first}{more}")
-    caches, found = {kv for name, (kv, *_) in rows if name in read}, list[tuple[Path, str]]()
+def _flags(con: duckdb.DuckDBPyConnection, where: str, file: str, engines: Iterable[Engine]) -> tuple[Has, Set[str]]:
+    """Flags, and own pages of defaults, with right rows over caches of `file`; and files of its workloads, whatever their pages."""
+    rows = con.execute(query("calls_of_datasets", workload=OF_ANY_PAGES, where=where, file=literal(file))).fetchall()
+    found, caches = list[tuple[str, str]](), {kv for _, name, kv, *_ in rows if name == file}
     for flag, of in grouped((one.name, one) for engine in engines for one in engine.flags).items():
         calls = {(kv, cc, *call) for one in of for kv in caches & {*one.kv} for cc in one.cc for *_, call in calls_of(one)}
-        right = {(name, page) for name, (*call, page) in rows if (*call,) in calls}
-        own = {f" with pages of {one.page}": one.page for one in of if one.default and one.page}
-        for what, pages in {"": None, **own}.items():
-            have = {name for name, page in right if pages in (None, page)}
-            found += [(place, f"{flag}{what} in {place}") for name, place in others.items() if name in have and not have & read][:1]
+        own = {one.page for one in of if one.default and one.page}
+        right = {(name, page) for _, name, *call, page in rows if (*call,) in calls}
+        found += sorted({(name, f"{flag} with pages of {page}" if page in own else flag) for name, page in right})
+    return grouped(found), {name for is_within, name, *_ in rows if is_within}
+
+
+def _tell_others(best: str, others: Mapping[str, Path], flags: Has, read: Sequence[str]) -> None:
+    """Says which other datasets, best first, have such rows, and which have right ones of flags that those `read` have none of."""
+    first = LINES.join(map(str, [*others.values()][:MAX_NEAR])) + ", ..." * (len(others) > MAX_NEAR)
+    note_once(f"{len(others)} more have such rows; results.path=DIR reads another:\n  {first}")
+    known = {words for name in read for words in flags.get(name, ())}
+    found = {words: others[name] for name in reversed([*others]) for words in flags.get(name, ()) if words not in known}
     if found:
-        other, *rest = dict.fromkeys(place for place, _ in found)
-        listed = ",\n  ".join(words for _, words in found)
-        both = f"{best},{'DIR' if rest else other}".replace(".parquet", "")
+        other, *rest = {*found.values()}
+        listed = LINES.join(f"{words} in {place}" for words, place in sorted(found.items()))
+        both = f"{best},{'DIR' if rest else other}".replace(".parquet", "").replace(LINES, ",")
         note_once(f"right rows of other flags and pages; to read both:\n  'results.path=[{both}]'\n  {listed}")
 
 
-def _over_both(con: duckdb.DuckDBPyConnection, where: str, files: Set[str]) -> list[str]:
-    """The files with the fastest kernels (within `SAME`) over 16-bit and over FP8 caches; none if no workload has both.
-
-    Those of most workloads come first. One with another version of a library than those before it on its GPU is left out.
-    """
+def _over_both(con: duckdb.DuckDBPyConnection, where: str, files: Iterable[str]) -> Has:
+    """What each file has the fastest kernels (within `SAME`) of, over 16-bit and over FP8 caches; none if no workload has both."""
     workload, listed = ", ".join(map(quoted, WORKLOAD)), ", ".join(map(literal, sorted(files)))
-    sides = con.execute(query("fastest_over_each_cache", workload=workload, where=where, files=listed, most=1 + SAME))
-    left: dict[str, list[str]] = grouped(sides.fetchall())
-    found, known = list[str](), dict[str, str]()
+    sides = query("fastest_over_each_cache", workload=workload, where=where, files=listed, most=1 + SAME)
+    return grouped(con.execute(sides).fetchall())
+
+
+def _together(con: duckdb.DuckDBPyConnection, where: str, has: Has, best: str = "") -> list[str]:
+    """`best`, then the files that have most of what those before them lack, with the same versions of libraries on each GPU."""
+    found, known, left = list[str](), dict[str, str](), has
     names = f"SELECT DISTINCT filename, device_name, unnest(string_split(libraries, ', ')) FROM rows WHERE {where}"
     told = grouped((file, (device + name.split(" ")[0], name)) for file, device, name in con.execute(names).fetchall())
     while left:
-        first = max(sorted(left), key=lambda file: len(left[file]))
+        first = max(sorted(left), key=lambda file: (file == best, len(left[file])))
         found.append(first)
         known |= dict(told.get(first, ()))
         right = [file for file in left if all(known.get(library, name) == name for library, name in told.get(file, ()))]
-        left = {file: rest for file in right if (rest := [side for side in left[file] if side not in left[first]])}
+        left = {file: rest for file in right if (rest := [one for one in left[file] if one not in left[first]])}
     return found
 
 
@@ -193,9 +198,7 @@ def _of_engines(
 def beside(rows: Iterable[Mapping[str, Any]]) -> Path | None:
     """The dataset under results/ with the most workloads of imported rows, and the most backends; None if none has one."""
     wanted = {name: [*{row[name] for row in rows}] for name in ALIKE}
-    if not (places := _places()):
-        return None
-    with suppress(duckdb.Error), _opened(places, "orchestrator_version", *wanted) as con:  # other files may lie there
+    with suppress(duckdb.Error), _opened(places := _places(), "orchestrator_version", *wanted) as con:  # none, or other files
         order = f"count(DISTINCT ({', '.join(map(quoted, wanted))})) DESC, count(DISTINCT backend) DESC, count(*), filename"
         where = f"{condition(wanted)} AND orchestrator_version NOT IN {ORIGINS}"
         if found := con.execute(f"SELECT filename FROM rows WHERE {where} GROUP BY ALL ORDER BY {order}").fetchone():

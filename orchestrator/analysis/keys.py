@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from kernels.problem import Problem
 from kernels.timing.graphs import MOST_OVER_US
+from orchestrator.config.weights import OF_A_CHOICE
 
 TIMING_KEYS = ("timer", "l2", "icache", "context", "pace")  # how a time was taken
 USUAL_TIMING = {"l2": "clean", "icache": "warm", "context": "isolated", "pace": "bursts"}  # as the default settings take it
 # Two times are compared only if all of these are equal: the place, the whole problem (so that a new axis joins by itself), and how
 # they were taken. `mask` stands for the tree too: if two trees have one name, `current` appends the tree to it.
 PROBLEM_KEYS = ("device_name", *(field for field in Problem.model_fields if field != "tree"), *TIMING_KEYS, "env")
+OF_ANY_PAGES = ", ".join(f'"{key}"' for key in PROBLEM_KEYS if key not in (*OF_A_CHOICE, "page_size"))  # keys of a workload
 RANKED_US = "CASE context WHEN 'step' THEN in_step_us ELSE median_us END"  # the time that questions rank a point by
 GRID_AXES = ("batch_size", "s_qo", "s_kv")
 GRAPH_REPLAY = "cuda_graph_events"  # the timer whose samples begin with the launch of a graph

@@ -188,7 +188,7 @@ def steps_of(data: Dataset, part: Part, runs: Choice) -> list[Record]:
     rows = f"""(
         SELECT * EXCLUDE (layers), hash({", ".join(others)}) AS alike FROM one_backend
         WHERE who = {literal(part.who)} AND choice = {literal(runs.record["choice"])} AND phase IN ('decode', 'drafts')
-            AND status = 'ok' AND {here}{layers})"""
+            AND status = 'ok' AND NOT left_out AND {here}{layers})"""
     return data.records(f"FROM ({query_text('steps').format(source=rows)}) ORDER BY batch_size, s_kv, alike, s_qo")
 
 

@@ -150,13 +150,13 @@ def _of_server(every: Sequence[Part], names: Sequence[str], width: int) -> list[
 
 
 def _maps(data: Dataset, width: int) -> Iterator[tuple[list[Text], list[Text], list[Record]]]:
-    """A map for each deployment, with its head and records: the fastest of each workload, of the kind that has most of them."""
+    """A map for each deployment, with its head and records: the fastest of each workload, of the kind with most, and of kernels."""
     won = data.records(query("winners"))
     letters = _letters(won)
     order = sorted(group_by(won, PLACE).items(), key=lambda of: (not is_usual(of[0]), of[0][PLACE.index("model")] == CUSTOM))
     for place, records in order:
         extra = varying_keys(records, (*PLACE, "routine", "q_dtype", "out_dtype", "batch_size", "s_qo", "s_kv"))
-        values, of_one = max(group_by(records, extra).items(), key=lambda of: len(of[1]))
+        values, of_one = max(group_by(records, extra).items(), key=lambda of: (len(of[1]), sum(one["ranked"] for one in of[1])))
         here = dict(zip(PLACE, place, strict=True))
         others = [f"{key} {value}" for key, value in zip(extra, values, strict=True) if value is not None]
         about = ", ".join((server_name(here), str(here["device_name"]), f"{here['kv_dtype']} cache", *others))

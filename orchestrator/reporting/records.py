@@ -34,7 +34,7 @@ EXPLAINED = {
         "err_ratio": "err_ratio: that error over the next kernel's",
     }
 }
-INTERNAL = ("problem", "family", "row", "workload")  # numbers that only hold within one opened dataset
+INTERNAL = ("problem", "family", "row", "workload", "lengths")  # numbers that only hold within one opened dataset
 
 
 def write(settings: AskSettings, file: TextIO) -> None:

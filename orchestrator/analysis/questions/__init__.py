@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from kernels.timing.racing import OFF
 from orchestrator.analysis.cards import Cards
 from orchestrator.analysis.dataset import Dataset, from_table, open_dataset
-from orchestrator.analysis.keys import LAUNCH_SPREAD_US, PROBLEM_KEYS
+from orchestrator.analysis.keys import LAUNCH_SPREAD_US, OF_ANY_PAGES, PROBLEM_KEYS
 from orchestrator.analysis.names import of_references
 from orchestrator.analysis.noise import DEFAULT_NOISE_FLOOR, SAME
 from orchestrator.analysis.questions import cache_size, in_engine, traffic_weights
@@ -202,7 +202,7 @@ def _steps_of(data: Dataset, draft: Draft) -> Dataset | None:
 
 def _create_workloads(data: Dataset, weights: WeightRules, traffic: Mix | None) -> None:
     """`workloads`: workload, phase, layers and weight of each problem; `asked` is its weight even if it is too big for the GPU."""
-    words: dict[str, str | float] = {"workload": WORKLOAD, "way": WAY, "longest": MAX_DRAFT, "layers": LAYERS}
+    words = {"workload": WORKLOAD, "lengths": OF_ANY_PAGES, "way": WAY, "longest": str(MAX_DRAFT), "layers": LAYERS}
     data.execute(query("all_workloads", kind=data.kind, weight=weight_sql(weights), **words))
     traffic_weights.create(data, traffic, MAX_DRAFT)
     of_traffic = "1" if traffic is None else "coalesce(traffic_weights.weight, 0)"

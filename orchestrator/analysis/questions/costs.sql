@@ -5,7 +5,7 @@
 -- `most_beside`: the workload at which its time without the launch differs most from the default's, and by how much (`us`); `from_us`
 -- and `to_us` are the least and the most over all workloads. `of_plugin`: it is a user's own backend.
 -- `rivals`: how many backends ran, right or wrong, at the workload where most did.
--- `of_pages`: what the one other page size that was measured saves beside the engine's own, at workloads that differ in it alone (`alike`).
+-- `of_pages`: what the one other page size that was measured saves beside the engine's own, at workloads that differ in it alone (`lengths`).
 -- `typed_page` sets the page size, if the engine takes another by itself: the only one that was measured, or one that saves time
 -- by more than noise, by the mean and at more than half of the weight. Of two such workloads flags are compared at that of more flags.
 -- `other_builds`: the engine's other releases whose libraries have its times; null if all are of this one's, or of none.
@@ -13,13 +13,13 @@
 -- `wrong`: workloads at which its answer was wrong; `wrong_err` the largest error there, `wrong_tolerance` what was allowed there.
 WITH timed AS (
     SELECT workload, who, choice, is_default, weight, us, own_us, noise_floor, rough, page_size, own_page,
-           hash({place}, phase, who, layers, choice) AS of_choice, hash({alike}) AS alike, count(*) OVER (PARTITION BY workload, who) AS flags
+           hash({place}, phase, who, layers, choice) AS of_choice, lengths, left_out
     FROM one_backend
     WHERE regret IS NOT NULL
 ), pairs_of_pages AS (
-    SELECT other.*, if(own.flags > other.flags, other.workload, own.workload) AS of_fewer, other.own_us / own.own_us AS ratio, other.rough OR own.rough AS is_rough,
+    SELECT other.*, other.own_us / own.own_us AS ratio, other.rough OR own.rough AS is_rough,
            own.noise_floor + {rough} * (other.rough::INT + own.rough::INT) AS floor_there, own.us / other.us - 1 > floor_there AS is_ahead
-    FROM timed AS other JOIN timed AS own USING (of_choice, alike)
+    FROM timed AS other JOIN timed AS own USING (of_choice, lengths)
     WHERE other.page_size <> other.own_page AND own.page_size = own.own_page
 ), page_gains AS (
     SELECT of_choice, any_value(page_size) AS page, 1 - exp(sum(weight * ln(ratio)) / sum(weight)) AS saving,
@@ -28,21 +28,21 @@ WITH timed AS (
     FROM pairs_of_pages
     GROUP BY of_choice
     HAVING count(DISTINCT page_size) = 1
-), left_out AS (
-    SELECT of_fewer AS workload, who FROM pairs_of_pages JOIN page_gains USING (of_choice) WHERE is_default
 ), base AS (
     SELECT workload, who, us AS base_us, own_us AS base_own_us, noise_floor AS base_floor, rough AS base_rough
     FROM timed
-    ANTI JOIN left_out USING (workload, who)
-    WHERE is_default
+    WHERE is_default AND NOT left_out
+), all_pages AS (
+    SELECT of_choice, list(DISTINCT page_size) AS measured_pages FROM timed GROUP BY of_choice
 ), beside AS (
-    SELECT one_backend.*, count(DISTINCT workload) OVER (PARTITION BY {place}, phase, who, layers) AS whole,
+    SELECT one_backend.* EXCLUDE (left_out), count(DISTINCT workload) OVER (PARTITION BY {place}, phase, who, layers) AS whole,
            count(DISTINCT choice) FILTER (who = 'backend' AND (regret IS NOT NULL OR wrong)) OVER (PARTITION BY workload) AS ran_there,
            base_us IS NOT NULL AS has_default, base_own_us, own_us / base_own_us AS ratio, rough OR base_rough AS is_rough,
            base_floor + {rough} * (base_rough::INT + rough::INT) AS floor_there,
            base_us / us - 1 > floor_there AS is_ahead, us / base_us - 1 > floor_there AS is_behind
     FROM one_backend
     LEFT JOIN base USING (workload, who)
+    WHERE NOT left_out
 ), of_batches AS (
     SELECT hash({place}, phase, who, layers, choice) AS of_choice, batch_size, bool_or(is_rough) AS is_rough,
            sum(weight * ln(ratio)) AS log_ratio, sum(weight) AS weight
@@ -74,7 +74,7 @@ SELECT {place}, phase, who, layers, choice, any_value(flag) AS flag, bool_and(is
        list(DISTINCT {{'routine': routine, 'backend': called, 'kernel': kernel, 'shown': backend}}) FILTER (regret IS NOT NULL) AS ran,
        list(DISTINCT called) FILTER (regret IS NOT NULL AND stand_in) AS stand_ins,
        string_agg(DISTINCT other_build, ', ' ORDER BY other_build) FILTER (regret IS NOT NULL) AS other_builds,
-       list(DISTINCT page_size) FILTER (regret IS NOT NULL) AS pages, coalesce(bool_or(of_plugin), false) AS of_plugin,
+       any_value(measured_pages) AS pages, coalesce(bool_or(of_plugin), false) AS of_plugin,
        any_value(of_pages) AS of_pages, any_value(wins) AS wins,
        CASE WHEN len(pages) = 1 AND pages[1] <> any_value(own_page) THEN any_value(page_flag) || ' ' || pages[1]
             WHEN len(pages) = 2 AND any_value(saves) THEN any_value(page_flag) || ' ' || any_value(page) END AS typed_page,
@@ -91,5 +91,6 @@ SELECT {place}, phase, who, layers, choice, any_value(flag) AS flag, bool_and(is
        sum(weight * is_ahead::INT) / sum(weight) FILTER (ratio IS NOT NULL) AS share_ahead
 FROM beside
 LEFT JOIN page_gains ON page_gains.of_choice = hash({place}, phase, who, layers, choice)
+LEFT JOIN all_pages ON all_pages.of_choice = hash({place}, phase, who, layers, choice)
 LEFT JOIN wins ON wins.of_choice = hash({place}, phase, who, layers, choice)
 GROUP BY {place}, phase, who, layers, choice

@@ -15,13 +15,13 @@ from typing import Any
 
 from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
-from orchestrator.analysis.keys import PROBLEM_KEYS, TIMING_KEYS, USUAL_TIMING
+from orchestrator.analysis.keys import TIMING_KEYS, USUAL_TIMING
 from orchestrator.analysis.names import shown
 from orchestrator.analysis.questions.cache_size import left_out, no_room
 from orchestrator.analysis.questions.exactness import named, share
 from orchestrator.analysis.questions.tables import group_by, l2_words
 from orchestrator.analysis.rough import ROUGH, mark
-from orchestrator.analysis.sql import query, quoted
+from orchestrator.analysis.sql import query
 from orchestrator.analysis.views import MANY_ROWS
 from orchestrator.config.model import CUSTOM
 
@@ -33,7 +33,6 @@ IN_TITLE = ("device_name", "model", "tp", "num_qo_heads", "kv_dtype", "l2")
 USUAL: dict[str, Sequence[str]] = {**{key: [usual] for key, usual in USUAL_TIMING.items()}, "env": []}
 OF_CUSTOM = ("num_kv_heads", "head_dim_qk")  # they follow from a model's name; heads without one are told apart by them
 HERE = "backend"  # `who` of the choices that are backends of this project
-OF_CALL = ("page_size", "routine", "q_dtype", "out_dtype")  # keys that a flag may set, or that come with its call
 NAMED = 3  # of them in a brief answer, the fastest first
 MUCH_SLOWER = 1.2  # a choice that takes more than this many times the fastest one's time at some workload: an answer says so
 NOT_THERE = "not in the engine"  # the `status` of a flag that does not serve a workload
@@ -437,8 +436,7 @@ def _decision(part: Part) -> tuple[Any, ...]:
 
 def _parts(data: Dataset) -> list[Part]:
     text = files(__package__).joinpath("costs.sql").read_text(encoding="utf-8")
-    alike = ", ".join(quoted(key) for key in PROBLEM_KEYS if key not in OF_CALL)
-    found = data.records(f"{text.format(place=', '.join(PLACE), rough=ROUGH, much=MUCH_SLOWER, alike=alike)} ORDER BY ALL")
+    found = data.records(f"{text.format(place=', '.join(PLACE), rough=ROUGH, much=MUCH_SLOWER)} ORDER BY ALL")
     titles, too_big = _titles(found), left_out(data, PLACE)
     references = {(*key,): of for *key, of in data.execute(query("references_of_deployments", place=", ".join(PLACE)))}
     groups = group_by(found, (*PLACE, "phase", "who", "layers"))

@@ -15,6 +15,7 @@
 -- `noise_floor` is that of the choice's time. `rough` and `best_rough`: that time is only known within `rough` (5%).
 -- `other_build`: the engine's other release whose library was measured, such as `vllm 0.25.1`; null for this one's and for others' libraries.
 -- `measured_as`: the backend whose samples the choice has there. `of_plugin`: its backend is a user's own.
+-- `left_out`: with other pages the same `lengths` have more flags to compare, or any; of backends, if all engines leave it out.
 -- With `drafts` only steps with so many drafted tokens count: 0 is decode.
 -- Workloads without a weight (`weights`) are left out, and those whose KV cache alone is larger than the GPU's memory (`cache_sizes`).
 WITH measured AS (
@@ -26,7 +27,7 @@ WITH measured AS (
     WHERE NOT is_reference(points.backend) AND weight > 0
 ), served AS (
     SELECT workload, any_value(phase) AS phase, any_value(call_phase) AS call_phase, any_value(of_layers) AS of_layers,
-           any_value(weight) AS weight, min(problem) AS problem
+           any_value(weight) AS weight, any_value(lengths) AS lengths, min(problem) AS problem
     FROM workloads
     WHERE weight > 0 AND workload IN (SELECT workload FROM measured)
         AND (getvariable('drafts') IS NULL OR phase IN ('decode', 'drafts', 'tree drafts'))
@@ -85,22 +86,37 @@ WITH measured AS (
     FROM taken
     JOIN keyed USING (workload)
     WHERE who = 'backend'
+), priced AS (
+    SELECT problems.* EXCLUDE (problem, family, routine, q_dtype, out_dtype), phase, weight, every.* EXCLUDE (ran), lengths,
+           ran.* EXCLUDE (us, own_us, rough),
+           if(every.status = 'ok', ran.us, NULL) AS us, if(every.status = 'ok', ran.own_us, NULL) AS own_us,
+           if(every.status = 'ok', ran.rough, NULL) AS rough,
+           every.status = 'mismatch' AS wrong, one.tolerance AS tolerance, is_of_plugin(one.orchestrator_version) AS of_plugin,
+           if(every.status = 'mismatch', one.reason, NULL) AS wrong_reason,
+           split_part(lower(every.who), ' ', 1) || ' ' || nullif(nullif(split_part(split_part(split_part(
+               ', ' || one.libraries, ', ' || split_part(lower(every.who), ' ', 1) || ' ', 2), ',', 1), '+', 1), ''), split_part(every.who, ' ', 2)) AS other_build,
+           best.backend AS best, best.kernel AS best_kernel, best.median_us AS best_us, best.own_us AS best_own_us,
+           best.rel_err AS best_rel_err, best.rough AS best_rough, best.row AS best_row, keyed.major AS major,
+           if(every.status = 'ok' AND best.own_us IS NOT NULL, greatest(1, ran.own_us / best.own_us), NULL) AS regret,
+           floor_at(noise.noise_floor, ran.us, ran.own_us) AS noise_floor
+    FROM every
+    JOIN keyed USING (workload)
+    JOIN problems USING (problem)
+    LEFT JOIN (FROM ranked_workloads WHERE NOT reference) AS best USING (workload)
+    LEFT JOIN rows AS one ON one.row = ran.row
+    LEFT JOIN noise ON noise.device_name = problems.device_name AND ran.us > from_us AND ran.us <= to_us
+), of_pages AS (
+    SELECT workload, who, any_value(lengths) AS lengths, count(regret) AS flags, bool_or(page_size = own_page) AS own, bool_or(is_default AND regret IS NOT NULL) AS has_default
+    FROM priced
+    WHERE who <> 'backend'
+    GROUP BY workload, who
+), fewer AS (
+    SELECT workload, who,
+           flags = 0 AND max(flags) OVER there > 0 OR has_default AND count_if(has_default) OVER there = 2
+               AND row_number() OVER (PARTITION BY who, lengths ORDER BY has_default DESC, flags DESC, own) = 2 AS left_out
+    FROM of_pages
+    WINDOW there AS (PARTITION BY who, lengths)
 )
-SELECT problems.* EXCLUDE (problem, family, routine, q_dtype, out_dtype), phase, weight, every.* EXCLUDE (ran),
-       ran.* EXCLUDE (us, own_us, rough),
-       if(every.status = 'ok', ran.us, NULL) AS us, if(every.status = 'ok', ran.own_us, NULL) AS own_us,
-       if(every.status = 'ok', ran.rough, NULL) AS rough,
-       every.status = 'mismatch' AS wrong, one.tolerance AS tolerance, is_of_plugin(one.orchestrator_version) AS of_plugin,
-       if(every.status = 'mismatch', one.reason, NULL) AS wrong_reason,
-       split_part(lower(every.who), ' ', 1) || ' ' || nullif(nullif(split_part(split_part(split_part(
-           ', ' || one.libraries, ', ' || split_part(lower(every.who), ' ', 1) || ' ', 2), ',', 1), '+', 1), ''), split_part(every.who, ' ', 2)) AS other_build,
-       best.backend AS best, best.kernel AS best_kernel, best.median_us AS best_us, best.own_us AS best_own_us,
-       best.rel_err AS best_rel_err, best.rough AS best_rough, best.row AS best_row, keyed.major AS major,
-       if(every.status = 'ok' AND best.own_us IS NOT NULL, greatest(1, ran.own_us / best.own_us), NULL) AS regret,
-       floor_at(noise.noise_floor, ran.us, ran.own_us) AS noise_floor
-FROM every
-JOIN keyed USING (workload)
-JOIN problems USING (problem)
-LEFT JOIN (FROM ranked_workloads WHERE NOT reference) AS best USING (workload)
-LEFT JOIN rows AS one ON one.row = ran.row
-LEFT JOIN noise ON noise.device_name = problems.device_name AND ran.us > from_us AND ran.us <= to_us
+SELECT priced.*, coalesce(left_out, bool_and(left_out) OVER (PARTITION BY workload), false) AS left_out
+FROM priced
+LEFT JOIN fewer USING (workload, who)

@@ -28,6 +28,7 @@ from tests.helpers.command_line import Invoke
 
 H200 = ("NVIDIA H200",)
 LLAMA = {"model": ("llama_3_1_70b",), "device_name": H200}
+SERVERS_AND_PAGES = "results/h200_main/servers,results/h200_main/servers_pages"
 SGLANG_AND_BESIDE = "results.path=[results/h200_engines/sglang_0_5_23,results/h200_engines/beside_sglang_0_5_23]"
 
 
@@ -39,7 +40,7 @@ def _in_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("wanted", "engine", "drafts", "found"),
     [
-        ({**LLAMA, "tp": (8,)}, "vllm", 3, "results/h200_main/servers.parquet"),
+        ({**LLAMA, "tp": (8,)}, "vllm", 3, SERVERS_AND_PAGES),
         ({**LLAMA, "tp": (1,), "kv_dtype": ("fp8_e4m3",)}, "sglang", 3, "results/h200_main/specdec_all_candidates.parquet"),
         (
             {"model": ("deepseek_v3_2",), "device_name": H200, "tp": (8,)},
@@ -58,6 +59,22 @@ def _in_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_the_dataset_that_says_most_is_taken(wanted: finder.Wanted, engine: str, drafts: int | None, found: str):
     assert finder.find(wanted, selected(engine), drafts) == (found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("engine", "tp", "question", "found"),
+    [
+        *(("sglang", 8, question, SERVERS_AND_PAGES) for question in (None, "one_backend", "engine_default")),
+        ("sglang", 8, "best", "results/h200_main/servers.parquet"),
+        # `servers_pages` has its pages by another vLLM, `engine_builds` in another order.
+        ("sglang", 1, None, "results/h200_main/specdec_all_candidates.parquet"),
+        ("vllm", 1, None, "results/h200_main/specdec_all_candidates,results/h200_engines/flex_attention"),
+    ],
+)
+def test_flags_and_pages_of_the_same_releases_and_workloads_are_read_beside_the_first_dataset(
+    engine: str, tp: int, question: str | None, found: str
+):
+    assert finder.find({**LLAMA, "tp": (tp,)}, selected(engine), None, question=question)[0] == found
 
 
 @pytest.mark.parametrize("question", ["crossover", "draft", "energy", "fp8", "padding", "q_len", "regret", "step"])
@@ -135,11 +152,11 @@ def test_other_datasets_and_the_flags_that_they_alone_have_are_named(invoke: Inv
     )
     (read,) = re.findall("note: read (.*), which says most", told)
     assert f"{both.format(f'{read},{triton}'.replace('.parquet', ''))}  TRITON_MLA in {triton}\n" in told
-    pages = invoke("mode=report", "model=llama_3_1_70b", "tp=8", "device=h200", "engine=vllm", "drafts=3").stderr
-    paths = "results/h200_main/servers,results/h200_main/servers_pages"
-    assert f"{both.format(paths)}  FLASH_ATTN with pages of 16 in results/h200_main/servers_pages.parquet\n" in pages
-    typed = ("where={model: llama_3_1_70b, tp: 8, kv_dtype: fp8_e4m3, s_qo: 1}", f"results.path=[{paths}]")
-    assert "pages of 64 take 17.1% less time than its own of 1" in invoke("export=sglang", *typed).stdout
+    pages = invoke("mode=report", "question=best", "model=llama_3_1_70b", "tp=8", "device=h200").stderr
+    apart = ",\n".join(
+        f"  {one} in results/h200_main/servers_pages.parquet" for one in ("FLASH_ATTN with pages of 16", "fa3 with pages of 1")
+    )
+    assert f"{both.format(SERVERS_AND_PAGES)}{apart}\n" in pages
     data = open_views("results/h200_mla/triton_mla.parquet", where={"model": "deepseek_v3", "tp": 8, "kv_dtype": "fp8_e4m3"})
     assert data.scalar("SELECT count(*) FROM current WHERE status = 'ok' AND backend = 'triton_mla'") > 0
 
@@ -151,7 +168,7 @@ def shape(model: str) -> Model:
 @pytest.mark.parametrize(
     ("model", "tp", "found", "heads"),
     [
-        ("llama_3_3_70b", 8, "results/h200_main/servers.parquet", (8, 1, 128)),
+        ("llama_3_3_70b", 8, SERVERS_AND_PAGES, (8, 1, 128)),
         ("qwen3_14b", 1, "results/h200_main/specdec_paged_decode.parquet", (40, 8, 128)),
     ],
 )

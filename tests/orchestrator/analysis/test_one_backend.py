@@ -254,6 +254,28 @@ def test_the_report_says_the_same_of_a_default_in_both_questions(data: Dataset):
     assert {key: cells[-1] for key, cells in costs.items()} == {key: flags[key][3] for key in costs}
 
 
+def test_the_price_of_a_flag_is_that_of_the_pages_with_more_flags():
+    """Alone with its own pages a default would be the fastest there; they say what pages save, and nothing else."""
+    rows = [
+        *(
+            measured("m", name, us, page_size=64)
+            for name, us in (("flash_attn_3", 12.0), ("trtllm-native", 10.0), ("vllm_triton", 20.0))
+        ),
+        measured("m", "flash_attn_3", 15.0, page_size=16),
+        measured("m", "flash_attn_3_sglang", 9.0, page_size=1),
+    ]
+    rows = [{**row, "point_id": f"{i}-{row['point_id']}"} for i, row in enumerate(rows)]
+    mix = Mix((TrafficPoint(8, 9000.0, 1),), ())
+    data = views_of(to_table(rows), traffic=mix, engines=selected("vllm"))
+    part = answered(data)["m", "decode", VLLM]
+    default = next(choice for choice in part.choices if choice.is_default)
+
+    assert (part.workloads, default.served, default.not_right) == (1, 1, "")
+    assert default.mean == pytest.approx(12.0 / 10.0, rel=0.1) and "pages of 64 take" in default.pages_words
+    assert [page for (page,) in data.execute("SELECT page_size FROM engine_default WHERE engine LIKE 'vLLM%'")] == [64]
+    assert [cells[1:5] for cells in traffic_weights.grids(data, mix)[0].cells] == [("decode", "1", "100%", "8 × 8,192: 100%")]
+
+
 def test_weights_change_the_answer_and_leave_out_what_has_none():
     weights = checked_weights([{"batch_size": 8, "weight": 9}, {"batch_size": 1, "weight": 1}])
     rows = [row for row in ROWS if row["model"] == "few"]
