@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from math import isfinite
+from math import inf, isfinite
 from typing import Any
 
 from orchestrator.analysis.connection import Record
@@ -18,7 +18,7 @@ from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.keys import TIMING_KEYS, USUAL_TIMING
 from orchestrator.analysis.names import shown
 from orchestrator.analysis.questions.cache_size import left_out, no_room
-from orchestrator.analysis.questions.exactness import named, share
+from orchestrator.analysis.questions.exactness import COARSE, error, named, share
 from orchestrator.analysis.questions.tables import group_by, l2_words
 from orchestrator.analysis.rough import ROUGH, mark
 from orchestrator.analysis.sql import query
@@ -181,6 +181,11 @@ class Choice:
     def stands_in(self) -> str:
         """Which builds stand in for the engine's own one; empty if its own was measured."""
         return ", ".join(sorted(map(shown, self.record["stand_ins"] or ())))
+
+    def coarser_than(self, other: Choice, name: str) -> str:
+        """`err 5.3%, 17× FLASHINFER's`, if its largest error is over that of another one, by this name, by much; else empty."""
+        ratio = (self.record["rel_err"] or 0) / (other.record["rel_err"] or inf)
+        return error(self.record["rel_err"], ratio, name) if ratio >= COARSE else ""
 
     @property
     def margin(self) -> Margin | None:
@@ -356,9 +361,11 @@ class Part:
         if best is None or best.margin is None:
             return Advice(default, self._no_other + self.elsewhere)
         # It is chosen if it is faster by more than noise, by the mean and at more than half of the workloads.
+        coarse, coarser = default.coarser_than(best, f"{best.label}'s"), best.coarser_than(default, "its")
         if best.margin.saving > best.margin.floor and best.margin.share_ahead > 0.5:
-            return Advice(best, f"{best.margin.words} less time than the default {default.label}")
-        return Advice(default, best.margin.why_not(best.label) + self.elsewhere)
+            told = f"; {coarser}" * bool(coarser) or f", {coarse}" * bool(coarse)
+            return Advice(best, f"{best.margin.words} less time than the default {default.label}{told}")
+        return Advice(default, best.margin.why_not(best.label) + self.elsewhere + f"; {coarse}" * bool(coarse))
 
     @property
     def elsewhere(self) -> str:

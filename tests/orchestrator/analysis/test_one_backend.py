@@ -254,6 +254,28 @@ def test_the_report_says_the_same_of_a_default_in_both_questions(data: Dataset):
     assert {key: cells[-1] for key, cells in costs.items()} == {key: flags[key][3] for key in costs}
 
 
+@pytest.mark.parametrize(
+    ("us", "errors", "words"),
+    [
+        (15.0, (0.04, 0.002), "the next best, FLASHINFER, takes 50.0% more time; err 4%, 20× FLASHINFER's"),
+        (5.0, (0.04, 0.002), "(50.0% less time than the default FLASH_ATTN, err 4%, 20× FLASHINFER's)"),
+        (5.0, (0.002, 0.004), "(50.0% less time than the default FLASH_ATTN; err 0.4%, 2× its)"),
+        (5.0, (0.002, 0.003), "(50.0% less time than the default FLASH_ATTN)"),
+        (15.0, (0.002, 0.04), "the next best, FLASHINFER, takes 50.0% more time"),
+        (15.0, (None, 0.002), "the next best, FLASHINFER, takes 50.0% more time"),
+    ],
+)
+def test_an_answer_says_if_the_flag_or_the_default_that_it_replaces_is_much_less_exact(
+    us: float, errors: tuple[float | None, float], words: str
+):
+    """By the rule of question=best; one that is slower and less exact needs no words."""
+    times = (("flash_attn_3", 10.0), ("trtllm-native", us))
+    rows = [measured("m", name, time, rel_err=rel_err) for (name, time), rel_err in zip(times, errors, strict=True)]
+    data = views_of(to_table(rows))
+
+    assert answered(data)["m", "decode", VLLM].answer.words.endswith(words)
+
+
 def test_the_price_of_a_flag_is_that_of_the_pages_with_more_flags():
     """Alone with its own pages a default would be the fastest there; they say what pages save, and nothing else."""
     rows = [
