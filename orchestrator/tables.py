@@ -20,6 +20,7 @@ SVG_COLUMNS = 150
 FLAG = re.compile(r"(?<!\S)--?[a-z]\S*")  # that a person types: it stays in one line
 MEASURE = re.compile(r"(^|[ (])[-+~≈]*[\d,]+(\.\d+(?![\d.])|%|×)")  # a cell with 1.3 or -2%, not with 8,192 or 0.5.12
 COUNT, EMPTY = re.compile(r"[\d,]*|–"), ("", "–")
+DOT = " · "  # between the words of a title
 NARROW = 8  # letters of a column
 GAP = 2  # letters between two columns of a table without borders
 
@@ -46,6 +47,13 @@ class Grid:
     def named(self, names: Sequence[str]) -> Grid:
         """The columns of these names, if it has all of them; else as it is."""
         return self.only([*map(self.header.index, names)]) if names and set(names) <= set(self.header) else self
+
+
+def common_once(names: Iterable[str]) -> tuple[list[str], list[str]]:
+    """The words of titles that all have in common, if these have several, and each title without them."""
+    words = [name.split(DOT) for name in names]
+    common = [word for word in words[0] if len(words[0]) > 1 and all(word in one for one in words)]
+    return common, [DOT.join(word for word in one if word not in common) for one in words]
 
 
 def draw(console: Console, grids: Iterable[Grid]) -> None:

@@ -62,7 +62,7 @@ class Draft(Frozen):
     before it were accepted; or the name of a measured curve (`conf/acceptance.yaml`). The time of a step is `layers` times
     attention plus `rest_us` for the rest of the target model, all its layers together; a draft adds `start_us` once and `cost_us`
     for each of its tokens. `rest` takes the rest of the model from measurement: `preset`, or a dataset of timing.context=step or
-    engine. `layers` are then the model's own, unless given. Without any of these, only attention counts.
+    engine. `layers` are then the model's own, unless given. Without the rest no step is whole.
     """
 
     acceptance: Annotated[float | tuple[float, ...] | str, BeforeValidator(_probabilities)] = 0.8
@@ -74,8 +74,8 @@ class Draft(Frozen):
 
     @property
     def whole_steps(self) -> bool:
-        """Whether the answer is about steps of a model, and not about one layer of attention."""
-        return self.layers is not None or self.rest is not None
+        """Whether the answer is about steps of a model, and not about its attention alone."""
+        return self.rest is not None or self.rest_us > 0
 
     @model_validator(mode="after")
     def _whole_steps(self) -> Self:

@@ -10,7 +10,7 @@ from orchestrator.errors import UserError
 READ_BY_QUESTIONS = {  # of mode=report with a question, the questions that read a key; a whole key goes before its first part
     "draft": ("draft", "step"), "draft.layers": ("draft", "step", "one_backend"),
     "draft.rest": ("draft", "step", "one_backend"), "draft.rest_us": ("draft", "step", "one_backend"),
-    "draft.acceptance": ("draft", "step", "energy"), "weights": ("one_backend",), "engine": (*FOR_DEPLOYMENT, "in_engine"),
+    "draft.acceptance": ("draft", "step", "energy"), "weights": ("one_backend",), "engine": (*FOR_DEPLOYMENT, "in_engine", "fp8"),
     "drafts": (*FOR_DEPLOYMENT, "in_engine", "best", "roofline"),
 }  # fmt: skip
 READ_BY_NO_QUESTION = {"best": ("roofline", "columns"), "columns": ("odd",)}  # the questions that do not

@@ -24,7 +24,7 @@ from orchestrator.analysis.questions.deployments import PLACE, Choice, Part, par
 from orchestrator.analysis.questions.draft import FREE_DRAFTS, describe_draft
 from orchestrator.analysis.questions.exactness import share
 from orchestrator.analysis.questions.one_backend import but_at_worst, of_default, stands_on
-from orchestrator.analysis.questions.tables import group_by
+from orchestrator.analysis.questions.tables import group_by, times
 from orchestrator.analysis.rough import ROUGH, mark
 from orchestrator.analysis.sql import literal, quoted
 from orchestrator.analysis.step_rest import PRESET, PRESETS, ModelPlace
@@ -128,8 +128,7 @@ def _part(part: Part, typed: str) -> Iterator[str]:
 def _evidence(choice: Choice, default: Choice) -> str:
     """A flag beside the default at the workloads where that was right."""
     own, base = choice.record, default.record
-    less = "less" if own["saving"] >= 0 else "more"
-    change = f"{mark(own['rough_ratio'])}{abs(own['saving']):.1%} {less} time than {default.label}"
+    change = mark(own["rough_ratio"]) + times(1 - own["saving"], than=default.label)
     noise = f"by more than noise faster at {own['ahead']}, slower at {own['behind']}, too close to tell at {own['close']}"
     unchecked = None in (own["rel_err"], base["rel_err"])
     error = "" if unchecked else f"; largest error {share(own['rel_err'])} against {share(base['rel_err'])}"

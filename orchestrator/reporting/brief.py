@@ -23,9 +23,9 @@ from orchestrator.config.model import CUSTOM
 from orchestrator.grouped import grouped
 from orchestrator.reporting import servers
 from orchestrator.reporting.dashboard.data import facts
-from orchestrator.reporting.screen import DOT, FEW, GAP, LINES, print_lines, tables_in, width_of, wrapped
+from orchestrator.reporting.screen import FEW, GAP, LINES, print_lines, tables_in, width_of, wrapped
 from orchestrator.storage.row import BAD, STATUSES
-from orchestrator.tables import Grid
+from orchestrator.tables import DOT, Grid
 
 DECISIONS = 5  # lines of what to type
 MAX_BATCHES = 8  # of a map

@@ -11,7 +11,7 @@ from dataclasses import replace
 from rich.console import Console
 from rich.text import Text
 
-from orchestrator.tables import Grid, fitted, lines_of
+from orchestrator.tables import DOT, Grid, common_once, fitted, lines_of
 from orchestrator.untrusted.text import for_line
 
 LINES, WIDTH, MAX_WIDTH = 40, 80, 120  # of a screen
@@ -21,7 +21,6 @@ LAST = 3  # lines with what is not shown of a plan
 TO_RUN = "to run it on this machine, leave out mode=plan and device"
 BEFORE_WARNING = 0.6  # of the room, for a table before a warning
 GAP = "  "  # between two maps
-DOT = " · "  # between the words of a title
 NOTHING = ("", "–", "0")  # in cells
 
 
@@ -89,9 +88,7 @@ def _fitting(grid: Grid, room: int, width: int, most: int) -> tuple[list[Text], 
 
 def _common_once(grid: Grid) -> Grid:
     """A table without what all of its rows have in common: words of a deployment's name, and whole columns, are in its title."""
-    names = [line[0].split(DOT) for line in grid.cells]
-    common = [word for word in names[0] if len(names[0]) > 1 and all(word in name for name in names)]
-    first = (DOT.join(word for word in name if word not in common) for name in names)
+    common, first = common_once(line[0] for line in grid.cells)
     cells = [(name, *line[1:]) for name, line in zip(first, grid.cells, strict=True)]
     values = [sorted(set(column)) for column in zip(*cells, strict=True)]
     kept = [place for place, of in enumerate(values) if len(of) > 1]

@@ -17,6 +17,8 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 from graphlib import TopologicalSorter
+from itertools import accumulate
+from operator import mul
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
@@ -162,7 +164,9 @@ def define_views(data: Dataset, draft: Draft, **assumed: Unpack[Assumed]) -> Dat
     _define_ranking(data, assumed.get("max_rel_err"))
     data.draft = draft = _with_own_steps(data, draft)
     data.execute(f"SET VARIABLE same = {SAME}; SET VARIABLE spike = {SPIKE}; SET VARIABLE max_draft = {MAX_DRAFT}")
-    data.execute(f"SET VARIABLE drafts = {literal(assumed.get('drafts'))}")
+    weights, engines = assumed.get("weights", ()), assumed.get("engines")
+    engine = engines[0].title if engines and len(engines) == 1 else None
+    data.execute(f"SET VARIABLE drafts = {literal(assumed.get('drafts'))}; SET VARIABLE engine = {literal(engine)}")
     costs = (draft.layers, draft.rest_us, draft.start_us, draft.cost_us, draft.rest is not None)
     data.create_table("draft_costs(layers DOUBLE, rest_us DOUBLE, start_us DOUBLE, cost_us DOUBLE, rest_measured BOOLEAN)", [costs])
     models = [model for (model,) in data.execute("SELECT DISTINCT model FROM rows WHERE plan_host_us IS NOT NULL")]
@@ -172,11 +176,11 @@ def define_views(data: Dataset, draft: Draft, **assumed: Unpack[Assumed]) -> Dat
     tokens = ((s_qo, expected) for s_qo in lengths if (expected := expected_tokens(draft.acceptance, s_qo)) is not None)
     data.create_table("expected(s_qo BIGINT, tokens DOUBLE)", tokens)
     cache_size.create(data, draft.layers)
-    weights, engines = assumed.get("weights", ()), assumed.get("engines")
     _create_workloads(data, weights, assumed.get("traffic"))
     _create_engine_tables(data, selected() if engines is None else engines)
     in_engine.create(data, query_text("engine_points").format(layers=LAYERS))
     data.execute(query("off_the_line"))
+    data.execute(query("why_wrong"))
     data.execute(f"CREATE TEMP {data.kind} ranked_workloads AS {query_text('ranked_workloads')}")
     data.later = {view: query_text(view) for view in VIEWS if view not in (*RANKING, "ranked_workloads")}
     create_measured_rest(data, _steps_of(data, draft), draft)
@@ -268,12 +272,5 @@ def expected_tokens(acceptance: float | Sequence[float] | str, s_qo: int) -> flo
     """
     if isinstance(acceptance, str):
         return CURVES[acceptance].expected(s_qo)
-    if isinstance(acceptance, int | float):
-        return float(s_qo) if acceptance == 1 else (1 - acceptance**s_qo) / (1 - acceptance)
-    if s_qo - 1 > len(acceptance):
-        return None
-    tokens = reached = 1.0
-    for chance in acceptance[: s_qo - 1]:
-        reached *= chance
-        tokens += reached
-    return tokens
+    chances = (acceptance if isinstance(acceptance, Sequence) else [acceptance] * s_qo)[: s_qo - 1]
+    return 1 + sum(accumulate(chances, mul)) if len(chances) == s_qo - 1 else None

@@ -10,7 +10,7 @@
 -- by more than noise, by the mean and at more than half of the weight. Of two such workloads flags are compared at that of more flags.
 -- `other_builds`: the engine's other releases whose libraries have its times; null if all are of this one's, or of none.
 -- `wins`: the `batches` at which it saves most of all flags that do so clearly, by the same rule as for all workloads, and how much.
--- `wrong`: workloads at which its answer was wrong; `wrong_err` the largest error there, `wrong_tolerance` what was allowed there.
+-- `wrong`: workloads at which its answer was wrong; `wrong_err` the largest error there, `why_wrong` the same in words.
 WITH timed AS (
     SELECT workload, who, choice, is_default, weight, us, own_us, noise_floor, rough, page_size, own_page,
            hash({place}, phase, who, layers, choice) AS of_choice, lengths, left_out
@@ -67,9 +67,9 @@ SELECT {place}, phase, who, layers, choice, any_value(flag) AS flag, bool_and(is
                  'rough': rough OR best_rough}}, (regret, -row)) FILTER (regret IS NOT NULL) AS worst_at,
        count_if(regret > {much}) AS much_slower, coalesce(sum(weight) FILTER (regret > {much}), 0) AS much_slower_weight,
        max(rel_err) FILTER (regret IS NOT NULL) AS rel_err, count_if(regret IS NOT NULL AND (rough OR best_rough)) AS rough,
-       count_if(wrong) AS wrong, max(rel_err) FILTER (wrong) AS wrong_err, arg_max(tolerance, rel_err) FILTER (wrong) AS wrong_tolerance,
+       count_if(wrong) AS wrong, max(rel_err) FILTER (wrong) AS wrong_err,
+       why_wrong(wrong_err, arg_max(tolerance, rel_err) FILTER (wrong), arg_max(wrong_reason, rel_err) FILTER (wrong)) AS why_wrong,
        arg_max({{'batch_size': batch_size, 's_kv': s_kv, 's_qo': s_qo}}, rel_err) FILTER (wrong) AS wrong_at,
-       arg_max(wrong_reason, rel_err) FILTER (wrong) AS wrong_reason,
        histogram(status) AS statuses,
        list(DISTINCT {{'routine': routine, 'backend': called, 'kernel': kernel, 'shown': backend}}) FILTER (regret IS NOT NULL) AS ran,
        list(DISTINCT called) FILTER (regret IS NOT NULL AND stand_in) AS stand_ins,

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from math import inf, isfinite
+from math import inf
 from typing import Any
 
 from orchestrator.analysis.connection import Record
@@ -19,7 +19,7 @@ from orchestrator.analysis.keys import TIMING_KEYS, USUAL_TIMING
 from orchestrator.analysis.names import shown
 from orchestrator.analysis.questions.cache_size import left_out, no_room
 from orchestrator.analysis.questions.exactness import COARSE, error, named, share
-from orchestrator.analysis.questions.tables import group_by, l2_words
+from orchestrator.analysis.questions.tables import group_by, l2_words, times
 from orchestrator.analysis.rough import ROUGH, mark
 from orchestrator.analysis.sql import query
 from orchestrator.analysis.views import MANY_ROWS
@@ -36,7 +36,6 @@ HERE = "backend"  # `who` of the choices that are backends of this project
 NAMED = 3  # of them in a brief answer, the fastest first
 MUCH_SLOWER = 1.2  # a choice that takes more than this many times the fastest one's time at some workload: an answer says so
 NOT_THERE = "not in the engine"  # the `status` of a flag that does not serve a workload
-MAX_REASON = 80  # characters of a wrong answer's reason
 SAME_SHARE = 0.005  # shares of the workloads and of the weight that read alike
 
 
@@ -82,8 +81,8 @@ class Choice:
         """`pages of 64 take ~26.1% less time than its own of 1`; empty if not both were measured."""
         if (found := self.record["of_pages"]) is None:
             return ""
-        words = f"{mark(found['rough'])}{abs(found['saving']):.1%} {'less' if found['saving'] >= 0 else 'more'}"
-        return f"pages of {found['page']} take {words} time than its own of {self.record['own_page']}"
+        words = times(1 - found["saving"], than=f"its own of {self.record['own_page']}")
+        return f"pages of {found['page']} take {mark(found['rough'])}{words}"
 
     @property
     def served(self) -> int:
@@ -130,21 +129,13 @@ class Choice:
         """Where its answer was wrong, and how far; empty if nowhere."""
         if not self.record["wrong"]:
             return ""
-        return f"wrong at {self.record['wrong']:,} ({self._why_wrong}; {at(self.record['wrong_at'])})"
-
-    @property
-    def _why_wrong(self) -> str:
-        error, allowed = self.record["wrong_err"], self.record["wrong_tolerance"]
-        if allowed is None or (error is not None and error <= allowed):  # the output was right, and something else was not
-            return str(self.record["wrong_reason"] or "the answer differs")[:MAX_REASON]
-        up_to = "not a number" if error is None or not isfinite(error) else share(error)
-        return f"error up to {up_to}, allowed {share(allowed)}"
+        return f"wrong at {self.record['wrong']:,} ({self.record['why_wrong']}; {at(self.record['wrong_at'])})"
 
     def price(self, *, at_worst: bool = False) -> str:
         """` 1.04×` or ` 1.04× (1.19)`, then where it was wrong; or that it is compared with nothing."""
         ratio = f" {self.mean_words}×{f' ({self.worst_words})' if at_worst else ''}"
         words = f": {self.no_comparison}" if self.is_alone else ratio
-        wrong = f" where right; WRONG at {self.record['wrong']:,} of {self.record['workloads']:,} ({self._why_wrong})"
+        wrong = f" where right; WRONG at {self.record['wrong']:,} of {self.record['workloads']:,} ({self.record['why_wrong']})"
         return words + wrong * bool(self.record["wrong"])
 
     @property
@@ -222,7 +213,7 @@ class Margin:
         if abs(self.saving) <= self.floor:
             return f"{name} is equal within noise ({self.floor:.1%})"
         if self.saving < 0:
-            return f"the next best, {name}, takes {self.words} more time"
+            return f"the next best, {name}, takes {mark(self.rough)}{times(1 - self.saving)}"
         few = f"ahead by more than noise at only {self.ahead} of {self.workloads} workloads"
         weigh = abs(self.share_ahead - self.ahead / self.workloads) > SAME_SHARE
         weight = f", with {self.share_ahead:.0%} of the weight" if weigh else ""

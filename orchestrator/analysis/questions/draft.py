@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from statistics import fmean
@@ -27,7 +28,7 @@ EACH = "workloads"
 FREE_DRAFTS = "drafting itself is free, so long drafts look better than they are"
 LONGEST = "the longest known"
 Left = Mapping[tuple[object, ...], list[int]]  # drafted tokens without an answer, by place and batch size
-SEARCH_STEPS = 40  # halvings of the interval that holds a break-even acceptance
+PARTS = 10**9  # of 1, to which a break-even acceptance is known
 
 
 def grids(data: Dataset) -> list[Grid]:
@@ -72,7 +73,8 @@ def in_short(data: Dataset) -> list[Grid]:
             best = " to ".join(dict.fromkeys(map(str, (min(drafted), max(drafted)))))
             cells.append((name, str(batch), best + edge, gain, _gain_of_each(of_batch)))
     header = ("workloads", "batch", "drafted tokens", "tokens/s over no draft, by context", "of each draft, mean of contexts")
-    longest = f"; {LONGEST}: there is no answer for a longer one, which may be better" * any(LONGEST in of[2] for of in cells)
+    longest = ", without the rest of a step" * (not data.draft.whole_steps)
+    longest += f"; {LONGEST}: there is no answer for a longer one, which may be better" * any(LONGEST in of[2] for of in cells)
     return [Grid(f"in short: the best draft of each batch{longest}", header, tuple(cells))] if cells else []
 
 
@@ -121,7 +123,9 @@ def warnings(data: Dataset, draft: Draft) -> list[Grid]:
     if not draft.whole_steps:
         here = PRESETS.keys() & set(data.execute("SELECT DISTINCT model, device_name, tp FROM problems"))
         offer = f"draft.rest={PRESET}, or" if here else "draft.rest=DIR with a dataset of timing.context=step, or"
-        cells.append(("the rest of a step counts nothing, so attention alone decides", f"{offer} draft.layers and draft.rest_us"))
+        typed = "draft.layers and draft.rest_us" if draft.layers is None else "draft.rest_us"
+        alone = "and drafts alone decide" if draft.cost_us or draft.start_us else "alone decides"
+        cells.append((f"the rest of a step counts nothing, so attention {alone}", f"{offer} {typed}"))
     if not (draft.cost_us or draft.start_us):
         cells.append((FREE_DRAFTS, "draft.cost_us and draft.start_us"))
     if draft.rest is not None:  # first: the table above refers to it
@@ -133,9 +137,9 @@ def warnings(data: Dataset, draft: Draft) -> list[Grid]:
 def describe_draft(draft: Draft) -> str:
     """The assumptions of the answer, in words."""
     accepted = describe_acceptance(draft)
-    if not draft.whole_steps:
+    if not draft.whole_steps and draft.layers is None:
         return f"{accepted}, by attention alone: draft.layers, draft.rest_us and draft.cost_us make it whole steps"
-    rest = f", {draft.rest_us:g} µs a step for the rest" if draft.rest_us else ""
+    rest = f", {draft.rest_us:g} µs a step for the rest" if draft.rest_us else ", nothing for the rest of a step"
     if draft.rest is not None:
         rest = f", the rest as measured in steps ({draft.rest})"
     start = f", {draft.start_us:g} µs a draft" if draft.start_us else ""
@@ -152,7 +156,7 @@ def describe_acceptance(draft: Draft) -> str:
 
 
 def _cell(record: Record, draft: Draft, edge: str) -> str:
-    """Without layers only the ratio is shown: nobody will see the tokens/s of one attention layer."""
+    """Without the rest of a step only the ratio is shown: no server has the tokens/s of its attention."""
     rate = gain = "" if record["gain"] is None else f"{mark(record['rough'])}{record['gain']:.2f}×"
     if draft.whole_steps:
         rate = f"{record['tokens_per_s']:,.0f}/s" + (f" ({gain})" if gain else "")
@@ -168,17 +172,9 @@ def _break_even(record: Record) -> str:
 
 
 def break_even_acceptance(tokens: float, drafted: int) -> float | None:
-    """The `a` at which 1 + a + ... + a^drafted is `tokens`, by halving an interval; None if it is less even at 1."""
-    if tokens > drafted + 1:
-        return None
-    low, high = 0.0, 1.0
-    for _ in range(SEARCH_STEPS):
-        middle = (low + high) / 2
-        if sum(middle**i for i in range(drafted + 1)) < tokens:
-            low = middle
-        else:
-            high = middle
-    return high
+    """The `a` at which 1 + a + ... + a^drafted is `tokens`; None if it is less even at 1."""
+    found = bisect_left(range(PARTS + 1), tokens, key=lambda part: sum((part / PARTS) ** i for i in range(drafted + 1)))
+    return found / PARTS if found <= PARTS else None
 
 
 def summary(data: Dataset) -> str | None:

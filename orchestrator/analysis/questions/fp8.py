@@ -10,63 +10,65 @@ from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.noise import SAME
 from orchestrator.analysis.questions.exactness import error, named, share
-from orchestrator.analysis.questions.tables import across_contexts, fetch, group_by, split_by_title
+from orchestrator.analysis.questions.tables import KINDS, across_contexts, fetch, group_by, split_by_title, times
 from orchestrator.analysis.rough import legend, mark
 from orchestrator.analysis.sql import query
-from orchestrator.tables import Grid
+from orchestrator.grouped import grouped
+from orchestrator.tables import Grid, common_once
 
 NEEDS = "the same workloads over 16-bit and over FP8 caches: sweep.dtype=[{q: bf16, kv: bf16}, {q: bf16, kv: fp8_e4m3}]"
 EACH = "workloads"
 
 TITLE = (
-    "is an FP8 cache worth it? By time, each workload with the queries that are faster; an error is the kernel's own rounding: "
-    "what storing K and V in FP8 loses is not measured here"
+    "is an FP8 cache worth it? By time, with the fastest {} and dtype of queries; errors are of the kernel: what storing "
+    "K and V in FP8 loses is not measured here"
 )
 DEPLOYMENT = ("device_name", "model", "tp", "l2")
-GAIN = (
-    "time of a 16-bit cache over that of an FP8 one, each at its best (the FP8 one's backend, whichever engine has it; its µs for "
-    "the 16-bit one's, without the launch; err: relative error of its worst row)"
-)
+GAIN = "time over 16 bits / over FP8, each at its best (FP8's name, µs for the other's without the launch, err of its worst row)"
 QUERIES = {"fp8_kv": "16-bit queries", "fp8_q": "FP8 queries"}
 
 
 def grids(data: Dataset) -> list[Grid]:
     """Yes or no for each batch; then the speed-up over a 16-bit cache with each dtype of queries; below 1 FP8 is slower."""
-    found = _answers(data)
+    found = [*_answers(data), *_left_out(data)]
     for name, part in _by_deployment(data):
         sides = [side for record in part for side in _sides(record)]
         title = f"{GAIN}{legend(*(side['rough'] for side in sides))} · {name}"
         found.append(across_contexts(title, sides, _cell, ("s_qo", "batch_size", "queries")))
-    return [*found, *_memory(data)]
+    return found
 
 
 def _answers(data: Dataset) -> list[Grid]:
-    parts = list(_by_deployment(data))
+    parts = _by_deployment(data, "NOT too_big")
     cells = [(name, words) for name, part in parts for words in sentences(part)]
     rough = legend(*(side["rough"] for _, part in parts for record in part for side in _sides(record)))
-    return [Grid(TITLE + rough, ("workloads", "answer"), tuple(cells))] if cells else []
+    return [Grid(TITLE.format(data.scalar(query("fastest_by"))) + rough, ("workloads", "answer"), tuple(cells))] if cells else []
 
 
-def _memory(data: Dataset) -> list[Grid]:
-    """The workloads whose 16-bit cache is larger than the GPU: their gain compares kernels, and a deployment could not choose."""
-    cells = data.execute(query("too_big_in_16_bits"))
-    return [Grid("memory", ("deployment", "note"), tuple(cells))] if cells and data.scalar("SELECT count(*) FROM fp8") else []
+def _left_out(data: Dataset) -> list[Grid]:
+    """The workloads whose 16-bit cache is larger than the GPU, which no deployment could choose, and those with wrong answers."""
+    cells = data.execute(query("left_out_of_fp8")) if data.scalar("SELECT count(*) FROM fp8") else ()
+    return [Grid("warning: what the answer leaves out", ("deployment", "note"), tuple(cells))] if cells else []
 
 
-def _by_deployment(data: Dataset) -> Iterator[tuple[str, list[Record]]]:
-    records = fetch(data, "fp8", ("device_name", "model", "tp", "dtype", "l2"))
-    yield from split_by_title(records, ("s_qo", "batch_size", "s_kv", "dtype"), DEPLOYMENT)
+def _by_deployment(data: Dataset, where: str = "true") -> list[tuple[str, list[Record]]]:
+    """The rows of each table by its title, those of layers with a window or with queries of drawn lengths last."""
+    records = fetch(data, "fp8", ("device_name", "model", "tp", "dtype", "l2"), where=where)
+    parts = split_by_title(records, ("s_qo", "batch_size", "s_kv", "dtype"), DEPLOYMENT)
+    return sorted(parts, key=lambda part: [part[1][0][key] is not None for key in KINDS])
 
 
 def _sides(record: Record) -> list[Record]:
-    """A row of the view for each dtype of queries that has a time over the FP8 cache."""
+    """A row of the view for each dtype of queries that has a right answer over the FP8 cache, or only `wrong` ones."""
     shared = {key: record[key] for key in ("s_qo", "batch_size", "s_kv", "half_rel_err", "half_own_us")}
-    told = ("gain", "rel_err", "rough", "backend", "kernel")
+    told = ("gain", "rel_err", "rough", "backend", "kernel", "wrong")
     sides = ((words, {key: record.get(f"{kind}_{key}") for key in told}) for kind, words in QUERIES.items())
-    return [{**shared, "queries": words, **side} for words, side in sides if side["gain"] is not None]
+    return [{**shared, "queries": words, **side} for words, side in sides if side["gain"] or side["wrong"]]
 
 
 def _cell(side: Record) -> str:
+    if side["gain"] is None:
+        return f"{named(side['backend'], side['kernel'])} was wrong: {side['wrong']}"
     half, rel_err = side["half_rel_err"], side["rel_err"]
     words = error(rel_err, None if not half else (rel_err or 0) / half, "that of the 16-bit cache")
     us = f"{side['half_own_us'] / side['gain']:,.1f} for {side['half_own_us']:,.1f} µs"
@@ -74,10 +76,12 @@ def _cell(side: Record) -> str:
 
 
 def summary(data: Dataset) -> str | None:
-    """Each answer without its figures, with its workloads if there are others."""
-    cells = [cell for grid in _answers(data) for cell in grid.cells]
-    several = len({name for name, _ in cells}) > 1
-    return "; ".join(f"{f'{name}: ' * several}{words.partition(':')[0]}" for name, words in cells) or None
+    """The answers without their figures; of several kinds of workloads each behind its name, without what all have in common."""
+    found = grouped((name, words.partition(":")[0]) for grid in _answers(data) for name, words in grid.cells)
+    if len(found) < 2:
+        return "; ".join(*found.values()) if found else None
+    own = common_once(found)[1]
+    return "; ".join(f"{name}: {', '.join(words)}" for name, words in zip(own, found.values(), strict=True))
 
 
 AXES = ("s_kv", "s_qo")
@@ -95,6 +99,7 @@ class Fp8Workload(NamedTuple):
     half_rel_err: float | None
     half_own_us: float  # over a 16-bit cache
     rough: bool
+    wrong: bool  # the other queries have no right answer
 
     @property
     def faster(self) -> bool:
@@ -103,18 +108,22 @@ class Fp8Workload(NamedTuple):
 
 def sentences(records: Sequence[Record]) -> list[str]:
     """The answers of one deployment, from rows of the view `fp8`. Neighbouring batches that are told the same share one."""
-    batches = [(batch, _workloads(part)) for (batch,), part in group_by(records, ("batch_size",)).items()]
-    missing = [words for kind, words in QUERIES.items() if all(r[f"{kind}_gain"] is None for r in records)]
+    right, lost = ([r for r in records if any(side["gain"] for side in _sides(r)) is wanted] for wanted in (True, False))
+    batches = [(batch, _workloads(part)) for (batch,), part in group_by(right, ("batch_size",)).items()]
+    missing = [words for words in QUERIES.values() if all(words != side["queries"] for r in records for side in _sides(r))]
     found, unknown = [], f"; there is no time with {missing[0]}, which may be faster" if missing else ""
     for answer, same in groupby(batches, key=lambda batch: _answer(batch[1])):
         told, parts = zip(*same, strict=True)
-        found.append(_sentence(*answer, told, [workload for part in parts for workload in part]) + unknown)
+        count = sum(record["batch_size"] in told for record in lost)
+        wrong = f"; over FP8 WRONG at {count} more of these workloads" * (count > 0)
+        found.append(_sentence(*answer, told, [workload for part in parts for workload in part]) + wrong + unknown)
     return found
 
 
 def _workloads(records: Sequence[Record]) -> list[Fp8Workload]:
     """The workloads of one batch, each with the queries that are faster there."""
-    best = (max(_sides(record), key=lambda side: (side["gain"], side["queries"])) for record in records)
+    sides = (sorted(_sides(record), key=lambda side: (side["gain"] or 0, side["queries"])) for record in records)
+    best = ({**of[-1], "wrong": bool(of[0]["wrong"])} for of in sides)
     return [Fp8Workload(**{key: side[key] for key in Fp8Workload._fields}) for side in best]
 
 
@@ -135,17 +144,18 @@ def _place(some: Sequence[Fp8Workload], workloads: Sequence[Fp8Workload]) -> tup
     values = {axis: sorted({getattr(workload, axis) for workload in some}) for axis in AXES}
     inside = [workload for workload in workloads if all(getattr(workload, axis) in values[axis] for axis in AXES)]
     if len(inside) != len(some):
-        return list(AXES), f"{len(some)} of {len(workloads)} workloads (below)"
+        return list(AXES), f"{len(some)} of {len(workloads)} workloads (full=true lists them)"
     measured = {axis: sorted({getattr(workload, axis) for workload in workloads}) for axis in AXES}
     axes = [axis for axis in AXES if values[axis] != measured[axis]]
     return axes, " with ".join(f"{axis} {_listed(values[axis], measured[axis])}" for axis in axes)
 
 
 def _queries(workloads: Sequence[Fp8Workload]) -> str:
-    """`FP8 queries`, or which dtype where."""
+    """`FP8 queries`, or which dtype where, and whether the others were wrong there."""
     of = {words: [one for one in workloads if one.queries == words] for words in QUERIES.values()}
     few, *most = sorted((words for words, some in of.items() if some), key=lambda words: len(of[words]))
-    return ", else ".join((f"{few} at {_place(of[few], workloads)[1]}", *most)) if most else few
+    why = f" (where {' and '.join(most)} were wrong)" * all(one.wrong for one in of[few])
+    return ", else ".join((f"{few} at {_place(of[few], workloads)[1]}{why}", *most)) if most else few
 
 
 def _sentence(verdict: str, but_at: str, batches: Sequence[int], workloads: Sequence[Fp8Workload]) -> str:
@@ -158,15 +168,15 @@ def _sentence(verdict: str, but_at: str, batches: Sequence[int], workloads: Sequ
 
 
 def _by(workloads: Sequence[Fp8Workload]) -> str:
-    """Of workloads that are all faster, or all not: `22% to 97% faster`, `takes 4% to 9% longer`, `as fast within 2%`."""
+    """Of workloads that are all faster, or all not: `22% to 97% faster`, `takes 4% to 9% more time`, `as fast within 2%`."""
     gains, rough = [workload.gain for workload in workloads], mark(*(workload.rough for workload in workloads))
     low, high = min(gains), max(gains)
     us = f"({_span([abs(one.half_own_us * (1 - 1 / one.gain)) for one in workloads], '{:,.1f}'.format)} µs a call)"
     if low > 1 + SAME:
         return f"{rough}{_span([low - 1, high - 1])} faster {us}"
     if high < 1 / (1 + SAME):
-        return f"takes {rough}{_span([1 / high - 1, 1 / low - 1])} longer {us}"
-    return f"as fast within {SAME:.0%}" if low >= 1 / (1 + SAME) else f"takes up to {rough}{1 / low - 1:.0%} longer"
+        return f"takes {rough}{times(1 / high, 1 / low, form='.0%')} {us}"
+    return f"as fast within {SAME:.0%}" if low >= 1 / (1 + SAME) else f"takes up to {rough}{times(1 / low, form='.0%')}"
 
 
 def _errors(workloads: Sequence[Fp8Workload]) -> str:

@@ -17,6 +17,9 @@ from orchestrator.grouped import grouped
 from orchestrator.tables import Grid
 
 TITLE_KEYS = ("device_name", "model", "q_dtype", "kv_dtype", "l2")  # each combination gets a table; so do other keys that vary
+# Kinds of workloads in words, for a key that not all of them have.
+KINDS: dict[str, dict[Any, str]] = {"min_s_qo": {None: "one query length", 1: "drawn query lengths"}, "window": {None: "no window"}}
+TWICE = 2  # from this many times the time on, nobody reads percents
 MAX_SHOWN = 5_000  # fetched for a terminal: nobody reads more, and DuckDB has them all
 
 
@@ -57,7 +60,7 @@ def split_by_title(
     for values, part in group_by(records, [*names, *extra]).items():
         key = dict(zip(names, values, strict=False))
         dtypes = f"q {key['q_dtype']}, kv {key['kv_dtype']}" if "q_dtype" in key else None
-        others = (f"{k} {v}" for k, v in zip(extra, values[len(names) :], strict=True) if v is not None)
+        others = (KINDS.get(k, {None: ""}).get(v, f"{k} {v}") for k, v in zip(extra, values[len(names) :], strict=True))
         state = None if part[0].get("context") == "step" else l2_words(key.get("l2"))  # a step leaves the L2 as it does
         pace = "without pause" if part[0].get("pace") == "sustained" and "pace" not in extra else None
         share = f"tp {key['tp']}" if key.get("tp") else None
@@ -126,6 +129,14 @@ def describe_point(record: Record) -> str:
     dtypes = record["q_dtype"] if record["q_dtype"] == record["kv_dtype"] else f"{record['q_dtype']} over {record['kv_dtype']}"
     lengths = f"batch {record['batch_size']}, s_kv {record['s_kv']:,}, s_qo {record['s_qo']}"
     return f"{record['routine']} {lengths}, {dtypes}"
+
+
+def times(*ratios: float, than: str = "", form: str = ".1%") -> str:
+    """How much time of another's: `5.0% less time`, `25.0% to 70.0% more time`, from twice on `3.1 times as long`."""
+    ends, large = (min(ratios), max(ratios)), max(ratios) >= TWICE
+    told = " to ".join(dict.fromkeys(f"{one:.3g}" if large else f"{abs(one - 1):{form}}" for one in ends))
+    kind, link = ("times as long", "as") if large else (f"{'more' if ends[1] > 1 else 'less'} time", "than")
+    return f"{told} {kind}{f' {link} {than}' * bool(than)}"
 
 
 def percent(part: float) -> str:

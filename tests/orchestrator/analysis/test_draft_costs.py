@@ -140,7 +140,26 @@ def test_without_costs_the_answer_warns_and_names_the_preset(steps: Dataset):
         "draft.rest=preset, or draft.layers and draft.rest_us",
     )
     assert second[1] == "draft.cost_us and draft.start_us"
-    assert draft.warnings(steps, Draft(layers=80, cost_us=5)) == []
+    assert draft.warnings(steps, Draft(layers=80, rest_us=36_500, cost_us=5)) == []
+
+
+@pytest.mark.parametrize("typed", ["draft.cost_us=400", "draft.layers=80"])
+def test_without_the_rest_of_a_step_the_answer_warns_whatever_else_is_typed_and_has_no_tokens_a_second(
+    typed: str, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+):
+    """Attention alone has no server's tokens a second, and another best draft: 3 tokens here, 7 with the rest of a step."""
+    monkeypatch.setenv("COLUMNS", "80")
+    asked = ("mode=report", "question=draft", "model=llama_3_1_70b", "tp=8", "device=h200", "draft.acceptance=0.7")
+    asked = (*asked, "where={batch_size: 8, s_kv: 32768, kv_dtype: bf16}")
+    alone, whole = (
+        " ".join(invoke(*asked, *more).stdout.split()) for more in ((typed,), ("draft.cost_us=400", "draft.rest_us=9000"))
+    )
+
+    assert (
+        "what this does not count" in alone and "the rest of a step counts" in alone and "nothing for the rest of a step" in alone
+    )
+    assert "/s (" not in alone and "in short: the best draft of each batch, without the rest of a step" in alone
+    assert "the rest of a step counts" not in whole and "7 drafted" in whole and "/s (2.53×)" in whole
 
 
 @pytest.mark.parametrize(

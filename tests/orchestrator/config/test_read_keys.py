@@ -68,9 +68,9 @@ STUDY = "results.path=results/h200_engines/vllm_triton"
         (
             ["engine=vllm"],
             "report",
-            "fp8",
-            "engine: question=fp8 does not read it; leave it out, or type question=one_backend or question=engine_default or "
-            "question=in_engine in its place, which answer for each cache of an engine; "
+            "q_len",
+            "engine: question=q_len does not read it; leave it out, or type question=one_backend or question=engine_default or "
+            "question=in_engine or question=fp8 in its place, which answer for each cache of an engine; "
             "'where={backend: [fa2_tc, cudnn]}' chooses rows",
         ),
         (
