@@ -28,7 +28,7 @@ UNWRITTEN = 74  # EX_IOERR of sysexits.h: 1 would say that something was measure
 ADVICE = "what was measured, or written to files, is kept; type the command again, with its output sent to another place"
 BROKEN_PIPE = 141  # what a shell reports for SIGPIPE
 ANSWERS = "; ".join(f"{key}={' | '.join(get_args(of))}" for key, of in {"question": Question, "format": Format}.items())
-OF_HELP = ("~trees", f"hydra.help.footer='{ANSWERS}'")  # without the tokens of trees
+OF_HELP = ("~trees", f"hydra.help.footer='{ANSWERS}'", "hydra/hydra_logging=none")  # without the tokens of trees
 MEASURING = ("flashinfer", "pynvml", "ray", "torch", "uv")  # what the extra `run` installs: no other command needs it
 
 
