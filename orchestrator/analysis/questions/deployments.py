@@ -303,10 +303,10 @@ class Part:
     def holds_for(self, *choices: Choice) -> str:
         """The same of any flags of the engine."""
         told = [one for choice in choices for one in choice.record["known"]]
-        alike = [dict(word.partition(" ")[::2] for word in one["alike"].split(", ")) for one in told]
+        alike = [dict(word.partition(" ")[::2] for word in one["alike"].split(", ") if word) for one in told]
         held = [" ".join(filter(None, (name, mark))) for name, mark in alike[0].items() if all(name in of for of in alike)]
         others = {word.partition(" ")[0]: word for one in reversed(told) for word in one["others"].split(", ") if word}
-        return "; ".join([f"holds for {self.who.rpartition(' ')[0]} {', '.join(held)}", *others.values()])
+        return "; ".join([f"holds for {self.who.rpartition(' ')[0]} {', '.join(held) or 'in no other release'}", *others.values()])
 
     @property
     def measured(self) -> list[Choice]:

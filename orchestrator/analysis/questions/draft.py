@@ -18,6 +18,7 @@ from orchestrator.analysis.rough import legend, mark
 from orchestrator.analysis.sql import query
 from orchestrator.analysis.step_rest import PRESET, PRESETS
 from orchestrator.config.draft_cost import CURVES, Draft
+from orchestrator.config.model import FULL, WINDOWED, layers_of
 from orchestrator.grouped import grouped
 from orchestrator.tables import Grid
 
@@ -130,6 +131,11 @@ def warnings(data: Dataset, draft: Draft) -> list[Grid]:
         cells.append((FREE_DRAFTS, "draft.cost_us and draft.start_us"))
     if draft.rest is not None:  # first: the table above refers to it
         cells += [(words, f"{again}, and then draft.rest={STEPS}") for words, again in without_rest(data, draft.rest).items()]
+    for (model,) in data.execute("SELECT DISTINCT model FROM problems WHERE model IS NOT NULL ORDER BY 1"):
+        of = [layers_of(model, [kind]) or 0 for kind in (WINDOWED, FULL)]
+        if all(of) and sum(of) == layers_of(model):
+            words = f"{model} has {of[0]} layers with a window and {of[1]} without: each table takes all for its own"
+            cells.append((words, "draft.layers=N for a table, and add the times of both"))
     cells += [(words, "draft.layers") for words in left_out(data).values()]
     return [Grid("warning: what this does not count", ("what", "type"), tuple(cells))] if cells else []
 

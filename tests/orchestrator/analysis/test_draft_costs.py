@@ -132,6 +132,14 @@ def test_a_batch_whose_longer_drafts_have_no_step_says_so(main_views: Dataset):
     )
 
 
+def test_a_model_with_two_kinds_of_layers_is_told_that_a_table_is_of_one(invoke: Invoke):
+    typed = ("mode=report", "question=draft", "tp=1", "device=h200", "draft.acceptance=0.7", "draft.rest_us=5000", "format=markdown")
+    words = "layers with a window and"
+
+    assert f"gpt_oss_120b has 18 {words} 18 without: each table" in invoke(*typed, "model=gpt_oss_120b").stdout
+    assert words not in invoke(*typed, "model=llama_3_1_70b").stdout
+
+
 def test_without_costs_the_answer_warns_and_names_the_preset(steps: Dataset):
     first, second = draft.warnings(steps, Draft())[0].cells
 
