@@ -19,7 +19,7 @@ from orchestrator.analysis.names import of_references
 from orchestrator.analysis.questions import open_views
 from orchestrator.analysis.questions.deployments import create_decisions
 from orchestrator.analysis.questions.tables import formatted, in_form
-from orchestrator.analysis.sql import literal
+from orchestrator.analysis.sql import literal, query
 from orchestrator.config.base import Frozen, Scalar
 from orchestrator.config.parts import Results
 from orchestrator.config.ranges import Filter
@@ -41,10 +41,6 @@ SPEC = re.compile(r"\s\|\s*([^|'\"]+?)\s*$")
 FORM = re.compile(r"[-+,.\d]*[fdeg%]")  # a format of Python
 SUBQUERY = re.compile(r"\(\s*(?:SELECT|FROM|WITH)\b", re.IGNORECASE)
 VIEWS = "SELECT view_name FROM duckdb_views() WHERE NOT internal UNION SELECT table_name FROM duckdb_tables()"
-# Every timed point that an engine could run, with all columns of its row but the lists of samples.
-MEASURED = """SELECT current.* EXCLUDE (own_us, {}), points.* EXCLUDE (row, backend, status, median_us, rel_err), workload
-    FROM points JOIN current USING (row) JOIN workloads USING (problem)
-    WHERE points.status = 'ok' AND NOT is_reference(points.backend) AND NOT too_big"""
 
 
 def _sources(given: Any) -> Any:
@@ -263,7 +259,7 @@ class AllViews(Connection):
         columns = dict(data.execute(f"SELECT column_name, column_type FROM (DESCRIBE {'current' if name == 'measured' else name})"))
         source = f"FROM {name}"
         if name == "measured":
-            source = MEASURED.format(", ".join(name for name, kind in columns.items() if kind.endswith("[]")))
+            source = query("measured", samples=", ".join(name for name, kind in columns.items() if kind.endswith("[]")))
         self._copy(f"{dataset}.{name}", data.to_arrow(f"{source}{' ORDER BY row' if 'row' in columns else ''}"))
 
     def _copy(self, name: str, table: Any) -> None:

@@ -42,11 +42,7 @@ def grids(data: Dataset) -> list[Grid]:
 
 def _sources(data: Dataset) -> list[Grid]:
     """What measured the rest of a step, and where attention is that of a running engine; nothing without draft.rest."""
-    cells = data.execute("""
-        SELECT model || ' on ' || device_name, rest_by, sum((engine_us IS NOT NULL)::INT)::VARCHAR || ' of ' || count(*)
-        FROM fastest JOIN measured_rest USING (model, device_name, tp, batch_size, s_qo)
-        LEFT JOIN engine_attention USING (model, device_name, tp, kv_dtype, batch_size, s_kv, s_qo)
-        GROUP BY model, device_name, rest_by ORDER BY ALL""")
+    cells = data.execute(query("sources_of_steps"))
     header = ("model", "the rest of a step is from", "steps with attention of a running engine")
     return [Grid("what a step is made of", header, tuple(cells))] if cells else []
 

@@ -17,7 +17,7 @@ from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.keys import RANKED_US, TIMING_KEYS
 from orchestrator.analysis.names import shown
 from orchestrator.analysis.sources import find_sources, local_datasets, name_of
-from orchestrator.analysis.sql import Where
+from orchestrator.analysis.sql import Where, query, quoted
 from orchestrator.config.model import CUSTOM
 from orchestrator.errors import UserError
 from orchestrator.reporting import quality
@@ -36,14 +36,8 @@ MAX_NAME = 80  # characters of a file's name
 # What identifies a point whatever the machine, the run and the versions; `tree` is text.
 POINT_KEYS = (*(field for field in Problem.model_fields if field != "tree"), "tree", *TIMING_KEYS, "env", "backend")
 VERSIONS = ("torch_version", "libraries", "cuda", "driver", "orchestrator_version")
-MEASURED = f"""
-    SELECT {", ".join(f'"{key}"' for key in POINT_KEYS if key != "tree")}, array_to_string(tree, ' ') AS tree,
-           device_name, device_uuid, {", ".join(VERSIONS)}, run_id, finished_at,
-           coalesce(resolved_backend, backend) AS kernel, {RANKED_US} AS us,
-           {IS_ROUGH} AS rough, measured_as,
-           CASE WHEN context = 'step' THEN in_step_low_us ELSE {LOW_US} END AS low_us,
-           CASE WHEN context = 'step' THEN in_step_high_us ELSE {HIGH_US} END AS high_us
-    FROM rows WHERE status = 'ok' AND twin = 0 ORDER BY row"""
+KEYS = ", ".join(quoted(key) for key in POINT_KEYS if key != "tree")
+MEASURED = query("of_a_site", keys=KEYS, versions=", ".join(VERSIONS), us=RANKED_US, is_rough=IS_ROUGH, low=LOW_US, high=HIGH_US)
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,15 @@ def test_a_batch_whose_longer_drafts_have_no_step_says_so(main_views: Dataset):
 
 
 def test_a_model_with_two_kinds_of_layers_is_told_that_a_table_is_of_one(invoke: Invoke):
-    typed = ("mode=report", "question=draft", "tp=1", "device=h200", "draft.acceptance=0.7", "draft.rest_us=5000", "format=markdown")
+    typed = (
+        "mode=report",
+        "question=draft",
+        "tp=1",
+        "device=h200",
+        "draft.acceptance=0.7",
+        "draft.rest_us=5000",
+        "format=markdown",
+    )
     words = "layers with a window and"
 
     assert f"gpt_oss_120b has 18 {words} 18 without: each table" in invoke(*typed, "model=gpt_oss_120b").stdout
