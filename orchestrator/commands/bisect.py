@@ -105,9 +105,11 @@ def require_able(settings: Chosen, points: Sequence[Point], typed: str) -> None:
     ours = [point for point in points if name in point.distributions or not in_some]
     if not ours:
         raise UserError(f"{typed}: no backend of sweep {settings.sweep.name} is of {name}; type sweep.backend=[...]")
-    plan = make_plan(ours, machines.describe().devices, settings)
+    devices = machines.describe().devices
+    plan = make_plan(ours, devices, settings)
     if not plan.decisions_of("run"):
-        why = (plan.reasons("unsupported") or plan.reasons("skipped")).most_common(1)[0][0]
+        ((why, _),) = (plan.reasons("unsupported") or plan.reasons("skipped")).most_common(1)
+        why = "it has no GPU" if {device.kind for device in devices} == {"cpu"} else why
         raise UserError(
             f"{typed}: no point of {name} can run on this machine, of the {len(ours)} asked about ({why}); "
             f"type this where there is a GPU, or other points with where={{...}} or sweep.backend=[...]"
