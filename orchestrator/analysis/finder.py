@@ -21,7 +21,7 @@ from orchestrator.config.base import own_files, own_table
 from orchestrator.config.engine import MAX_DRAFT, Engine, calls_of
 from orchestrator.config.model import CUSTOM, HEADS, LENT, Model, shipped
 from orchestrator.config.modes import owner
-from orchestrator.config.ranges import Bounds
+from orchestrator.config.ranges import Bounds, several
 from orchestrator.config.settings import FOR_DEPLOYMENT
 from orchestrator.errors import NoRows, as_typed
 from orchestrator.grouped import grouped
@@ -75,12 +75,12 @@ def find(
     alike: Alike | None = None,
     *,
     question: str | None = None,
-    typed: tuple[str, str] = ("", ""),
+    typed: tuple[str, str] = ("", SERVERS),
 ) -> tuple[str, Wanted]:
     """The path of the dataset under results/ that says most about these values of columns, and the values that its rows have.
 
     `drafts` asks for steps with so many drafted tokens, `alike` also for rows with a model's heads, `question` for its answer.
-    `typed` is what stands for the model in a command, if not its name, and the sweep that alone measures it, if any.
+    `typed` is what stands for the model in a command, if not its name, and the sweep that measures it, if one does.
     Raises NoRows, with what there is, for no such rows and no question.
     """
     places = _places()
@@ -149,10 +149,9 @@ def _tell_others(best: str, others: Mapping[str, Path], flags: Has, read: Sequen
     known = {words for name in read for words in flags.get(name, ())}
     found = {words: others[name] for name in reversed([*others]) for words in flags.get(name, ()) if words not in known}
     if found:
-        other, *rest = {*found.values()}
         listed = LINES.join(f"{words} in {place}" for words, place in sorted(found.items()))
-        both = f"{best},{'DIR' if rest else other}".replace(".parquet", "").replace(LINES, ",")
-        note_once(f"right rows of other flags and pages; to read both:\n  'results.path=[{both}]'\n  {listed}")
+        every = ",".join([best, *sorted(map(str, {*found.values()}))]).replace(".parquet", "").replace(LINES, ",")
+        note_once(f"right rows of other flags and pages; to read them too:\n  'results.path=[{every}]'\n  {listed}")
 
 
 def _over_both(con: duckdb.DuckDBPyConnection, where: str, files: Iterable[str]) -> Has:
@@ -189,7 +188,7 @@ def _of_engines(
     listed = con.execute(query("servers_of_engines", every=_every(places))).fetchall()
     ran = "; ".join(f"{model} (tp {', '.join(map(str, sizes))}; {', '.join(caches)})" for model, sizes, caches in listed)
     axes = {**({"tp": wanted["tp"]} if "tp" in wanted else {}), **({} if drafts is None else {"drafts": (drafts,)})}
-    command = measuring(typed[0] or str(wanted.get("model", ["NAME"])[0]), {IN_ENGINE: {}}, axes)
+    command = measuring(typed[0] or str(wanted.get("model", ["NAME"])[0]), {}, axes, IN_ENGINE)
     engine = "".join(f" engine={name}" for name in wanted.get("engine", ()))
     what = ", ".join(as_key(name, values) for name, values in wanted.items())
     raise NoRows(f"not measured in a running engine: {what}\nmeasured: {ran or 'none'}\nto measure: {command}{engine}")
@@ -292,7 +291,8 @@ def _nothing(con: duckdb.DuckDBPyConnection, wanted: Wanted, drafts: int | None,
     rest = {name: values for name, values in asked.items() if name not in missing}
     near = get_close_matches(str(asked["model"][0]), models, n=1, cutoff=NEAR) if "model" in missing else []
     first, then = ({**rest, "model": near}, {"model": near}) if near else (rest, rest)
-    nearest = _there(con, first, of=None if near else heads) or _there(con, then)
+    others = {} if "device_name" in missing else {name: of for name, of in asked.items() if name != "device_name"}
+    nearest = (_there(con, others) if others else []) + (_there(con, first, of=None if near else heads) or _there(con, then))
     if alike:
         devices = grouped((device, str(tp)) for _, tp, device in alike)
         nearest = [f"{asked['model'][0]} on {device} (tp {', '.join(tps)}, by its heads)" for device, tps in devices.items()]
@@ -338,19 +338,17 @@ def _to_measure(con: duckdb.DuckDBPyConnection, asked: Wanted, missing: Sequence
     on = f", on a machine with {as_key('device_name', asked['device_name'])}" if "device_name" in missing else ""
     model = str(asked.get("model", ["NAME"])[0])
     alike = {"model": (model,)} | {name: values for name, values in asked.items() if name == "kv_dtype" or name not in missing}
-    chunk = ("s_qo", "routine") if _of_prompts(asked) else ()
+    chunk = ("routine",) if _of_prompts(asked) else ()
     alike |= {"s_qo": (Bounds(MAX_DRAFT + 1),)} if chunk else {}
     rows = con.execute(query("sweeps_of_server", where=condition(alike), references=literal(of_references())))
-    names = (name for name in ("tp", "s_qo", *LENGTHS, *chunk) if name in (*missing, "tp", *chunk) and name in asked)
-    axes: dict[str, Sequence[Any]] = {name: asked[name] for name in names}
+    ends = {name: [(one.low, one.high) if isinstance(one, Bounds) else (one,) for one in of] for name, of in asked.items()}
+    names = (name for name in ("tp", "s_qo", *LENGTHS, *chunk) if name in asked)
+    axes = {name: [end for both in ends[name] for end in both if end is not None] for name in names}
     if kv := [one for one in asked.get("kv_dtype", ()) if isinstance(one, str)]:
-        axes["dtype"] = [{"q": one if one == "fp16" else "bf16", "kv": one} for one in kv]
+        of_flags = [one for one in own_table(f"sweep/{SERVERS}")["dtype"] if one["kv"] in kv]
+        axes["dtype"] = of_flags or [{"q": one if one == "fp16" else "bf16", "kv": one} for one in kv]
     sweeps = {sweep: {"backend": of, **({"dtype": dtypes} if kv else {})} for sweep, of, dtypes in rows.fetchall()}
-    of_servers = not shipped().get(model, {}).get("head_dim_ckv") and not {*LENGTHS, *chunk} & axes.keys()  # it leaves out some
-    gpus = asked.get("device_name", ())
-    of_servers &= any(one.is_sm(HOPPER) for one in known_devices().values() if not gpus or {one.name, *one.match} & {*gpus})
-    first = typed[1] or SERVERS * (of_servers and (not sweeps or SERVERS in sweeps))
-    return f"to measure{on}: {measuring(typed[0] or model, {first: sweeps.get(first, {}), **sweeps}, axes)}"
+    return f"to measure{on}: {measuring(typed[0] or model, sweeps, axes, typed[1], asked.get('device_name', ()))}"
 
 
 def _of_prompts(asked: Wanted) -> bool:
@@ -385,16 +383,24 @@ def _there(con: duckdb.DuckDBPyConnection, wanted: Wanted, most: int = MAX_NEAR,
     return [*found[:most], *([f"{len(found) - most} more"] if len(found) > most else [])]
 
 
-def measuring(model: str, sweeps: Mapping[str, Wanted], axes: Wanted) -> str:
-    """The command that measures a model: the first sweep with a file, with axes of its own, or one for its kind of attention."""
+def measuring(model: str, sweeps: Mapping[str, Wanted], axes: Wanted, first: str = SERVERS, gpus: Sequence[Any] = ()) -> str:
+    """The command that measures a model: `first` if it serves the model and one of `gpus`, else one of `sweeps` with a file."""
     model = model.partition(LENT)[0]
     known = Model.model_validate(shipped()[model]) if model in shipped() else None
     usual = "mla_mtp" if known and known.head_dim_ckv else "specdec_long_ctx"
-    sweep = next((one for one in sweeps if one in own_files("sweep")), usual)
+    there = [one for one in sweeps if one in own_files("sweep")] or [usual]
+    routines = [own_table(f"sweep/{one}").get("routine", OF_HEADS) for one in there]
+    is_served = any({*several(one)} <= {*OF_HEADS} for one in routines) and usual != "mla_mtp" and not _of_prompts(axes)
+    is_served &= any(one.is_sm(HOPPER) for one in known_devices().values() if not gpus or {one.name, *one.match} & {*gpus})
+    first = first or SERVERS * (not sweeps or SERVERS in there)
+    sweep = first if first and (is_served or first != SERVERS) else there[0]
     file, axes = own_table(f"sweep/{sweep}"), {**axes, **sweeps.get(sweep, {})}
     if known and known.sliding_window and known.window_of_all is None:  # both kinds of layers
         axes["window"] = [None, known.sliding_window]
-    if any({"tp", *LENGTHS} & axes.keys() & rule.keys() for rule in file.get("include", ())):  # points with other values of these
+    typed = {"tp", "s_qo", *LENGTHS} & axes.keys()
+    if any(typed & rule.keys() for rule in file.get("include", ())):  # points with other values of these
         axes["include"] = ()
+    if any(rule.keys() <= typed for rule in file.get("exclude", ())):  # lengths that were asked for
+        axes["exclude"] = [rule for rule in file["exclude"] if not rule.keys() <= typed]
     words = [f"'sweep.{name}={as_typed(tuple(values))}'" for name, values in axes.items() if name != "backend" or name in file]
     return f"python -m orchestrator +sweep={sweep} {' '.join([f'model={model}', *words])}"

@@ -25,9 +25,9 @@ WIDTH = 160  # columns if the output is no terminal
 def execute(config: Mapping[str, Any], overrides: Sequence[str]) -> int:
     """Runs a configuration's mode; returns the exit code. `overrides` are the words as typed. Raises UserError for wrong input."""
     from orchestrator.formats.import_config import resolve_files
-    from orchestrator.planning.model_words import with_typed
+    from orchestrator.planning.model_words import with_kernels, with_typed
 
-    settings = load(with_typed(resolve_files(config), overrides))
+    settings = with_kernels(load(with_typed(resolve_files(config), overrides)), overrides)
     if wrong := complaint(overrides, settings.mode, getattr(settings, "question", None)):
         raise UserError(wrong)
     for note in renamed_values(config):

@@ -50,7 +50,12 @@ def execute(invocation: Invocation[DonateSettings]) -> int:
     if not table.num_rows:
         raise UserError(f"results.path={path!r}: it has no rows; type the command of a run that has ended, with mode=donate")
     cleaned, changes = without_names(table)
-    wrong = [*_incomplete(settings, table), *_unknown(table), *_names_left(table, cleaned)]
+    asked, there = {point.point_id for point in points_of(settings)}, {*table.column("point_id").to_pylist()}
+    of_all = f"of the {len(asked):,} points of this command have no row"
+    counts = {of_all: asked - there, "points that have a row are not of this command": there - asked}
+    todo = "type mode=donate behind the whole command of the run, or run it to its end"
+    incomplete = [f"{len(of):,} {words}; {todo}" for words, of in counts.items() if of]
+    wrong = [*incomplete, *_unknown(table), *_names_left(table, cleaned)]
     for text in (*changes, *(f"in the way: {words}" for words in wrong)):
         invocation.say(text)
     if wrong or settings.into is None:
@@ -96,14 +101,6 @@ def _names_left(table: pa.Table, cleaned: pa.Table) -> list[str]:
     found = {name: [one for one in cleaned.column(name).to_pylist() if one and named.search(one)] for name in TEXTS}
     said = "run these points again where nothing has that name"
     return [f"{name}: {len(of):,} rows name a host or user: {of[0][:100]!r}; {said}" for name, of in found.items() if of]
-
-
-def _incomplete(settings: DonateSettings, table: pa.Table) -> list[str]:
-    asked, there = {point.point_id for point in points_of(settings)}, {*table.column("point_id").to_pylist()}
-    of_all = f"of the {len(asked):,} points of this command have no row"
-    counts = {of_all: asked - there, "points that have a row are not of this command": there - asked}
-    todo = "type mode=donate behind the whole command of the run, or run it to its end"
-    return [f"{len(of):,} {words}; {todo}" for words, of in counts.items() if of]
 
 
 def _unknown(table: pa.Table) -> list[str]:

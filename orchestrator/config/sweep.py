@@ -40,10 +40,11 @@ class Sweep(Frozen):
         """Separates the axes from the other keys of the YAML file. Each becomes a tuple, also if it has a single value."""
         if not isinstance(flat, dict) or "axes" in flat:
             return flat
-        rules = {
-            key: tuple(_as_axes(rule, ranges) for rule in _as_rules(key, flat.get(key)))
-            for key, ranges in (("exclude", filters), ("include", numbers))
-        }
+        rules: dict[str, Any] = {}
+        for key, ranges in (("exclude", filters), ("include", numbers)):
+            if not isinstance(given := flat.get(key), list | None):
+                raise ValueError(f"sweep.{key}={given!r}: allowed: a list of rules such as [{{backend: cudnn, s_qo: [4, 8]}}]")
+            rules[key] = tuple(_as_axes(rule, ranges) for rule in given or ())
         axes = _as_axes({key: value for key, value in flat.items() if key not in NOT_AXES})
         own = {key: flat[key] for key in ("about", "precision") if key in flat}
         return {"name": flat.get("name"), **own, "axes": axes, **rules}
@@ -52,7 +53,10 @@ class Sweep(Frozen):
     def _known_axes(self) -> Self:
         for where, axes in (("sweep", self.axes), *((f"sweep.include[{i}]", rule) for i, rule in enumerate(self.include))):
             for axis, values in axes.items():
-                _check_axis(where, axis, values)
+                for value, key in ((one, key) for one in values for key in keys_of(axis, one) if key not in SWEEP_KEYS):
+                    hint = ". An axis of another name takes mappings, such as dtype: [{q: bf16, kv: bf16}]"
+                    words = unknown(where, axis if key == axis else f"{axis}.{key}", SWEEP_KEYS)
+                    raise ValueError(words if isinstance(value, dict) else words + hint)
         for i, rule in enumerate(self.exclude):
             for key in rule:
                 if key not in SWEEP_KEYS:
@@ -87,27 +91,12 @@ def keys_of(axis: str, value: AxisValue) -> dict[str, Scalar | None]:
     return keys | batch_spec.keys_of(spec) if isinstance(spec, str) else keys
 
 
-def _check_axis(where: str, axis: str, values: tuple[AxisValue, ...]) -> None:
-    for value in values:
-        for key in keys_of(axis, value):
-            if key not in SWEEP_KEYS:
-                hint = ". An axis of another name takes mappings, such as dtype: [{q: bf16, kv: bf16}]"
-                words = unknown(where, axis if key == axis else f"{axis}.{key}", SWEEP_KEYS)
-                raise ValueError(words if isinstance(value, dict) else words + hint)
-
-
 def _check_excluded_spec(where: str, spec: str) -> None:
     """Raises ValueError for a spec that no point has: equal requests have no spec, mixed ones the shortest spelling."""
     keys = batch_spec.keys_of(spec)
     if keys["batch_spec"] != spec:
         lens = ", ".join(f"{key}: {keys[key]}" for key in ("batch_size", "s_qo", "s_kv"))
         raise ValueError(f"{where}: batch_spec={spec!r}: type {keys['batch_spec'] or f'{{{lens}}}'}, the name that its points have")
-
-
-def _as_rules(key: str, rules: Any) -> list[Any]:
-    if rules is not None and not isinstance(rules, list):
-        raise ValueError(f"sweep.{key}={rules!r}: allowed: a list of rules such as [{{backend: cudnn, s_qo: [4, 8]}}]")
-    return rules or []
 
 
 def _as_axes(mapping: Any, ranges: Callable[[str, Iterable[Any]], Iterable[Any]] = numbers) -> Any:

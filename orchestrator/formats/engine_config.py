@@ -256,13 +256,13 @@ def _why_none(steps: Sequence[Record], runs: Choice | None, draft: Draft) -> str
 
 def _no_decode(data: Dataset, part: Part) -> str:
     """Why a deployment has no step without drafts: its rows have none that is right, or `drafts` leaves them out."""
-    model, tp = (part.place[PLACE.index(key)] for key in ("model", "tp"))
+    model, tp, device = (part.place[PLACE.index(key)] for key in ("model", "tp", "device_name"))
     here = f"model IS NOT DISTINCT FROM {literal(model)} AND tp IS NOT DISTINCT FROM {literal(tp)}"
     if data.scalar(f"SELECT count(*) FROM current WHERE status = 'ok' AND s_qo = 1 AND {here}"):
         return "no decode (s_qo 1) among the workloads that were asked for; leave drafts out"
     sweeps = data.execute(f"SELECT sweep FROM current WHERE {here} GROUP BY sweep ORDER BY count(*) DESC, sweep")
     axes = {"tp": [tp or 1], "s_qo": [1, *part.lengths]}
-    return f"no decode (s_qo 1) in this dataset; to measure: {measuring(model, {sweep: {} for (sweep,) in sweeps}, axes)}"
+    return f"no decode (s_qo 1) in this dataset; to measure: {measuring(model, {of: {} for (of,) in sweeps}, axes, gpus=[device])}"
 
 
 def _table_comments(runs: Choice, batches: Sequence[BatchDrafts], draft: Draft) -> Iterator[str]:

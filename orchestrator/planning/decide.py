@@ -240,10 +240,14 @@ def _refusal(problem: Problem, backend: _Backend, place: _BackendThere, cost: Co
     model, unmet = place.model, place.unmet(problem)
     if model.in_step and (sentences := _unmet_of_step(problem, backend, model)):
         return ("unsupported", f"timing.context=step needs: {'; '.join(sentences)}")
-    over_limit = _over_limit(model, cost)
+    name, limit, over_limit = model.device.name, model.point_seconds, None
+    if cost.memory_bytes > model.room:
+        over_limit = f"too big: needs about {cost.memory_bytes / 1e9:.3g} GB of {model.room / 1e9:.3g} GB on {name}"
+    elif cost.total_s > limit:
+        over_limit = f"too slow: about {cost.total_s:.3g} s on {name}, limits.point_seconds is {limit:g}"
     if unmet and not (over_limit and model.forced):
         return ("unsupported", unmet)
-    return over_limit
+    return ("skipped", over_limit) if over_limit else None
 
 
 def _unmet_of_step(problem: Problem, backend: _Backend, model: _DeviceModel) -> list[str]:
@@ -256,15 +260,6 @@ def _unmet_of_step(problem: Problem, backend: _Backend, model: _DeviceModel) -> 
     if backend.env is not None:
         unmet.append(OWN_PROCESS)
     return unmet
-
-
-def _over_limit(model: _DeviceModel, cost: Cost) -> tuple[DecisionKind, str] | None:
-    name, limit = model.device.name, model.point_seconds
-    if cost.memory_bytes > model.room:
-        return ("skipped", f"too big: needs about {cost.memory_bytes / 1e9:.3g} GB of {model.room / 1e9:.3g} GB on {name}")
-    if cost.total_s > limit:
-        return ("skipped", f"too slow: about {cost.total_s:.3g} s on {name}, limits.point_seconds is {limit:g}")
-    return None
 
 
 class Backends:

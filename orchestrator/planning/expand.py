@@ -141,8 +141,12 @@ class _Problems:
             )
         if "routine" not in keys:  # a sweep of an engine's flags takes what the model has
             keys = {**keys, "routine": "paged_decode" if model.head_dim_ckv is None else "mla"}
-        routine, tp = str(keys["routine"]), self._tp(keys.get("tp"), model)
-        share = self._share(keys.get("model"), routine, tp, windowed="window" in keys)
+        routine, tp = str(keys["routine"]), keys.get("tp", model.tp[0])
+        if isinstance(tp, bool) or not isinstance(tp, int) or tp < 1:
+            raise UserError(f"sweep.tp={tp!r}: allowed: a whole number")
+        if (of := (keys.get("model"), routine, tp, "window" in keys)) not in self.shares:
+            self.shares[of] = model.share(routine, tp, windowed="window" in keys)
+        share = self.shares[of]
         if any(keys[key] != share.get(key) for key in own_heads):
             share = {key: value for key, value in share.items() if key not in LENT}
         of_model = {"model": CUSTOM if own_heads else model.name, "tp": tp}
@@ -177,17 +181,6 @@ class _Problems:
                 raise UserError(unknown("sweep.model", str(name), shipped()))
             self.models[name] = Model.model_validate(shipped()[str(name)])
         return self.models[name]
-
-    def _tp(self, tp: Scalar | None, model: Model) -> int:
-        size = model.tp[0] if tp is None else tp
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise UserError(f"sweep.tp={size!r}: allowed: a whole number")
-        return size
-
-    def _share(self, name: Scalar | None, routine: str, tp: int, *, windowed: bool) -> dict[str, Scalar]:
-        if (key := (name, routine, tp, windowed)) not in self.shares:
-            self.shares[key] = self.models[name].share(routine, tp, windowed=windowed)
-        return self.shares[key]
 
     def _tree(self, keys: Mapping[str, Scalar]) -> tuple[int, ...] | None:
         name, s_qo = str(keys.get("mask", "causal")), keys.get("s_qo")
@@ -231,12 +224,12 @@ def _grid(axes: Mapping[str, tuple[AxisValue, ...]]) -> Iterator[_Part]:
     own = [{key for keys in choice for key in keys} for choice in choices]
     if sum(map(len, own)) == len(set().union(*own)):  # no two axes set one key: a null unsets nothing, and is left out before
         parts = [_axis(choice) for choice in sorted(choices, key=lambda choice: len(choice) > 1)]
-        cells = [_Cell(keys) for keys in _merged([[keys for _, keys in axis] for axis in parts if _of_problems(axis)])]
+        cells = [_Cell(keys) for keys in _merged([[keys for _, keys in axis] for axis in parts if any(keys for _, keys in axis)])]
     else:
         parts = [_axis(_merged(choices))]
         made = {tuple(keys.items()): _Cell(keys) for _, keys in parts[0]}
         cells = [made[tuple(keys.items())] for _, keys in parts[0]]
-    behind = [i + 1 for i, axis in enumerate(parts) if any(of_point for of_point, _ in axis) or not _of_problems(axis)]
+    behind = [i + 1 for i, axis in enumerate(parts) if any(of_point for of_point, _ in axis) or not any(keys for _, keys in axis)]
     yield from _parts({}, cells, parts[: max(behind, default=0)])
 
 
@@ -245,16 +238,12 @@ def _axis(choice: Iterable[Mapping[str, Scalar | None]]) -> _Axis:
     return [({key: keys.pop(key) for key in BESIDE if key in keys}, keys) for keys in set_keys]
 
 
-def _of_problems(axis: _Axis) -> bool:
-    return any(keys for _, keys in axis)
-
-
 def _parts(of_point: dict[str, Scalar], cells: list[_Cell], axes: Sequence[_Axis]) -> Iterator[_Part]:
     """The combinations of these axes, each with its share of the problems, which the axes behind them have together."""
     if not axes:
         yield of_point, cells
         return
-    width = len(cells) // max(1, len(axes[0])) if _of_problems(axes[0]) else 0
+    width = len(cells) // max(1, len(axes[0])) if any(keys for _, keys in axes[0]) else 0
     for i, (keys, _) in enumerate(axes[0]):
         yield from _parts(of_point | keys, cells[i * width : (i + 1) * width] if width else cells, axes[1:])
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from orchestrator.config.draft_cost import COSTS
 from orchestrator.config.model import FULL, WINDOWED, layers_in
-from orchestrator.config.settings import Settings
+from orchestrator.config.settings import Chosen, Settings
 from orchestrator.config.sweep import OF_MODEL
+from orchestrator.errors import UserError, unknown
 from orchestrator.notes import note_once
 from orchestrator.point import Point
 
@@ -46,6 +47,19 @@ def with_typed(config: Mapping[str, Any], words: Sequence[str]) -> Config:
     )
     changed = [{**rule, AXIS: [MODEL]} if rule in own else rule for rule in rules or ()]
     return {**typed, "sweep": {**sweep, **({AXIS: [MODEL]} if sweep in own else {}), "include": changed}}
+
+
+def with_kernels(settings: Settings, words: Sequence[str]) -> Settings:
+    """Settings that choose the typed `sweep.backend` or `routine` of a sweep whose axis `kernel` sets these. Raises UserError."""
+    typed, axes = {word.lstrip("+").partition("=")[0] for word in words}, (settings.sweep.axes, *settings.sweep.include)
+    for key in ("backend", "routine"):
+        there = [{str(one[key]) for one in of.get("kernel", ()) if isinstance(one, dict) and key in one} for of in axes]
+        if there[0] and f"sweep.{key}" in typed and "sweep.kernel" not in typed and isinstance(settings, Chosen):
+            if others := {*map(str, asked := settings.sweep.axes[key])}.difference(*there):
+                words_of = unknown(f"sweep.{key}", min(others), set().union(*there))
+                raise UserError(f"{words_of}; for others type 'sweep.kernel=[{{routine: ..., backend: ...}}]'")
+            settings = settings.model_copy(update={"where": {key: asked, **settings.where}})
+    return settings
 
 
 def say(settings: Settings, points: Sequence[Point], words: Sequence[str]) -> None:

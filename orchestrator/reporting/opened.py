@@ -15,7 +15,7 @@ from orchestrator.analysis.traffic import Mix
 from orchestrator.config.engine import selected
 from orchestrator.config.parts import Results
 from orchestrator.config.ranges import several
-from orchestrator.config.settings import NO_SWEEP_PATH, Answers, AskSettings, ForDeployment, Settings
+from orchestrator.config.settings import FOR_DEPLOYMENT, NO_SWEEP_PATH, Answers, AskSettings, ForDeployment, Settings
 from orchestrator.grouped import grouped
 from orchestrator.storage.columns.sections import EngineColumns
 
@@ -45,7 +45,8 @@ def located(settings: Asking, overrides: Sequence[str]) -> Asking:
     typed = {name: several(value) for name, value in settings.where.items()} | of_engines
     alike = finder.same_heads(settings.model, settings.tp, rows | typed) if "model" in wanted else None
     if settings.results.path == NO_SWEEP_PATH:
-        typed_as = (of_model, "encoder" if settings.model.is_encoder else "")
+        is_of_flags = question in (None, *FOR_DEPLOYMENT) or settings.engine is not None
+        typed_as = (of_model, "encoder" if settings.model.is_encoder else finder.SERVERS * is_of_flags)
         path, found = finder.find(wanted | typed, settings.engines, settings.drafts, alike, question=question, typed=typed_as)
         changed |= {"results": Results(path=path), "where": found}
     elif alike:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -14,9 +15,11 @@ from orchestrator.analysis.compare.pairs import POINT_COLUMNS, pair
 from orchestrator.analysis.compare.selection import Selection, choices, read, select
 from orchestrator.analysis.compare.verdicts import judge, judge_groups
 from orchestrator.analysis.noise import MIN_PAIRS_TO_FIT, SAME, NoiseFloors, fitted_floors
+from orchestrator.analysis.sources import listed
 from orchestrator.analysis.sql import Where
+from orchestrator.config import environment
 from orchestrator.config.modes import companion, owner
-from orchestrator.errors import UserError
+from orchestrator.errors import UserError, as_typed
 from orchestrator.storage import access
 
 MEDIAN_TOLERANCE = 1e-6  # a stored median may differ from that of its samples by rounding
@@ -83,7 +86,25 @@ def compare(
     if sides[0].path == sides[1].path and sides[0].rows.index.equals(sides[1].rows.index):
         others = choices("candidate", read(sides[1].path))
         raise UserError(f"candidate={sides[1].name}: it selects the same rows as baseline={sides[0].name}; {others}")
-    return compare_rows(*sides, noise=noise, same=same, missing=missing, cards=cards)
+    hint = partial(_hint, *sides, where or {}, partial(map, select, ("baseline", "candidate"), (baseline, candidate), (path, path)))
+    return compare_rows(*sides, noise=noise, same=same, missing=missing, cards=cards, hint=hint)
+
+
+def _hint(baseline: Selection, candidate: Selection, where: Where, every: Callable[[], Iterable[Selection]]) -> str:
+    """Of sides without a common point: what each has, what both have without `where`, and what measures two releases."""
+    told = {baseline.name: baseline.rows, candidate.name: candidate.rows}
+    releases = [(environment.parsed(name), rows["libraries"].str) for name, rows in told.items()]
+    if where:
+        pairs = pair(*(side.rows for side in every()))
+        told["both, without where"] = pairs[(pairs["status_a"] == "ok") & (pairs["status_b"] == "ok")]
+    columns = ["model", "tp", "q_dtype", "kv_dtype", "backend"]
+    lines = [f"\n{name}: {listed(rows[columns].to_dict('list'))}" for name, rows in told.items() if len(rows)]
+    if all(one and text.contains(one.distribution, regex=False).all() for one, text in releases):
+        sweep, sides = baseline.rows["sweep"].mode()[0], [baseline.name, candidate.name]
+        chosen = as_typed({"backend": sorted({*baseline.rows["backend"][baseline.rows["sweep"] == sweep]}), **where})
+        command = f"python -m orchestrator +sweep={sweep} 'sweep.env={as_typed(sides)}' 'where={chosen}'"
+        lines.append(f"\nto measure both: {command}\nthen: this command with results.path=results/{sweep}")
+    return "".join(lines)
 
 
 def compare_rows(
@@ -94,8 +115,9 @@ def compare_rows(
     same: float = SAME,
     missing: str = "fail",
     cards: str | None = None,
+    hint: Callable[[], str] = str,
 ) -> Comparison:
-    """As `compare`, of rows that are chosen already."""
+    """As `compare`, of rows that are chosen already. `hint` says more of sides without a common point."""
     sides = baseline, candidate
     for side in sides:
         require_own_medians(side)
@@ -104,7 +126,7 @@ def compare_rows(
     if "dataset_a" in points and points[["dataset_a", "dataset_b"]].stack().nunique() > 1 and baseline.path == candidate.path:
         elsewhere = (points["verdict"] == "missing") & ~points["run_id_a"].isin(candidate.rows["run_id"])
         points.loc[elsewhere, "verdict"] = "not measured"
-    _require_comparable(points, *sides)
+    _require_comparable(points, *sides, hint)
     by = [name for name in GROUP_COLUMNS if points.loc[points["counted"], name].nunique(dropna=False) > 1]
     groups, learned = judge_groups(points, by, same), find_cards(sides, cards)
     decided = decide_gate(given := evidence(points, by, floors, learned))
@@ -155,13 +177,13 @@ def find_noise_floors(paths: Sequence[str], noise: str | None) -> NoiseFloors:
     return NoiseFloors({})
 
 
-def _require_comparable(points: pd.DataFrame, baseline: Selection, candidate: Selection) -> None:
+def _require_comparable(points: pd.DataFrame, baseline: Selection, candidate: Selection, hint: Callable[[], str]) -> None:
     words = f"baseline={baseline.name} and candidate={candidate.name}"
     in_both = points[(points["status_a"] == "ok") & points["status_b"].notna()]
     if in_both.empty:
         disjoint = [name for name in POINT_COLUMNS if not set(baseline.rows[name].map(str)) & set(candidate.rows[name].map(str))]
         differ = f"; no {', no '.join(disjoint)} is in both" if disjoint else ""
-        raise UserError(f"{words}: no point that the baseline has a time for is in both{differ}; type others")
+        raise UserError(f"{words}: no point that the baseline has a time for is in both{differ}; type others{hint()}")
     unlike = points[(points["status_a"] == "ok") & (points["status_b"] == "ok") & ~points["comparable"]]
     if len(unlike) == len(in_both):
         raise UserError(f"{words}: none of {len(unlike)} points can be compared: {unlike['note'].iloc[0]}; type others")

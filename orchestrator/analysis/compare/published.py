@@ -104,7 +104,13 @@ def _summary(joined: pd.DataFrame) -> Grid:
     ratios = "published times beside measured ones"
     if len(others) < len(joined):
         ratios = "measured time over the published one (geometric mean)"
-    return Grid(f"{ratios}; not judged: {_unlike(joined)}{_why_no_ratio(others)}", header, tuple(cells))
+    differing = []
+    for name in NAMED_IF_UNLIKE:
+        there, here = (" and ".join(sorted(map(str, joined[f"{name}_{side}"].dropna().unique()))) for side in "ab")
+        if there != here:
+            differing.append(f"{name} {there or 'not stated'} there, {here or 'not stated'} here")
+    unlike = "; ".join(differing) or "imported rows have no samples"
+    return Grid(f"{ratios}; not judged: {unlike}{_why_no_ratio(others)}", header, tuple(cells))
 
 
 def _why_no_ratio(others: pd.DataFrame) -> str:
@@ -116,15 +122,6 @@ def _why_no_ratio(others: pd.DataFrame) -> str:
         f". No ratio of {there} and {here}: it would mix the GPUs with how each was timed. The next table has the times. "
         f"For a ratio import a table of {here} from the same source and compare the two, or measure {there} with the same sweep"
     )
-
-
-def _unlike(joined: pd.DataFrame) -> str:
-    differing = []
-    for name in NAMED_IF_UNLIKE:
-        there, here = (" and ".join(sorted(map(str, joined[f"{name}_{side}"].dropna().unique()))) for side in "ab")
-        if there != here:
-            differing.append(f"{name} {there or 'not stated'} there, {here or 'not stated'} here")
-    return "; ".join(differing) or "imported rows have no samples"
 
 
 def _workloads(joined: pd.DataFrame) -> Grid:

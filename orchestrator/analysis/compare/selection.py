@@ -50,8 +50,13 @@ def select(side: str, conditions: Sequence[str], path: str, where: Where | None 
     rest = [c for c in conditions if c not in folders]
     path = folders[0] if folders else path
     rows = read(path)
+    if rows.empty and not conditions:
+        raise UserError(f"{side}: mode=compare needs one; type {side}=DIR with a folder that holds {parquet.DATA}")
     if rows.empty:
-        _no_dataset(side, conditions, path)
+        wanted = [c for c in conditions if c.partition(":")[0] not in CONDITION_COLUMNS]
+        given = f"{side}={wanted[0]}" if wanted else f"results.path={path!r}"
+        near = nearest_dataset(wanted[0] if wanted else path)
+        raise UserError(f"{given}: no rows there;{near} type {side}=DIR with a folder that holds {parquet.DATA}")
     rows = rows[(alone := rows["engine"].isna())]
     if rows.empty:
         raise UserError(f"{path} holds rows of a running engine; type mode=report question=in_engine results.path={path}")
@@ -104,15 +109,6 @@ def _library(side: str, condition: str, rows: pd.DataFrame) -> str | None:
 
 def _names_of_libraries(rows: pd.DataFrame) -> list[str]:
     return list(dict.fromkeys(part.split(" ")[0] for part in libraries_of(rows["libraries"].unique())))
-
-
-def _no_dataset(side: str, conditions: Sequence[str], path: str) -> None:
-    if not conditions:
-        raise UserError(f"{side}: mode=compare needs one; type {side}=DIR with a folder that holds {parquet.DATA}")
-    wanted = [c for c in conditions if c.partition(":")[0] not in CONDITION_COLUMNS]
-    given = f"{side}={wanted[0]}" if wanted else f"results.path={path!r}"
-    near = nearest_dataset(wanted[0] if wanted else path)
-    raise UserError(f"{given}: no rows there;{near} type {side}=DIR with a folder that holds {parquet.DATA}")
 
 
 def _resolve(side: str, condition: str, rows: pd.DataFrame) -> tuple[str, str]:

@@ -356,7 +356,9 @@ class Part:
         if best.margin.saving > best.margin.floor and best.margin.share_ahead > 0.5:
             told = f"; {coarser}" * bool(coarser) or f", {coarse}" * bool(coarse)
             return Advice(best, f"{best.margin.words} less time than the default {default.label}{told}")
-        return Advice(default, best.margin.why_not(best.label) + self.elsewhere + f"; {coarse}" * bool(coarse))
+        rest = sorted({one.label for one in self.choices if {*one.record["statuses"]} - {NOT_THERE} == {"not measured"}})
+        unknown = f"; {', '.join(rest)} not measured" if rest and best.margin.saving < 0 else ""
+        return Advice(default, best.margin.why_not(best.label) + self.elsewhere + f"; {coarse}" * bool(coarse) + unknown)
 
     @property
     def elsewhere(self) -> str:

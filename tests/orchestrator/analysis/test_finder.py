@@ -147,7 +147,7 @@ def test_other_datasets_and_the_flags_that_they_alone_have_are_named(invoke: Inv
 
     assert all(Path(one).exists() for one in others.split(",\n  ")) and others.count(",") == 2
     both, triton = (
-        "note: right rows of other flags and pages; to read both:\n  'results.path=[{}]'\n",
+        "note: right rows of other flags and pages; to read them too:\n  'results.path=[{}]'\n",
         "results/h200_mla/triton_mla.parquet",
     )
     (read,) = re.findall("note: read (.*), which says most", told)
@@ -159,6 +159,14 @@ def test_other_datasets_and_the_flags_that_they_alone_have_are_named(invoke: Inv
     assert f"{both.format(SERVERS_AND_PAGES)}{apart}\n" in pages
     data = open_views("results/h200_mla/triton_mla.parquet", where={"model": "deepseek_v3", "tp": 8, "kv_dtype": "fp8_e4m3"})
     assert data.scalar("SELECT count(*) FROM current WHERE status = 'ok' AND backend = 'triton_mla'") > 0
+
+
+def test_the_datasets_of_several_other_flags_are_named_in_a_word_that_can_be_pasted(invoke: Invoke):
+    asked = ("mode=report", "question=one_backend", "model=llama_3_1_70b", "tp=1", "device=h200", "engine=sglang")
+    told = invoke(*asked).stderr
+    (typed,) = re.findall(r"to read them too:\n  '(results\.path=\[.*\])'", told)
+
+    assert typed.count(",") >= 2 and (done := invoke(*asked, typed)).returncode == 0, done.stderr
 
 
 def shape(model: str) -> Model:
@@ -350,7 +358,7 @@ MEASURE = "\nto measure: python -m orchestrator +sweep=servers model="
         (  # some of its layers have a window
             {"model": ("gpt_oss_120b",), "device_name": H200, "s_kv": (7777,)},
             None,
-            ["+sweep=target_verify model=gpt_oss_120b 'sweep.s_kv=[7777]' 'sweep.window=[null, 128]'"],
+            ["+sweep=servers model=gpt_oss_120b 'sweep.s_kv=[7777]' 'sweep.window=[null, 128]'"],
         ),
         (
             {**LLAMA, "s_kv": (Bounds(3000, 4000),)},
@@ -378,6 +386,46 @@ def test_without_one_the_answer_says_what_is_missing_what_is_near_and_what_measu
         finder.find(wanted, selected(), drafts)
 
     assert [one for one in words if one not in str(error.value)] == []
+
+
+@pytest.mark.parametrize(
+    ("typed", "command", "nearest"),
+    [
+        (
+            "question=one_backend model=gpt_oss_120b tp=1 device=h100 engine=vllm drafts=0",
+            "+sweep=servers model=gpt_oss_120b 'sweep.tp=[1]' 'sweep.s_qo=[1]' 'sweep.window=[null, 128]'",
+            "gpt_oss_120b on NVIDIA H200 (tp 1; drafts 0); gpt_oss_120b on NVIDIA H100",
+        ),
+        (
+            "question=one_backend model=llama_3_1_70b tp=4 device=h100 engine=sglang drafts=0",
+            "+sweep=servers model=llama_3_1_70b 'sweep.tp=[4]' 'sweep.s_qo=[1]'",
+            "llama_3_1_70b on NVIDIA H200 (tp 4; drafts 0); llama_3_1_70b on NVIDIA H100",
+        ),
+        (  # lengths that the sweep leaves out by itself
+            "model=gpt_oss_120b device=h100 drafts=0 where={batch_size:8,s_kv:2048}",
+            "+sweep=servers model=gpt_oss_120b 'sweep.s_qo=[1]' 'sweep.batch_size=[8]' 'sweep.s_kv=[2048]' ",
+            "gpt_oss_120b on NVIDIA H200 (",
+        ),
+        (
+            "model=llama_3_1_70b device=h100 tp=4 where={s_kv:{from:3000,to:4000},kv_dtype:fp8_e4m3}",
+            "'sweep.s_kv=[3000, 4000]' 'sweep.dtype=[{q: bf16, kv: fp8_e4m3}, {q: fp8_e4m3, kv: fp8_e4m3}]'",
+            "",
+        ),
+    ],
+)
+def test_the_sweep_of_servers_measures_every_flag_of_one_and_its_other_card_is_the_nearest(
+    typed: str, command: str, nearest: str, invoke: Invoke
+):
+    told = invoke("mode=report", *typed.split()).stderr
+    _, _, *words = shlex.split(told.partition("python")[2].splitlines()[0].replace("-m", "python -m"))
+    done = invoke("mode=plan", *words[1:], "device=h100", "full=true")
+    kernels = re.findall(
+        r"^│ (\S+) +│ (\d+) +│ (\d+)", done.stdout.partition("which backends run\n")[2].partition("why not")[0], re.M
+    )
+
+    assert f"\nnearest: {nearest}" in told and command in told and done.returncode == 0, done.stderr
+    assert {"flash_attn_3_vllm", "vllm_triton", "flash_attn_3_sglang"} <= {name for name, runs, _ in kernels if int(runs)}
+    assert sum(int(runs) + int(unsupported) for _, runs, unsupported in kernels) <= 210
 
 
 @pytest.mark.parametrize("question", ["one_backend", "best", "q_len", "fp8"])

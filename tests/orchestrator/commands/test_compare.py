@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from pathlib import Path
 
 import pandas as pd
@@ -83,6 +84,22 @@ def test_sides_without_a_common_point_are_refused(keys: Row, words: list[str], t
         compare(["r1"], ["r2"], upgrade(tmp_path / "d", **keys))
 
     assert all(word in str(error.value) for word in words), error.value
+
+
+def test_two_releases_without_a_common_point_are_told_what_is_there_and_what_measures_both(tmp_path: Path, invoke: Invoke):
+    ran = [("0.25.1", "flash_attn_3_vllm", 8), ("0.25.1", "vllm_triton", 1), ("0.33.0", "vllm_triton", 1), ("0.33.0", "fa2", 8)]
+    rows = [{**timed(name, 100, tp=tp), "sweep": "servers", "libraries": f"vllm {release}"} for release, name, tp in ran]
+    path = dataset(tmp_path / "d", rows)
+    done = invoke("mode=compare", f"results.path={path}", "baseline=vllm:0.25.1", "candidate=vllm:0.33.0", "where={tp: 8}")
+    first, *sides, both, measure, _ = done.stderr.strip().splitlines()
+    _, _, *words = shlex.split(measure.removeprefix("to measure both: "))
+
+    assert done.returncode == 2 and first.endswith("no backend is in both; type others")
+    assert [line.partition(":")[0] for line in sides] == ["vllm", "vllm"]
+    assert "tp: 8; " in sides[0] and sides[0].endswith("backend: flash_attn_3_vllm") and sides[1].endswith("backend: fa2")
+    assert both.startswith("both, without where: ") and "tp: 1; " in both and both.endswith("backend: vllm_triton")
+    assert words[1:] == ["+sweep=servers", "sweep.env=[vllm:0.25.1, vllm:0.33.0]", "where={backend: [flash_attn_3_vllm], tp: 8}"]
+    assert invoke("mode=plan", "device=h200", *words[1:]).returncode == 0
 
 
 @pytest.mark.parametrize("changed", ["baseline", "candidate"])

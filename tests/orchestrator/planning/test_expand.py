@@ -13,7 +13,9 @@ from kernels.contract import splits
 from kernels.problem import Problem
 from orchestrator.composing.compose import from_words
 from orchestrator.config.settings import Points, Settings, load
+from orchestrator.errors import UserError
 from orchestrator.planning.expand import expand
+from orchestrator.planning.model_words import with_kernels
 from orchestrator.planning.replay import points_of
 from orchestrator.point import Point, fingerprint
 
@@ -284,3 +286,33 @@ def test_points_stand_in_the_order_of_the_axes_wherever_the_backend_does(axes: d
         wanted[name, keys["s_qo"], keys["batch_size"], keys.get("page_size", 64)] = None
     assert [(p.backend, p.problem.s_qo, p.problem.batch_size, p.problem.page_size) for p in found] == list(wanted)
     assert len({id(p.problem) for p in found}) == len({p.problem for p in found})
+
+
+def picked(*typed: str) -> list[Point]:
+    return points_of(with_kernels(load(from_words(["+sweep=servers", "mode=plan", *typed])), typed))
+
+
+@pytest.mark.parametrize(
+    ("typed", "kernels"),
+    [
+        (["sweep.backend=[flash_attn_3_vllm]"], {("paged_decode", "flash_attn_3_vllm")}),
+        (["sweep.backend=sglang_triton"], {("paged_decode", "sglang_triton"), ("paged_prefill", "sglang_triton")}),
+        (
+            ["sweep.backend=[sglang_triton,fa2]", "sweep.routine=paged_prefill"],
+            {("paged_prefill", "sglang_triton"), ("paged_prefill", "fa2")},
+        ),
+    ],
+)
+def test_a_typed_backend_or_routine_chooses_among_the_kernels_of_a_sweep(typed: list[str], kernels: set[tuple[str, str]]):
+    every, found = expand(load(from_words(["+sweep=servers", "mode=plan"]))), picked(*typed)
+
+    assert found == [point for point in every if (point.problem.routine, point.backend) in kernels]
+    assert {(point.problem.routine, point.backend) for point in found} == kernels
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"), [("backend=[fa2,cudnn]", "'cudnn'; allowed: fa2, fa2_tc"), ("routine=mla", "'mla'; allowed: paged")]
+)
+def test_a_kernel_that_a_sweep_does_not_have_is_no_choice(typed: str, words: str):
+    with pytest.raises(UserError, match=rf"sweep\..*there is no {words}.*type 'sweep.kernel="):
+        picked(f"sweep.{typed}")
