@@ -72,21 +72,18 @@ def _notes(found: Sequence[Part]) -> Grid:
 
 
 def _of_part(part: Part) -> Iterator[str]:
-    place = part.choices[0].record
+    place, choice, who = part.choices[0].record, part.answer.choice, part.who if part.who != HERE else "all backends"
+    if choice is not None and part.who != HERE:
+        yield f"{part.who}, {part.what}: {stands_on(choice)}{of_default(part)}; {part.holds}"
+    if choice is not None and choice.is_alone:
+        yield f"{who}, {part.what}: {choice.label}, {choice.no_comparison}"
+    if choice is not None and choice.record["worst"] > MUCH_SLOWER:
+        yield f"{who}, {part.what}: {but_at_worst(choice)}"
+    if part.left_out:
+        yield part.left_out
     if place["num_qo_heads"] is not None:
         heads, tp = place["num_qo_heads"], place["tp"] or 1
         yield f"one GPU with {'all ' if tp == 1 else ''}{heads} query heads (tp {tp}); another tp is another answer: type tp=N"
-    if part.left_out:
-        yield part.left_out
-    choice = part.answer.choice
-    if choice is None:
-        return
-    if choice.is_alone:
-        yield f"{part.who if part.who != HERE else 'all backends'}, {part.what}: {choice.label}, {choice.no_comparison}"
-    if choice.record["worst"] > MUCH_SLOWER:
-        yield f"{part.who if part.who != HERE else 'all backends'}, {part.what}: {but_at_worst(choice)}"
-    if part.who != HERE:
-        yield f"{part.who}, {part.what}: {stands_on(choice)}{of_default(part)}; {part.holds}"
 
 
 def of_default(part: Part) -> str:
