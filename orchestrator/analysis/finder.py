@@ -85,7 +85,7 @@ def find(
     """
     places = _places()
     if not places:
-        raise NoRows(f"{RESULTS}/: there is no dataset here; type results.path=DIR (in a checkout: {RESULTS}), or a +sweep=NAME")
+        raise NoRows(f"{RESULTS}/: there is no dataset here; type results.path=DIR, start in a checkout, or type a +sweep=NAME")
     length = [] if drafts is None else [f"s_qo = {drafts + 1}"]
     asked = [(wanted, "true"), *([alike] if alike else [])]
     queries = [(" AND ".join([condition(values), *length]), having) for values, having in asked]

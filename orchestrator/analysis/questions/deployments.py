@@ -306,7 +306,9 @@ class Part:
         alike = [dict(word.partition(" ")[::2] for word in one["alike"].split(", ") if word) for one in told]
         held = [" ".join(filter(None, (name, mark))) for name, mark in alike[0].items() if all(name in of for of in alike)]
         others = {word.partition(" ")[0]: word for one in reversed(told) for word in one["others"].split(", ") if word}
-        return "; ".join([f"holds for {self.who.rpartition(' ')[0]} {', '.join(held) or 'in no other release'}", *others.values()])
+        name = self.who.rpartition(" ")[0]
+        here = f"holds for {name} {', '.join(held)}" if held else f"holds for no known release of {name}"
+        return "; ".join([here, *others.values()])
 
     @property
     def measured(self) -> list[Choice]:

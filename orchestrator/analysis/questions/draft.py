@@ -130,7 +130,7 @@ def warnings(data: Dataset, draft: Draft) -> list[Grid]:
     for (model,) in data.execute("SELECT DISTINCT model FROM problems WHERE model IS NOT NULL ORDER BY 1"):
         of = [layers_of(model, [kind]) or 0 for kind in (WINDOWED, FULL)]
         if all(of) and sum(of) == layers_of(model):
-            words = f"{model} has {of[0]} layers with a window and {of[1]} without: each table takes all for its own"
+            words = f"{model} has {of[0]} layers with a window and {of[1]} without: each table counts all as its kind"
             cells.append((words, "draft.layers=N for a table, and add the times of both"))
     cells += [(words, "draft.layers") for words in left_out(data).values()]
     return [Grid("warning: what this does not count", ("what", "type"), tuple(cells))] if cells else []

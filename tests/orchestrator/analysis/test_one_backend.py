@@ -23,6 +23,7 @@ from orchestrator.config.engine import selected
 from orchestrator.config.weights import checked_weights
 from orchestrator.reporting.report import NEEDS
 from orchestrator.storage.row import Row, to_table
+from tests.helpers.command_line import Invoke
 from tests.helpers.datasets import MAIN, RESULTS
 from tests.helpers.timed_rows import made, views_of
 from tests.helpers.winners import launch_of
@@ -620,3 +621,10 @@ def test_a_step_whose_rest_nobody_measured_or_that_has_layers_of_two_kinds_has_n
         ("gpt_oss_120b", "decode, sliding layers"): ("18", "–", "–", "–"),
         ("llama_3_1_8b", "decode"): ("32", "–", "–", "–"),
     }
+
+
+def test_a_flag_that_no_release_has_for_a_cache_holds_for_none(invoke: Invoke):
+    server = ("model=deepseek_v3", "tp=8", "device=h100", "engine=vllm", "where={kv_dtype: fp8_e4m3}")
+    told = invoke("mode=report", "question=one_backend", *server, "full=true", "format=markdown").stdout
+
+    assert "| no known release of vLLM; 0.25.1 has no such flag for it; " in told
