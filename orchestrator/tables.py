@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -59,11 +60,11 @@ def common_once(names: Iterable[str]) -> tuple[list[str], list[str]]:
 def draw(console: Console, grids: Iterable[Grid]) -> None:
     """Prints tables to a console. Tables without rows are left out."""
     for grid in grids:
-        if not grid.cells:
-            continue
-        wraps = console.is_terminal  # a terminal would cut inside a word; a file keeps a title in one line
-        console.print(f"[bold]{escape(for_line(grid.title))}[/]", highlight=False, soft_wrap=not wraps)
-        _draw_body(console, grid)
+        if grid.cells:
+            # A terminal would cut inside a word; a file keeps a title in one line, unless its width is asked for.
+            whole = not console.is_terminal and "COLUMNS" not in os.environ
+            console.print(f"[bold]{escape(for_line(grid.title))}[/]", highlight=False, soft_wrap=whole)
+            _draw_body(console, grid)
 
 
 def lines_of(grid: Grid, width: int) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -19,15 +20,15 @@ if TYPE_CHECKING:
 
 __all__ = ["BAD_POINTS", "INTERRUPTED", "OK", "execute"]
 
-WIDTH = 160  # columns if the output is no terminal
+WIDTH = 160  # columns if the output is no terminal, and COLUMNS is not set
 
 
 def execute(config: Mapping[str, Any], overrides: Sequence[str]) -> int:
     """Runs a configuration's mode; returns the exit code. `overrides` are the words as typed. Raises UserError for wrong input."""
     from orchestrator.formats.import_config import resolve_files
-    from orchestrator.planning.model_words import with_kernels, with_typed
+    from orchestrator.planning.model_words import with_axes, with_typed
 
-    settings = with_kernels(load(with_typed(resolve_files(config), overrides)), overrides)
+    settings = with_axes(load(with_typed(resolve_files(config), overrides)), overrides)
     if wrong := complaint(overrides, settings.mode, getattr(settings, "question", None)):
         raise UserError(wrong)
     for note in renamed_values(config):
@@ -46,4 +47,4 @@ def _screen() -> Console:
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError
 
-    return Screen(file=sys.stdout, width=None if sys.stdout.isatty() else WIDTH)
+    return Screen(file=sys.stdout, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH)

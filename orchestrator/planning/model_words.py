@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from orchestrator.config.draft_cost import COSTS
 from orchestrator.config.model import FULL, WINDOWED, layers_in
-from orchestrator.config.settings import Chosen, Settings
-from orchestrator.config.sweep import OF_MODEL
+from orchestrator.config.settings import Settings
+from orchestrator.config.sweep import OF_MODEL, AxisValue, keys_of
 from orchestrator.errors import UserError, unknown
 from orchestrator.notes import note_once
 from orchestrator.point import Point
 
 Config = dict[str, Any]
+Axes = dict[str, tuple[AxisValue, ...]]
 AXIS, MODEL = OF_MODEL
 MAX_NOTES = 5
 
@@ -49,17 +50,33 @@ def with_typed(config: Mapping[str, Any], words: Sequence[str]) -> Config:
     return {**typed, "sweep": {**sweep, **({AXIS: [MODEL]} if sweep in own else {}), "include": changed}}
 
 
-def with_kernels(settings: Settings, words: Sequence[str]) -> Settings:
-    """Settings that choose the typed `sweep.backend` or `routine` of a sweep whose axis `kernel` sets these. Raises UserError."""
-    typed, axes = {word.lstrip("+").partition("=")[0] for word in words}, (settings.sweep.axes, *settings.sweep.include)
+def with_axes(settings: Settings, words: Sequence[str]) -> Settings:
+    """Settings in which typed axes win: over `include`, and `backend` and `routine` over the axis `kernel`. Raises UserError."""
+    typed, sweep = {word.lstrip("+").partition("=")[0] for word in words}, settings.sweep
+    parts = [sweep.axes, *sweep.include]
     for key in ("backend", "routine"):
-        there = [{str(one[key]) for one in of.get("kernel", ()) if isinstance(one, dict) and key in one} for of in axes]
-        if there[0] and f"sweep.{key}" in typed and "sweep.kernel" not in typed and isinstance(settings, Chosen):
-            if others := {*map(str, asked := settings.sweep.axes[key])}.difference(*there):
+        there = [{str(one[key]) for one in of.get("kernel", ()) if isinstance(one, dict) and key in one} for of in parts]
+        if there[0] and f"sweep.{key}" in typed and "sweep.kernel" not in typed:
+            if others := {*map(str, asked := sweep.axes[key])}.difference(*there):
                 words_of = unknown(f"sweep.{key}", min(others), set().union(*there))
                 raise UserError(f"{words_of}; for others type 'sweep.kernel=[{{routine: ..., backend: ...}}]'")
-            settings = settings.model_copy(update={"where": {key: asked, **settings.where}})
-    return settings
+            parts = [_only(of, {"kernel": [{(key, value)} for value in asked]}) for of in parts]
+    asked_of = {axis: [keys_of(axis, one).items() for one in of] for axis, of in sweep.axes.items() if f"sweep.{axis}" in typed}
+    whole = "sweep.include" in typed or settings.source or getattr(settings, "point", None)  # a point is found wherever it is
+    if asked_of and not whole:
+        parts[1:] = [rule for rule in (_only(one, asked_of) for one in parts[1:]) if all(rule.values())]
+    if (left := len(sweep.include) + 1 - len(parts)) > 0:
+        words_of = f"{left} of {len(sweep.include)} rules add other values than the typed ones, and are left out"
+        note_once(f"sweep.include: {words_of}; to add points, type 'sweep.include=[{{KEY: VALUE, ...}}]'")
+    return settings.model_copy(update={"sweep": sweep.model_copy(update={"axes": parts[0], "include": tuple(parts[1:])})})
+
+
+def _only(axes: Axes, asked: Mapping[str, Sequence[Set[Any]]]) -> Axes:
+    """Axes, in which those that are asked for have the values alone that set such keys."""
+    return {
+        axis: tuple(one for one in of if axis not in asked or any(keys <= keys_of(axis, one).items() for keys in asked[axis]))
+        for axis, of in axes.items()
+    }
 
 
 def say(settings: Settings, points: Sequence[Point], words: Sequence[str]) -> None:

@@ -184,6 +184,17 @@ def test_report_answers_one_question_alone(invoke: Invoke):
     assert "fastest backend" not in done.stdout
 
 
+@pytest.mark.parametrize(("columns", "widest"), [("80", 80), (None, commands.WIDTH)])
+def test_whole_tables_are_as_wide_as_the_terminal_that_columns_names(
+    columns: str | None, widest: int, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("COLUMNS", columns) if columns else monkeypatch.delenv("COLUMNS", raising=False)
+    report = invoke("mode=report", "results.path=results/h200_main/specdec_tp8", "question=fp8", "full=true").stdout
+    lines = report.splitlines() if columns else [line for line in report.splitlines() if line[0] in "┃│"]
+
+    assert widest - 5 < max(map(len, lines)) <= widest
+
+
 def test_an_export_takes_several_datasets_and_chosen_rows(invoke: Invoke):
     done = invoke("export=flashinfer_csv", "results.path=results/h200_*/*_verify", "where={backend: fa2, s_qo: [1, 2], status: ok}")
     table = pd.read_parquet(ROOT / "results" / "h200_drafts" / "target_verify.parquet")

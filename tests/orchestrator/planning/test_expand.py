@@ -14,8 +14,8 @@ from kernels.problem import Problem
 from orchestrator.composing.compose import from_words
 from orchestrator.config.settings import Points, Settings, load
 from orchestrator.errors import UserError
-from orchestrator.planning.expand import expand
-from orchestrator.planning.model_words import with_kernels
+from orchestrator.planning.expand import chosen, expand
+from orchestrator.planning.model_words import with_axes
 from orchestrator.planning.replay import points_of
 from orchestrator.point import Point, fingerprint
 
@@ -288,8 +288,30 @@ def test_points_stand_in_the_order_of_the_axes_wherever_the_backend_does(axes: d
     assert len({id(p.problem) for p in found}) == len({p.problem for p in found})
 
 
+@pytest.mark.parametrize(
+    ("typed", "there"),
+    [
+        (["sweep.tp=[8]"], {(8, None), (8, 1)}),  # the heads of one GPU, and drafts of one length or of several
+        (["sweep.tp=[1]", "sweep.s_qo=[4]"], {(1, None), (1, 1)}),
+        (["sweep.tp=[2]"], {(2, None)}),
+        (["sweep.s_qo=[1]", "sweep.tp=[8]"], {(8, None)}),
+        (["sweep.tp=[8]", "sweep.include=[{tp: 1}]"], {(8, None), (1, None)}),
+    ],
+)
+def test_a_typed_axis_wins_over_the_points_that_a_sweep_includes(typed: list[str], there: set[tuple[int, int | None]]):
+    settings = with_axes(load(from_words(["+sweep=mla_mtp", "mode=plan", *typed])), typed)
+
+    assert {(point.problem.tp, point.problem.min_s_qo) for point in points_of(settings)} == there
+
+
+def test_a_point_is_found_among_what_a_sweep_includes_whatever_was_typed():
+    typed = ["sweep.tp=[2]", "point=abc"]
+
+    assert len(with_axes(load(from_words(["+sweep=mla_mtp", "mode=replay", *typed])), typed).sweep.include) == 1
+
+
 def picked(*typed: str) -> list[Point]:
-    return points_of(with_kernels(load(from_words(["+sweep=servers", "mode=plan", *typed])), typed))
+    return points_of(with_axes(load(from_words(["+sweep=servers", "mode=plan", *typed])), typed))
 
 
 @pytest.mark.parametrize(
@@ -308,6 +330,18 @@ def test_a_typed_backend_or_routine_chooses_among_the_kernels_of_a_sweep(typed: 
 
     assert found == [point for point in every if (point.problem.routine, point.backend) in kernels]
     assert {(point.problem.routine, point.backend) for point in found} == kernels
+
+
+def test_a_filter_chooses_among_the_typed_kernels_alone():
+    typed = "sweep.backend=[flash_attn_3_vllm,fa2_tc]"
+    settings, other = (
+        with_axes(load(from_words(["+sweep=servers", "mode=plan", typed, f"where={{backend: {name}}}"])), [typed])
+        for name in ("fa2_tc", "trtllm-native")
+    )
+
+    assert {point.backend for point in chosen(expand(settings), settings)} == {"fa2_tc"}
+    with pytest.raises(UserError, match=r"trtllm-native.*no point of sweep servers has these values"):
+        chosen(expand(other), other)
 
 
 @pytest.mark.parametrize(
