@@ -211,7 +211,7 @@ class Margin:
     def why_not(self, name: str) -> str:
         """Why the default stays although `name` is the best of the others, if it is not clear."""
         if abs(self.saving) <= self.floor:
-            return f"{name} is equal within noise ({self.floor:.1%})"
+            return f"{name} takes as long ({mark(self.rough)}{-self.saving:+z.1%}, noise {self.floor:.1%})"
         if self.saving < 0:
             return f"the next best, {name}, takes {mark(self.rough)}{times(1 - self.saving)}"
         few = f"ahead by more than noise at only {self.ahead} of {self.workloads} workloads"

@@ -29,20 +29,18 @@ from orchestrator.tables import Grid
 
 MAX_LISTED = 8  # workloads of a line, those with the most traffic
 WARN_FROM = 0.005  # the share of the traffic from which a warning tells of it
-FAR_HEADER = (f"no measured batch within {NEAR} times", f"no measured s_kv within {NEAR} times")
-HEADER = ("deployment", "phase", "s_qo", "share of the answer", "weights: batch × s_kv", *FAR_HEADER)
+HEADER = ("deployment", "phase", "s_qo", "batch × s_kv: share of the traffic")
 WORKLOAD_KEYS = ("phase", "s_qo", "batch_size", "s_kv", "graph_batch", "graph_fill")  # that a line shows
 
 
 def create(data: Dataset, mix: Mix | None, longest_draft: int) -> None:
-    """The table `traffic_weights(workload, weight, far_batch, far_s_kv, far, measure)`, from the view `all_workloads`.
+    """The table `traffic_weights(workload, weight, far, measure)`, from the view `all_workloads`.
 
-    The weights of the workloads of a deployment and draft length add up to 1. `far_batch`, `far_s_kv` and `far` are the shares of
-    that traffic about which they say little (`Weights`), `measure` the axes that would. Without traffic the table is empty.
-    Workloads that no backend has served take no traffic.
+    The weights of the workloads of a deployment and draft length add up to 1. `far` is the share of that traffic about which they
+    say little, `measure` has the axes that would. Without traffic it is empty. Workloads that nothing has served take no traffic.
     """
     found = [] if mix is None else _found(data, mix, longest_draft)
-    columns = "workload UBIGINT, weight DOUBLE, far_batch DOUBLE, far_s_kv DOUBLE, far DOUBLE, measure VARCHAR"
+    columns = "workload UBIGINT, weight DOUBLE, far DOUBLE, measure VARCHAR"
     data.create_table(f"traffic_weights({columns})", found)
 
 
@@ -61,7 +59,7 @@ def _weighted(mix: Mix, workloads: list[Record], *, prompts: bool) -> Iterator[l
     for way in ways:
         found = weights(mix, ((r["batch_size"], r["s_kv"]) for r in way), prompts=prompts)
         alike = Counter((r["batch_size"], r["s_kv"]) for r in way)  # a batch alone and in padded graphs
-        told = [found.far_batch, found.far_s_kv, found.far_share, axes_to_measure(found)]
+        told = [found.far_share, axes_to_measure(found)]
         for r in way:
             size = r["batch_size"], r["s_kv"]
             yield [r["workload"], found.by_workload[size] / alike[size] / len(ways), *told]
@@ -77,7 +75,7 @@ def grids(data: Dataset, mix: Mix) -> list[Grid]:
         titles[place]: [*dict.fromkeys(line for r in part for line in far_line(_length(r), r["far"], r["measure"]))]
         for place, part in by_deployment.items()
     }
-    title = "; ".join(["weights of your traffic: the share that each workload stands for", *mix.notes])
+    title = "; ".join(["your traffic: how much of it each measured batch × s_kv stands for", *mix.notes])
     return [Grid(title, HEADER, _of_deployments(lines)), *warnings("deployment", _of_deployments(far))]
 
 
@@ -108,15 +106,12 @@ def _of_deployments(lines: dict[str, list[tuple[str, ...]]]) -> tuple[tuple[str,
 
 
 def _lines(of_deployment: list[Record]) -> Iterator[tuple[str, ...]]:
-    """A line for each draft length of a deployment, and each way to serve it."""
-    whole = sum(r["counts"] for r in of_deployment)
-    others = varying_keys(of_deployment, WORKLOAD_KEYS)
+    """A line for each phase of a deployment and each way to serve it; draft lengths with other shares have lines of their own."""
+    others, alike = varying_keys(of_deployment, WORKLOAD_KEYS), list[tuple[tuple[str, str], str]]()
     for part in group_by(of_deployment, ("length", "phase", *others)).values():
-        first = part[0]
-        way = [f"{key} {first[key]}" for key in others if first[key] is not None]
-        counts = sum(r["counts"] for r in part) / whole if whole else 0.0
-        far = (percent(first["far_batch"]), percent(first["far_s_kv"]))
-        yield (", ".join([first["phase"], *way]), _length(first), percent(counts), _listed(part), *far)
+        way = [f"{key} {part[0][key]}" for key in others if part[0][key] is not None]
+        alike.append(((", ".join([part[0]["phase"], *way]), _listed(part)), _length(part[0])))
+    yield from ((phase, ", ".join(lengths), listed) for (phase, listed), lengths in grouped(alike).items())
 
 
 def far_line(length: str, far: float, measure: str) -> list[tuple[str, ...]]:
@@ -151,10 +146,10 @@ def shares(data: Dataset, mix: Mix) -> list[Grid]:
         for length, workloads in lengths:
             winners = {(r["batch_size"], r["s_kv"]): shown(r["backend"]) for r in reversed(workloads)}
             found = weights(mix, winners, prompts=length == "prompts")
-            cells.append((name, length, _shares(winners, found), percent(found.far_batch), percent(found.far_s_kv)))
+            cells.append((name, length, _shares(winners, found)))
             far += [(name, *line) for line in far_line(length, found.far_share, axes_to_measure(found))]
     title = "; ".join(["your traffic, all of it in each line", *mix.notes])
-    header = ("workloads", "s_qo", "fastest for this share of the traffic", *FAR_HEADER)
+    header = ("workloads", "s_qo", "fastest for this share of the traffic")
     return [Grid(title, header, tuple(cells)), *warnings("workloads", far)]
 
 

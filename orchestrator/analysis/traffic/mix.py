@@ -50,14 +50,12 @@ class Mix:
 class WorkloadWeights(NamedTuple):
     """`by_workload`: the share of the traffic that each workload stands for, which add up to 1.
 
-    `far_batch` is the share whose batch size is less than half or more than twice that of the nearest workload, and `far_s_kv` the
-    share whose context is. The workloads say little about either. `far` are the points of both, with their shares as weights.
-    `lacking` are the contexts among them of each measured batch, of traffic that has no batch sizes.
+    `far` are the points whose batch size or context is less than half or more than twice that of the nearest workload, with their
+    shares as weights: the workloads say little about them. `lacking` are the contexts among them of each measured batch, of traffic
+    that has no batch sizes.
     """
 
     by_workload: dict[tuple[int, int], float]
-    far_batch: float
-    far_s_kv: float
     far: tuple[TrafficPoint, ...]
     lacking: dict[int, list[float]]
 
@@ -101,7 +99,7 @@ def weights(mix: Mix, workloads: Iterable[tuple[int, int]], *, prompts: bool = F
     if not by_batch:
         raise ValueError("weights of no workloads; give the (batch_size, s_kv) of those that were measured")
     found = dict.fromkeys(((batch, s_kv) for batch, contexts in by_batch.items() for s_kv in contexts), 0.0)
-    far_batch, far_s_kv, far = 0.0, 0.0, []
+    far: list[TrafficPoint] = []
     lacking: dict[int, list[float]] = {batch: [] for batch in sorted(by_batch)}
     for point in mix.fine_prompts if prompts else mix.fine_decode:
         batches = list(by_batch) if point.batch_size is None else [_nearest(by_batch, point.batch_size)]
@@ -109,12 +107,10 @@ def weights(mix: Mix, workloads: Iterable[tuple[int, int]], *, prompts: bool = F
         for batch in batches:
             nearest = _nearest(by_batch[batch], point.s_kv)
             found[batch, nearest] += share
-            off = (point.batch_size is not None and not is_near(batch, point.batch_size), not is_near(nearest, point.s_kv))
-            far_batch, far_s_kv = far_batch + share * off[0], far_s_kv + share * off[1]
-            if any(off):
+            if not (is_near(batch, point.batch_size or batch) and is_near(nearest, point.s_kv)):
                 far.append(point._replace(weight=share))
                 lacking[batch] += [point.s_kv] if point.batch_size is None else []
-    return WorkloadWeights(found, far_batch, far_s_kv, tuple(far), lacking)
+    return WorkloadWeights(found, tuple(far), lacking)
 
 
 def is_near(workload: float, wanted: float) -> bool:

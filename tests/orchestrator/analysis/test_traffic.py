@@ -257,7 +257,7 @@ def test_weights_go_to_the_nearest_shape_and_name_what_is_far_from_all():
     found = traffic.weights(mix, [(1, 1024), (8, 1024), (8, 8192), (64, 65_536)])
 
     assert found.by_workload == {(1, 1024): 0, (8, 1024): pytest.approx(0.75), (8, 8192): pytest.approx(0.25), (64, 65_536): 0}
-    assert (found.far_share, found.far_batch, found.far_s_kv) == (pytest.approx(0.25), 0, pytest.approx(0.25))
+    assert found.far_share == pytest.approx(0.25)
 
 
 def test_a_batch_that_was_not_measured_is_far_beyond_twice_the_nearest_and_named():
@@ -265,10 +265,9 @@ def test_a_batch_that_was_not_measured_is_far_beyond_twice_the_nearest_and_named
     mix = Mix(tuple(TrafficPoint(batch, 1000, 1) for batch in range(1, 101)), ())
     found = traffic.weights(mix, [(8, 1024), (32, 1024)])
 
-    assert found.far_batch == pytest.approx((3 + 36) / 100)  # 1 to 3 and 65 to 100
+    assert found.far_share == pytest.approx((3 + 36) / 100)  # 1 to 3 and 65 to 100
     assert found.by_workload == {(8, 1024): pytest.approx(0.16), (32, 1024): pytest.approx(0.84)}
     assert traffic.axes_to_measure(found) == "sweep.batch_size=[2,100] sweep.s_kv=[1000]"
-    assert found.far_share == found.far_batch and found.far_s_kv == 0
 
 
 def test_traffic_without_batches_is_spread_over_those_that_were_measured():
@@ -365,12 +364,12 @@ def test_a_report_weighs_the_fastest_backends_by_traffic(tmp_path: Path):
     first, *_ = dataset_grids(load(composed(*asked)), "best")
 
     assert first.title == "your traffic, all of it in each line; no batch sizes, so a report counts all measured ones alike"
-    assert first.cells == (("m · q bf16, kv bf16 · clean L2 · H200", "1", "b 75%, a 25%", "0.0%", "0.0%"),)
+    assert first.cells == (("m · q bf16, kv bf16 · clean L2 · H200", "1", "b 75%, a 25%"),)
     settings = load(composed(*(word.replace("=best", "=one_backend") for word in asked)))
     answer = io.StringIO()
     records.write(settings.model_copy(update={"format": "json"}), answer)
 
-    assert dataset_grids(settings, "one_backend")[0].cells[0][1:5] == ("decode", "1", "100%", "8 × 32,768: 75%, 8 × 8,192: 25%")
+    assert dataset_grids(settings, "one_backend")[0].cells[0][1:] == ("decode", "1", "8 × 32,768: 75%, 8 × 8,192: 25%")
     assert {record["s_kv"]: record["weight"] for record in json.loads(answer.getvalue())} == {8192: 0.25, 32_768: 0.75}
 
 

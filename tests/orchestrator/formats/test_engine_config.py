@@ -135,7 +135,7 @@ def test_a_text_that_changes_nothing_says_so_in_its_first_line():
     [
         (VLLM, [row("trtllm-native", 60.0)], "no advice: the default FLASH_ATTN has no time (not measured at 1)"),
         (VLLM, [row("flash_attn_3", 60.0), row("cudnn", 30.0)], "other flags: not measured"),
-        (VLLM, [row("flash_attn_3", 100.0), row("trtllm-native", 99.0)], "FLASHINFER is equal within noise (2.0%)"),
+        (VLLM, [row("flash_attn_3", 100.0), row("trtllm-native", 99.0)], "FLASHINFER takes as long (-1.0%, noise 2.0%)"),
         (VLLM, [row("flash_attn_3", None, "failed"), OURS[1]], "the default FLASH_ATTN has no time (failed at 1)"),
         *(
             (VLLM, [OURS[0], row("trtllm-native", None, status)], f"FLASHINFER: {words}")
