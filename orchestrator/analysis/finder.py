@@ -12,7 +12,7 @@ from typing import Any
 
 import duckdb
 
-from orchestrator.analysis.keys import OF_ANY_PAGES, ORIGINS, PROBLEM_KEYS, USUAL_TIMING
+from orchestrator.analysis.keys import OF_ANY_PAGES, ORIGINS, OWN_US, PROBLEM_KEYS, USUAL_TIMING
 from orchestrator.analysis.names import of_references
 from orchestrator.analysis.noise import SAME
 from orchestrator.analysis.sources import NEAR, RULE_EDGES, find_sources, union_sql
@@ -44,7 +44,8 @@ OF_GPU = ("compute_capability", "device_uuid")
 OF_ROW = ("model", "sweep", "context", "backend", *OF_GPU, "finished_at", "libraries", "median_us", "energy_j", "plan_host_us")
 READ = (*WORKLOAD, *OF_ROW, *PROBLEM_KEYS, "q_dtype", "tree")  # columns that queries name
 # What a measured row and an imported one of its workload have in common.
-ALIKE = ("device_name", "routine", *LENGTHS, "s_qo", "num_qo_heads", "num_kv_heads", "q_dtype", "kv_dtype", "mask")
+ALIKE = ("device_name", "routine", *LENGTHS, "s_qo", *HEADS, "q_dtype", "kv_dtype", "mask", "window", "sinks")
+OF_TIME = ("orchestrator_version", "timer", "in_step_us", "own_us", "launch_us")  # beside `READ`
 MAX_NEAR = 3  # of the deployments nearest to one that is not measured
 KEPT = (*LENGTHS, "s_qo", "tp", "device_name", "model")  # of a deployment; what comes last is changed last
 EVERY_DTYPE = 3  # of `answers` to question=fp8
@@ -195,12 +196,11 @@ def _of_engines(
 
 
 def beside(rows: Iterable[Mapping[str, Any]]) -> Path | None:
-    """The dataset under results/ with the most workloads of imported rows, and the most backends; None if none has one."""
-    wanted = {name: [*{row[name] for row in rows}] for name in ALIKE}
-    with suppress(duckdb.Error), _opened(places := _places(), "orchestrator_version", *wanted) as con:  # none, or other files
-        order = f"count(DISTINCT ({', '.join(map(quoted, wanted))})) DESC, count(DISTINCT backend) DESC, count(*), filename"
-        where = f"{condition(wanted)} AND orchestrator_version NOT IN {ORIGINS}"
-        if found := con.execute(f"SELECT filename FROM rows WHERE {where} GROUP BY ALL ORDER BY {order}").fetchone():
+    """The dataset under results/ that is fastest, within `SAME`, at most workloads of imported rows; None if none has one."""
+    theirs, workload = _listed(tuple(row[name] for name in ALIKE) for row in rows), ", ".join(map(quoted, ALIKE))
+    with suppress(duckdb.Error), _opened(places := _places(), *OF_TIME, *ALIKE) as con:  # none, or other files
+        rivals = query("rivals", workload=workload, theirs=theirs, us=OWN_US, same=1 + SAME, origins=str(ORIGINS))
+        if found := con.execute(rivals).fetchone():
             return places[found[0]]
     return None
 
@@ -273,8 +273,8 @@ def _defaults(engines: Sequence[Engine]) -> str:
     return f"(split_part(compute_capability, '.', 1), routine, backend) IN ({_listed(taken, 3)})"
 
 
-def _listed(lines: Iterable[tuple[str, ...]], wide: int = 2) -> str:
-    return ", ".join(f"({', '.join(map(literal, one))})" for one in sorted({*lines}) or [("",) * wide])
+def _listed(lines: Iterable[tuple[Any, ...]], wide: int = 2) -> str:
+    return ", ".join(sorted({f"({', '.join(map(literal, one))})" for one in [*lines] or [("",) * wide]}))
 
 
 def _nothing(con: duckdb.DuckDBPyConnection, wanted: Wanted, drafts: int | None, heads: Wanted, typed: tuple[str, str]) -> NoRows:
@@ -398,9 +398,9 @@ def measuring(model: str, sweeps: Mapping[str, Wanted], axes: Wanted, first: str
     if known and known.sliding_window and known.window_of_all is None:  # both kinds of layers
         axes["window"] = [None, known.sliding_window]
     typed = {"tp", "s_qo", *LENGTHS} & axes.keys()
-    if any(typed & rule.keys() for rule in file.get("include", ())):  # points with other values of these
-        axes["include"] = ()
     if any(rule.keys() <= typed for rule in file.get("exclude", ())):  # lengths that were asked for
         axes["exclude"] = [rule for rule in file["exclude"] if not rule.keys() <= typed]
-    words = [f"'sweep.{name}={as_typed(tuple(values))}'" for name, values in axes.items() if name != "backend" or name in file]
+    words = [
+        f"'sweep.{name}={as_typed(tuple(values))}'" for name, values in axes.items() if name != "backend" or "kernel" not in file
+    ]
     return f"python -m orchestrator +sweep={sweep} {' '.join([f'model={model}', *words])}"

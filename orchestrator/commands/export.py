@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from orchestrator.analysis.rough import counted
@@ -119,7 +120,7 @@ WRITERS = {"aiconfigurator": _aiconfigurator, "flashinfer_trace": _traces, expor
 
 def import_rows(invocation: Invocation[ImportSettings]) -> int:
     """Imports the rows of a file. Raises UserError if it has none, or the dataset cannot be written; then none is imported."""
-    from orchestrator.analysis.finder import beside
+    from orchestrator.analysis.finder import RESULTS, beside
     from orchestrator.storage import access
 
     settings, path = invocation.settings, invocation.settings.results.path
@@ -136,6 +137,12 @@ def import_rows(invocation: Invocation[ImportSettings]) -> int:
     measured = beside(rows)
     words = ("mode=compare", f"baseline={path}", f"candidate={measured}") if measured else ("mode=report", f"results.path={path}")
     invocation.say(f"next:\n  {command_line([], *words)}")
+    if measured is None:
+        whole = [f"results.path={Path(path).resolve()}"] if "://" not in path else []
+        again = invocation.command_with("mode=import", f"import={Path(str(settings.source)).resolve()}", *whole)
+        invocation.say(
+            f"{RESULTS}/ here has no times of its workloads; in a checkout, this names a dataset to compare with:\n  {again}"
+        )
     return OK
 
 

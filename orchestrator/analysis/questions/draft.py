@@ -8,9 +8,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from statistics import fmean
 
-from orchestrator import PROGRAM
 from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
+from orchestrator.analysis.finder import measuring
 from orchestrator.analysis.questions.cache_size import left_out
 from orchestrator.analysis.questions.exactness import error, named
 from orchestrator.analysis.questions.tables import across_contexts, fetch, group_by, split_by_title
@@ -18,8 +18,8 @@ from orchestrator.analysis.rough import legend, mark
 from orchestrator.analysis.sql import query
 from orchestrator.analysis.step_rest import PRESET, PRESETS
 from orchestrator.config.draft_cost import CURVES, Draft
-from orchestrator.config.model import FULL, WINDOWED, layers_of
 from orchestrator.grouped import grouped
+from orchestrator.notes import note_once
 from orchestrator.tables import Grid
 
 ON_SCREEN = ("workloads", "batch", "drafted tokens", "of each draft, mean of contexts")  # of these columns
@@ -52,8 +52,8 @@ def by_context(data: Dataset) -> list[Grid]:
     found, draft, left = [], data.draft, _left(data)
     says = "tokens for its time over those without a draft" if not draft.whole_steps else "tokens/s of the batch (over no draft)"
     for name, part in split_by_title(fetch(data, "draft", axes=("batch_size", "s_kv")), ("batch_size", "s_kv")):
-        pays = f"the acceptance from which it pays{_of_edge(part, left, draft)}"
-        title = f"best draft: drafted tokens, {says}; {pays}{legend(*(r['rough'] for r in part))}; at {describe_draft(draft)}"
+        rough = legend(*(r["rough"] for r in part))
+        title = f"best draft: drafted tokens, {says}; the acceptance from which it pays{rough}; at {describe_draft(draft)}"
         found.append(across_contexts(f"{title} · {name}", part, lambda r: _cell(r, draft, _edge_of(r, left)), ["batch_size"]))
     return found
 
@@ -101,19 +101,6 @@ def _edge_of(record: Record, left: Left) -> str:
     return f" ({LONGEST})"
 
 
-def _of_edge(records: list[Record], left: Left, draft: Draft) -> str:
-    """What a title says of the best drafts that are the longest ones with an answer, if there are any."""
-    is_there = any(LONGEST in _edge_of(r, left) for r in records)
-    return f"; {LONGEST}: {_edge(draft)} ends there, and a longer draft may be better" * is_there
-
-
-def _edge(draft: Draft) -> str:
-    """What may end before the best draft does."""
-    others = {"draft.rest": draft.rest is not None, "the acceptance": isinstance(draft.acceptance, str | tuple)}
-    *first, last = "the sweep", *(end for end, is_there in others.items() if is_there)
-    return " or ".join(filter(None, (", ".join(first), last)))
-
-
 def warnings(data: Dataset, draft: Draft) -> list[Grid]:
     """What the answer leaves out for lack of a cost, and what to type."""
     cells = []
@@ -127,11 +114,12 @@ def warnings(data: Dataset, draft: Draft) -> list[Grid]:
         cells.append((FREE_DRAFTS, "draft.cost_us and draft.start_us"))
     if draft.rest is not None:  # first: the table above refers to it
         cells += [(words, f"{again}, and then draft.rest={STEPS}") for words, again in without_rest(data, draft.rest).items()]
-    for (model,) in data.execute("SELECT DISTINCT model FROM problems WHERE model IS NOT NULL ORDER BY 1"):
-        of = [layers_of(model, [kind]) or 0 for kind in (WINDOWED, FULL)]
-        if all(of) and sum(of) == layers_of(model):
-            words = f"{model} has {of[0]} layers with a window and {of[1]} without: each table counts all as its kind"
-            cells.append((words, "draft.layers=N for a table, and add the times of both"))
+    for model, full, windowed in data.execute(query("of_one_kind")):
+        words = f"{model} has {windowed} layers with a window and {full} without, and one kind was measured: all count as its kind"
+        cells.append((words, "'sweep.window=[null,N]' measures both"))
+    for model, device, sweep, tp in data.execute(query("without_one_token")):
+        command = measuring(model, {sweep: {}}, {"s_qo": [1], "tp": [tp or 1]}, "", [device])
+        note_once(f"{model} on {device}: no step without a draft was measured, so no gain is known; to measure some:\n  {command}")
     cells += [(words, "draft.layers") for words in left_out(data).values()]
     return [Grid("warning: what this does not count", ("what", "type"), tuple(cells))] if cells else []
 
@@ -214,31 +202,20 @@ def _left_out(part: list[Record], tokens: tuple[int, int] | None, source: str) -
     """`batch 32: 3, 7 drafted; batch 64: no line` behind what was measured."""
     if tokens is None:
         return f"no step of it was measured (draft.rest={source}), so it is left out"
-    left: dict[int, set[int]] = defaultdict(set)
-    kept: dict[int, set[int]] = defaultdict(set)
-    for record in part:
-        (left if record["lacks"] else kept)[record["batch_size"]].add(record["s_qo"])
+    left, kept = (grouped((r["batch_size"], r["s_qo"]) for r in part if r["lacks"] is lacks) for lacks in (True, False))
     told = (
-        f"batch {batch}: {_listed(q - 1 for q in lengths)} drafted" + ("" if len(kept[batch]) > 1 else ", so it has no line")
+        f"batch {batch}: {_listed(q - 1 for q in lengths)} drafted{', so it has no line' * (len(kept.get(batch, ())) < 2)}"
         for batch, lengths in sorted(left.items())
     )
     return f"steps of {tokens[0]} to {tokens[1]} query tokens were measured (draft.rest={source}); left out: {'; '.join(told)}"
 
 
 def _command(part: list[Record]) -> str:
-    axes = {
-        "batch_size": {r["batch_size"] for r in part},
-        "s_qo": {r["s_qo"] for r in part},
-        "s_kv": {min(r["s_kv"] for r in part)},
-        "tp": {part[0]["tp"] or 1},
-    }
-    call = "sweep.routine=mla sweep.backend=[flash_attn_3]" if part[0]["is_mla"] else "sweep.backend=[fa2_tc]"
-    given = " ".join(f"'sweep.{name}=[{_listed(values, ',')}]'" for name, values in axes.items())
-    return (
-        f"python -m {PROGRAM} +sweep=in_step timing.context=step model={part[0]['model']} 'sweep.include=[]' {call} {given} "
-        f"results.path={STEPS}"
-    )
+    call = {"routine": ["mla"], "backend": ["flash_attn_3"]} if part[0]["is_mla"] else {"backend": ["fa2_tc"]}
+    lengths = {key: sorted({record[key] for record in part}) for key in ("batch_size", "s_qo")}
+    axes = {"include": [], **call, **lengths, "s_kv": [min(record["s_kv"] for record in part)], "tp": [part[0]["tp"] or 1]}
+    return f"{measuring(part[0]['model'], {}, axes, 'in_step')} timing.context=step results.path={STEPS}"
 
 
-def _listed(numbers: Iterable[int], between: str = ", ") -> str:
-    return between.join(map(str, sorted(numbers)))
+def _listed(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(numbers)))

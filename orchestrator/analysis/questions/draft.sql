@@ -4,7 +4,7 @@
 -- `rough`: a time of the best length, or of one token, is only known within `rough` (5%).
 -- A workload whose KV cache alone is larger than the GPU's memory (`cache_sizes`) has no answer.
 SELECT * EXCLUDE (problem, family, routine, s_qo, backend, kernel, rel_err, us, own_us, rough, tokens, one_step_us, rate, step_layers,
-                  rest_layer_us, rest_by, rest_measured, start_us, cost_us),
+                  rest_layer_us, rest_by, rest_measured, start_us, cost_us, of_kind),
        max(rate) AS tokens_per_s,
        arg_max(s_qo, (rate, -s_qo)) AS best_s_qo,
        arg_max(routine, (rate, -s_qo)) AS verify_routine,

@@ -67,10 +67,6 @@ def test_the_cell_counts_drafted_tokens_and_marks_the_edge_of_the_sweep(steps: D
 
     assert grid.cells[0][1].startswith("3 drafted (the longest known), 66/s")
     assert "fa2_tc err 0.3%" in grid.cells[0][1]
-    assert (
-        "; the longest known: the sweep, draft.rest or the acceptance ends there, and a longer draft may be better; at "
-        in grid.title
-    )
     assert "MiniMax-M3 with EAGLE-3, thinking off (InferenceX golden_al_distribution/minimaxm3_eagle3.yaml)" in grid.title
     assert [cells[0].partition(",")[0] for cells in warning.cells[:1]] == ["drafting itself is free"]
     assert warning.cells[1][0] == (
@@ -78,9 +74,9 @@ def test_the_cell_counts_drafted_tokens_and_marks_the_edge_of_the_sweep(steps: D
         "left out: batch 48: 1 drafted, so it has no line"
     )
     assert warning.cells[1][1] == (
-        "python -m orchestrator +sweep=in_step timing.context=step model=llama_3_1_70b 'sweep.include=[]' sweep.backend=[fa2_tc] "
-        "'sweep.batch_size=[1,48]' 'sweep.s_qo=[1,2,4]' 'sweep.s_kv=[8192]' 'sweep.tp=[1]' results.path=results/steps, "
-        "and then draft.rest=results/steps"
+        "python -m orchestrator +sweep=in_step model=llama_3_1_70b 'sweep.include=[]' 'sweep.backend=[fa2_tc]' "
+        "'sweep.batch_size=[1, 48]' 'sweep.s_qo=[1, 2, 4]' 'sweep.s_kv=[8192]' 'sweep.tp=[1]' timing.context=step "
+        "results.path=results/steps, and then draft.rest=results/steps"
     )
 
 
@@ -132,7 +128,46 @@ def test_a_batch_whose_longer_drafts_have_no_step_says_so(main_views: Dataset):
     )
 
 
-def test_a_model_with_two_kinds_of_layers_is_told_that_a_table_is_of_one(invoke: Invoke):
+@pytest.mark.parametrize("layers", [None, 12])
+def test_a_step_of_a_model_with_two_kinds_of_layers_has_each_kind_by_its_fastest_backend(layers: int | None):
+    """gemma_3_4b has 5 full layers and 29 with a window."""
+    times = {(1, None): (50.0, 60.0), (1, 1024): (9.0, 8.0), (4, None): (52.0, 51.0), (4, 1024): (10.0, 30.0)}
+    rows = [
+        {**verify(us, s_qo, 8, "gemma_3_4b"), "backend": name, "window": window, "point_id": f"{name} {s_qo} {window}"}
+        for (s_qo, window), both in times.items()
+        for name, us in zip(("fa2_tc", "flash_attn_3"), both, strict=True)
+    ]
+    data = views_of(to_table(rows), Draft(layers=layers or 34, rest_us=1000, cost_us=1))
+    (found,) = data.records("FROM draft")
+    share = (layers or 34) / 34
+
+    assert (found["drafted"], found["verify_backend"]) == (3, "flash_attn_3 (full), fa2_tc (windowed)")
+    assert found["step_us"] == pytest.approx(share * (5 * 51.0 + 29 * 10.0) + 1000 + 3)
+    assert found["one_token_per_s"] == pytest.approx(8e6 / (share * (5 * 50.0 + 29 * 8.0) + 1000))
+    assert found["window"] is None and not draft.warnings(data, data.draft)
+
+
+def test_a_length_at_which_one_kind_of_layers_was_measured_is_no_part_of_an_answer_for_both():
+    rows = [
+        {**verify(us, s_qo, batch, "gemma_3_4b"), "window": window, "point_id": f"{s_qo} {batch} {window}"}
+        for s_qo, batch, window, us in ((1, 8, None, 9.0), (4, 8, None, 9.0), (1, 8, 9, 9.0), (4, 8, 9, 9.0), (1, 1, None, 9.0))
+    ]
+    rows.append({**verify(9.0, 4, 1, "gemma_3_4b"), "point_id": "one kind"})
+
+    assert [record["batch_size"] for record in views_of(to_table(rows)).records("FROM draft")] == [8]
+
+
+def test_drafts_without_a_step_of_one_token_say_what_measures_it(invoke: Invoke):
+    done = invoke("mode=report", "question=draft", "model=gpt_oss_120b", "device=h100")
+    said, command = done.stderr.splitlines()[-2:]
+
+    assert "gpt_oss_120b on NVIDIA H100 80GB HBM3: no step without a draft was measured" in said
+    planned = invoke(*shlex.split(command)[3:], "mode=plan", "device=h100")
+    assert planned.returncode == 0 and "window" in command and "gpt_oss_120b" in planned.stdout
+    assert "no step without" not in invoke("mode=report", "question=draft", "model=llama_3_1_70b", "device=h200").stderr
+
+
+def test_a_model_of_which_one_kind_of_layers_was_measured_is_told_so(invoke: Invoke):
     typed = (
         "mode=report",
         "question=draft",
@@ -143,8 +178,10 @@ def test_a_model_with_two_kinds_of_layers_is_told_that_a_table_is_of_one(invoke:
         "format=markdown",
     )
     words = "layers with a window and"
+    full = invoke(*typed, "model=gpt_oss_120b", "where={window: 128}").stdout
 
-    assert f"gpt_oss_120b has 18 {words} 18 without: each table" in invoke(*typed, "model=gpt_oss_120b").stdout
+    assert f"gpt_oss_120b has 18 {words} 18 without, and one kind was measured" in full
+    assert words not in invoke(*typed, "model=gpt_oss_120b").stdout
     assert words not in invoke(*typed, "model=llama_3_1_70b").stdout
 
 

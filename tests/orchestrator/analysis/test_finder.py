@@ -24,7 +24,9 @@ from orchestrator.errors import NoRows, UserError
 from orchestrator.machines import known_devices
 from orchestrator.reporting.report import MODULES
 from orchestrator.reporting.screen import LINES
+from orchestrator.storage.row import to_table
 from tests.helpers.command_line import Invoke
+from tests.helpers.timed_rows import made
 
 H200 = ("NVIDIA H200",)
 LLAMA = {"model": ("llama_3_1_70b",), "device_name": H200}
@@ -344,7 +346,7 @@ MEASURE = "\nto measure: python -m orchestrator +sweep=servers model="
             [
                 "+sweep=mla_mtp model=deepseek_v3 'sweep.tp=[8]' 'sweep.s_kv=[32768]' "
                 "'sweep.dtype=[{q: bf16, kv: fp8_e4m3}, {q: fp8_e4m3, kv: fp8_e4m3}]' "
-                "'sweep.backend=[auto, fa2, fa3, flash_mla_vllm]' 'sweep.include=[]'",
+                "'sweep.backend=[auto, fa2, fa3, flash_mla_vllm]'",
             ],
         ),
         (  # drafts of 0 are measured, at other lengths
@@ -561,6 +563,27 @@ def test_a_file_without_later_columns_is_found(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.chdir(tmp_path)
 
     assert finder.find(LLAMA, selected(), 3) == ("results/mine/old.parquet", LLAMA)
+
+
+def test_imported_times_stand_beside_the_dataset_that_is_fastest_at_most_of_their_workloads(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """Not beside the one with most backends, nor one with other heads or with a window."""
+    heads = {"num_qo_heads": 64, "num_kv_heads": 8, "head_dim_qk": 128, "head_dim_vo": 128, "mask": "causal", "sinks": False}
+    keys = {"routine": "paged_decode", "device_name": H200[0], "orchestrator_version": "1", **heads}
+    of_files = {
+        "many": [made(name, 20.0, s_qo=s_qo, **keys) for name in ("fa2", "fa2_tc", "cudnn") for s_qo in (1, 4)],
+        "fast": [made("flash_attn_3", 10.0, s_qo=s_qo, **keys) for s_qo in (1, 4)],
+        "windowed": [made("fa2", 1.0, s_qo=s_qo, **{**keys, "window": 128}) for s_qo in (1, 4)],
+        "narrow": [made("fa2", 1.0, s_qo=s_qo, **{**keys, "head_dim_qk": 64}) for s_qo in (1, 4)],
+    }
+    (tmp_path / "results" / "mine").mkdir(parents=True)
+    for name, rows in of_files.items():
+        pq.write_table(to_table(rows), tmp_path / "results" / "mine" / f"{name}.parquet")
+    monkeypatch.chdir(tmp_path)
+
+    assert finder.beside(of_files["many"]) == Path("results/mine/fast.parquet")
+    assert finder.beside([made("fa2", 1.0, s_qo=2, **keys)]) is None
 
 
 def test_three_commands_give_one_flag_for_sglang_with_drafts_over_an_fp8_cache(invoke: Invoke):

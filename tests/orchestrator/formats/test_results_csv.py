@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -277,3 +278,14 @@ def test_the_times_that_the_docs_show_are_taken_and_are_of_decode_and_drafts_wit
 
     assert words[0] == "mode=compare" and words[2].startswith("candidate=results/h200_")
     assert compared.returncode == 0 and "my_kernel 70.1" in compared.stdout and "of their workload" not in compared.stderr
+
+
+def test_an_import_outside_a_checkout_says_what_to_type_in_one(tmp_path: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch):
+    path = written(tmp_path, {"batch_size": "8", "s_kv": "8192", "avg_actual_seq_len": "8192", "causal": "True"})
+    monkeypatch.chdir(tmp_path)
+    *_, said, again = invoke(f"import={Path(path).name}", "device=h200", "results.path=rows").stdout.splitlines()
+    monkeypatch.chdir(ROOT)
+
+    assert "results/ here has no times of its workloads; in a checkout, this names a dataset to compare with" in said
+    assert "  python -m orchestrator mode=compare " in invoke(*shlex.split(again)[3:]).stdout
+    assert len(pd.read_parquet(tmp_path / "rows")) == 1
