@@ -9,20 +9,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from benchmarks import gate, judge_again, planning, referee, seconds_per_point
+from benchmarks import gate, judge_again, planning, referee
 from kernels.problem import Problem
 from orchestrator import ROOT
 from orchestrator.storage import access
 from tests.helpers.command_line import run_code
 
 RESULTS = ROOT / "results"
-
-
-def test_the_efficiency_of_two_gpus_is_printed_beside_its_target(capsys: pytest.CaptureFixture[str]):
-    seconds_per_point.main(*(str(RESULTS / name) for name in ("h100_main/specdec_one_gpu", "h100_main/specdec_long_ctx")))
-    said = "efficiency of 2 devices against 1, from the first point to the last: 0.94; at least 0.95: ratio 0.99"
-
-    assert capsys.readouterr().out.splitlines()[-1] == said
 
 
 def test_a_plan_of_many_points_prints_its_time_and_memory(capsys: pytest.CaptureFixture[str]):

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, zip_longest
 from typing import Any, NamedTuple
 
 from kernels.check.answer import Answer
@@ -19,10 +19,10 @@ from kernels.check.oracle import exact, sizes
 from kernels.check.tolerance import relative_error_of_logit, row_tolerances
 from kernels.inputs import Inputs
 from kernels.inputs.copied_tokens import Copied
-from kernels.inputs.masks import sees
+from kernels.inputs.masks import seen_to, sees
 from kernels.inputs.nvfp4 import dequantize
 from kernels.inputs.sentinel_keys import context_positions
-from kernels.inputs.sentinel_logit import PLANTED
+from kernels.inputs.sentinel_logit import PLANTED, parts_of
 from kernels.inputs.tensors import bits, capped, token_major
 from kernels.lazy import Tensor, torch
 from kernels.problem import Problem
@@ -33,6 +33,7 @@ from kernels.problem.routine import by_routine
 # Of one request at a time. In 8 bits, with a tolerance of 0.155, one try in 5 moves a row far enough. And of all requests together:
 # Python draws each.
 TRIES, DRAWN = 16, 128
+PARTS = 6  # of the prompts together, before their last, drawn: an answer kept for half of a prompt is missed once in 64
 # Tokens of a request that change. Few are hard to notice for a kernel that looks at some tokens before it answers from memory. More
 # of them move an answer where the arithmetic hides one: as many copies of a heavy key take over its row.
 TOKENS = (1, 8, 64)
@@ -44,9 +45,10 @@ LEFT = 0.3  # of the weight of each row, and of its sum of weighted values: so n
 
 
 class Change(NamedTuple):
-    """The tokens of a request at `targets` become copies of that at `source`."""
+    """The tokens of a request at `targets` become copies of that at `source`; the query tokens before `stop` are judged."""
 
     request: int
+    stop: int
     source: int
     targets: tuple[int, ...]
 
@@ -55,8 +57,8 @@ class Change(NamedTuple):
 class ChangedTokens:
     """Tokens that become copies of others for one launch, and the right answer of `rows` then.
 
-    `rows` int64 [n] are the last query tokens, at most `PLANTED`, of each request that changes. So many `requests` change by
-    tokens of their own, and in each a kernel that gives its answer of before is off by more than a right one may be.
+    `rows` int64 [n] are query tokens, at most `PLANTED`, of each request that changes. So many `requests` change by tokens of their
+    own that their last rows see, and in each a kernel that gives its answer of before is off by more than a right one may be.
     """
 
     copied: Sequence[Any]  # of `Copied`; a routine of a folder says otherwise what changes, in lists of numbers
@@ -71,26 +73,48 @@ def change_tokens(inputs: Inputs, answer: Answer, how: Arithmetic, coin: random.
 
     A planted key is heavy wherever it stands. So the tokens that change may be any that the rows see. One request changes alone,
     then all others together: a kernel that looks at some tokens before it answers from memory sees more of many changes. Tokens of
-    a shared prefix are every request's, and change last.
+    a shared prefix are every request's. Those that earlier query tokens of prompts see change last.
     """
     own = chain.from_iterable(_of_requests(inputs, answer, how, coin, group) for group in inputs.problem.apart)
-    return [*own, *_of_prefix(inputs, answer, how, coin)]
+    return [*own, *_of_prefix(inputs, answer, how, coin), *_of_parts(inputs, answer, how, coin)]
 
 
 def _of_requests(
     inputs: Inputs, answer: Answer, how: Arithmetic, coin: random.Random, requests: Sequence[int]
 ) -> Iterator[ChangedTokens]:
     """Tokens of each of these requests that are no other's of them, of one request and of the others."""
-    shown, missing = list[_Try](), [request for request in requests if inputs.problem.kv_lens[request]]
+    p = inputs.problem
+    shown = _shown(inputs, answer, how, coin, {request: p.q_lens[request] for request in requests if p.kv_lens[request]})
+    coin.shuffle(shown)
+    for some in filter(None, (shown[:1], shown[1:])):
+        yield _together(inputs, some, len(some))
+
+
+def _of_parts(inputs: Inputs, answer: Answer, how: Arithmetic, coin: random.Random) -> Iterator[ChangedTokens]:
+    """Tokens that drawn parts of prompts see, but for the last part: one part of each request at a time."""
+    p = inputs.problem
+    for group in p.apart:
+        of_each = {
+            one: [part.stop for part in parts_of(p.q_lens[one])[:-1] if part.start + p.kv_lens[one] >= p.q_lens[one]]
+            for one in group
+        }
+        drawn = [coin.sample(stops, min(len(stops), -(-PARTS // len(group)))) for stops in of_each.values()]
+        for each in zip_longest(*drawn):
+            if shown := _shown(inputs, answer, how, coin, {one: stop for one, stop in zip(group, each, strict=True) if stop}):
+                yield _together(inputs, shown, 0)
+
+
+def _shown(inputs: Inputs, answer: Answer, how: Arithmetic, coin: random.Random, stops: dict[int, int]) -> list[_Try]:
+    """Of each of these requests, up to its query token `stop`, the first change found that shows, with as few tokens as can be."""
+    shown, missing = list[_Try](), list(stops)
     for tokens in TOKENS:
         room = min(DRAWN, AT_ONCE // _elements_of_rows(inputs.problem)) // max(1, len(missing))
-        drawn = [_drawn(inputs.problem, request, tokens, coin) for request in missing for _ in range(max(1, min(TRIES, room)))]
+        tries = range(max(1, min(TRIES, room)))
+        drawn = [_drawn(inputs.problem, request, stops[request], tokens, coin) for request in missing for _ in tries]
         first = {one.change.request: one for one in reversed(list(_tried(inputs, answer, how, drawn))) if one.shows}
         shown += first.values()
         missing = [request for request in missing if request not in first]
-    coin.shuffle(shown)
-    for some in filter(None, (shown[:1], shown[1:])):
-        yield _together(inputs, some, [copied for one in some for copied in _copies(one.change)], len(some))
+    return shown
 
 
 def _of_prefix(inputs: Inputs, answer: Answer, how: Arithmetic, coin: random.Random) -> Iterator[ChangedTokens]:
@@ -99,9 +123,14 @@ def _of_prefix(inputs: Inputs, answer: Answer, how: Arithmetic, coin: random.Ran
     prefix = range(p.prefix_tokens)
     for tokens in [count for count in TOKENS if count < len(prefix) for _ in range(TRIES)]:
         source, *targets = coin.sample(prefix, 1 + tokens)
-        tried = list(_tried(inputs, answer, how, [Change(request, source, tuple(targets)) for request in range(p.batch_size)]))
+        tried = list(
+            _tried(
+                inputs, answer, how, [Change(number, p.q_lens[number], source, tuple(targets)) for number in range(p.batch_size)]
+            )
+        )
         if any(one.shows for one in tried):
-            yield _together(inputs, [one for one in tried if one.left >= LEFT], _copies(tried[0].change), 0)
+            some = [one for one in tried if one.left >= LEFT]
+            yield replace(_together(inputs, some, 0), copied=tuple(_copies(tried[0].change)))
             return
 
 
@@ -109,13 +138,15 @@ def _copies(change: Change) -> Iterator[Copied]:
     return (Copied(change.request, change.source, target) for target in change.targets)
 
 
-def _drawn(problem: Problem, request: int, tokens: int, coin: random.Random) -> Change:
-    """A sentinel token of a request, and so many that its last query tokens see and that no other request has."""
+def _drawn(problem: Problem, request: int, stop: int, tokens: int, coin: random.Random) -> Change:
+    """A sentinel token of a request, and so many that its query tokens before `stop` see and that no other request has."""
     q_len, length = problem.q_lens[request], problem.kv_lens[request]
-    drafts = range(max(0, length - min(q_len, PLANTED)), length)
-    first = 0 if problem.window is None else max(0, drafts.start - problem.window + 1)
-    source = coin.choice([*context_positions(problem, q_len, length), *drafts])
-    return Change(request, source, _others(source, range(max(first, problem.prefix_tokens), length), tokens, coin))
+    rows, before = range(max(0, stop - PLANTED), stop), length - q_len
+    own = range(max(0, before + rows.start), before + stop)
+    first = 0 if problem.window is None else max(0, own.start - problem.window + 1)
+    seen = range(max(first, problem.prefix_tokens), seen_to(problem, request, rows))
+    source = coin.choice([*(context_positions(problem, q_len, length) if stop == q_len else ()), *own])
+    return Change(request, stop, source, _others(source, seen, tokens, coin))
 
 
 def _others(source: int, seen: range, count: int, coin: random.Random) -> tuple[int, ...]:
@@ -158,31 +189,34 @@ def _tried(inputs: Inputs, answer: Answer, how: Arithmetic, changes: Sequence[Ch
             yield _Try(after, number, left, apart)
 
 
-def _together(inputs: Inputs, tried: Sequence[_Try], copied: Iterable[Copied], requests: int) -> ChangedTokens:
+def _together(inputs: Inputs, tried: Sequence[_Try], requests: int) -> ChangedTokens:
     """Changes of different requests as one, with the answers of all."""
     parts: dict[int, list[_Try]] = {}
     for one in tried:
         parts.setdefault(id(one.after), []).append(one)
     answers = [some[0].after.picked([one.number for one in some]) for some in parts.values()]
     rows, *of_answer = (torch.cat(of_parts) for of_parts in zip(*answers, strict=True))
-    return ChangedTokens(tuple(copied), rows, Answer(*of_answer), requests)
+    return ChangedTokens(tuple(copied for one in tried for copied in _copies(one.change)), rows, Answer(*of_answer), requests)
 
 
 class After:
-    """The answers after each of some changes: the last `Q` query tokens of its request, a shorter one's first several times."""
+    """The answers after each of some changes: the last `Q` query tokens before its `stop`, the first several times if fewer."""
 
     def __init__(self, inputs: Inputs, answer: Answer, changes: Sequence[Change]) -> None:
         p = inputs.problem
         self.inputs, self.changes = inputs, changes
-        self.counts = [min(p.q_lens[one.request], PLANTED) for one in changes]
+        self.counts = [min(one.stop, PLANTED) for one in changes]
         self.most, width = max(self.counts), max(len(one.targets) for one in changes)
         numbers = [
-            [one.request, p.q_starts[one.request], p.kv_lens[one.request], p.q_lens[one.request], count, one.source, *one.targets]
+            [one.request, p.q_starts[one.request], p.kv_lens[one.request], p.q_lens[one.request], one.stop, count, one.source]
+            + [*one.targets]
             + [-1] * (width - len(one.targets))
             for one, count in zip(changes, self.counts, strict=True)
         ]
-        request, start, length, q_len, count, *tokens = torch.tensor(numbers).to(inputs.device, non_blocking=True).T[:, :, None]
-        token = (q_len - self.most + torch.arange(self.most, device=inputs.device)).maximum(q_len - count)  # [n, Q]
+        request, start, length, q_len, stop, count, *tokens = (
+            torch.tensor(numbers).to(inputs.device, non_blocking=True).T[:, :, None]
+        )
+        token = (stop - self.most + torch.arange(self.most, device=inputs.device)).maximum(stop - count)  # [n, Q]
         self.rows, places = start + token, torch.cat(tokens, 1)  # the source, then the targets: [n, 1 + m]
         own, targets = (length - q_len + token)[..., None], places[:, None, 1:]
         self.seen = (sees(p, own, token[..., None], targets) & (targets >= 0))[:, :, None, None]  # [n, Q, 1, 1, m]

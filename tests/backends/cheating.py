@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import count, pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -229,17 +229,27 @@ def watches_sentinels(inputs: Inputs, right: Runner) -> Runner:
     return replace(right, launch=launch)
 
 
-def one_request_kept(inputs: Inputs, right: Runner) -> Runner:
-    """Answers its last request from memory as long as that request's queries and one value of the cache stay."""
-    count = inputs.problem.q_lens[-1]
+def _kept(inputs: Inputs, right: Runner, rows: list[int]) -> Runner:
+    """Answers these query tokens from memory as long as their queries and one value of the cache stay."""
     known: dict[tuple[float, float], Tensor] = {}
 
     def launch() -> None:
         right()
-        key = float(inputs.q[-count:].float().sum()), float(inputs.kv[0][0, 0, 0, 0])
-        right.out[-count:] = known.setdefault(key, right.out[-count:].clone())
+        key = float(inputs.q[rows].float().sum()), float(inputs.kv[0][0, 0, 0, 0])
+        right.out[rows] = known.setdefault(key, right.out[rows].clone())
 
     return replace(right, launch=launch)
+
+
+def one_request_kept(inputs: Inputs, right: Runner) -> Runner:
+    """Answers its last request from memory."""
+    return _kept(inputs, right, [*range(*inputs.problem.q_starts[-2:])])
+
+
+def half_prompt_kept(inputs: Inputs, right: Runner) -> Runner:
+    """Answers the first half of each prompt from memory."""
+    starts = inputs.problem.q_starts
+    return _kept(inputs, right, [row for first, stop in pairwise(starts) for row in range(first, (first + stop) // 2)])
 
 
 def overruns(inputs: Inputs, right: Runner) -> Runner:
@@ -380,6 +390,7 @@ CHEATS: tuple[Cheat, ...] = (
     samples_cache,
     watches_sentinels,
     one_request_kept,
+    half_prompt_kept,
     overruns,
     states_8_bits,
     corrupts,

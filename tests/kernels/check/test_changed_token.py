@@ -14,6 +14,7 @@ from kernels.check.judgement import judge_rows
 from kernels.inputs import Inputs
 from kernels.inputs.copied_tokens import Copied, copied_tokens
 from kernels.inputs.generate import draw
+from kernels.inputs.sentinel_logit import parts_of
 from kernels.inputs.tensors import bits
 from kernels.problem import Problem
 from kernels.problem.arithmetic import Arithmetic
@@ -46,6 +47,10 @@ def stale_is_found(x: Inputs, before: Answer, changed: ChangedTokens, how: Arith
         ({**GQA, "s_kv": 300, "s_qo": 8, "min_s_qo": 1, "mask": "causal"}, BF16),
         ({**GQA, "s_kv": 300, "s_qo": 8, "mask": "causal", "window": 60, "sinks": True}, BF16),
         ({**GQA, "s_kv": 90, "routine": "paged_prefill", "s_qo": 90, "mask": "causal"}, BF16),
+        ({**GQA, "s_kv": 300, "routine": "paged_prefill", "s_qo": 260, "mask": "causal"}, BF16),
+        ({**GQA, "s_kv": 250, "routine": "paged_prefill", "s_qo": 200, "mask": "full", "window": 70}, BF16),
+        ({**GQA, "s_kv": 250, "routine": "paged_prefill", "s_qo": 200, "mask": "causal", "mask_prefix": 90}, BF16),
+        ({**GQA, "s_kv": 150, "routine": "ragged_prefill", "s_qo": 200, "mask": "full"}, BF16),
         ({**GQA, "s_kv": 90, "s_qo": 8, "q_dtype": "fp8_e4m3", "kv_dtype": "fp8_e4m3", "out_dtype": "bf16", "mask": "full"}, FP8),
         # Arithmetic of 8 bits over queries of 16: one token moves no row by so many tolerances.
         ({**MLA, "s_kv": 500, "kv_dtype": "fp8_e4m3"}, FP8),
@@ -60,7 +65,9 @@ def test_it_is_what_the_reference_says_and_what_was_is_restored(keys: dict[str, 
     caches, answer = [bits(cache).clone() for cache in _stored(x)], oracle.answer(x)
     for number in range(4):
         changes = change_tokens(x, answer, how, random.Random(number))
-        assert [one.requests for one in changes] == [1, p.batch_size - 1, *([0] if p.prefix_tokens else [])]
+        assert [one.requests for one in changes[:2]] == [1, p.batch_size - 1] and not any(one.requests for one in changes[2:])
+        parts = (sum(part.start + kv >= q for part in parts_of(q)[:-1]) for q, kv in zip(p.q_lens, p.kv_lens, strict=True))
+        assert len(changes) == 2 + (p.prefix_tokens > 0) + min(max(parts), 2)
         assert {one.request for some in changes[:2] for one in some.copied} == set(range(p.batch_size))
         for changed in changes:
             with copied_tokens(x, changed.copied):
@@ -81,7 +88,9 @@ def test_it_is_what_the_reference_says_and_what_was_is_restored(keys: dict[str, 
 def test_no_token_becomes_a_copy_of_itself(keys: dict[str, object]):
     """Its key would not change, and who kept the keys would give the right answer. Every other token that is seen may change."""
     p = Problem.model_validate({**GQA, "s_kv": 300, "mask": "causal", **keys})
-    changes = [_drawn(p, number % 3, tokens, random.Random(number)) for tokens in TOKENS for number in range(300)]
+    changes = [
+        _drawn(p, number % 3, p.q_lens[number % 3], tokens, random.Random(number)) for tokens in TOKENS for number in range(300)
+    ]
     oldest = 0 if p.window is None else p.s_kv - p.s_qo - p.window + 1
 
     assert {target for one in changes for target in one.targets} == set(range(oldest, p.s_kv))
@@ -105,7 +114,7 @@ def test_any_pair_of_tokens_has_its_answer(position: int):
     x = draw(p, "cpu")
     answer = oracle.answer(x)
     for source in (0, 15, 16, 60, 61, 62, 63):
-        after = After(x, answer, [Change(0, source, (position,))])
+        after = After(x, answer, [Change(0, 4, source, (position,))])
         (_, out, *_), ((left,), _) = after.picked([0]), after.left_and_apart(BF16)
         with copied_tokens(x, [Copied(0, source, position)]):
             right = oracle.answer(x)
@@ -123,7 +132,11 @@ def test_changes_that_are_tried_together_have_the_answers_of_each_alone():
     x = draw(p, "cpu")
     answer = oracle.answer(x)
     lasts = [(request, length - 1) for request, length in enumerate(p.kv_lens)]
-    changes = [Change(request, last - ago, (last, last - 12)[: 1 + ago % 2]) for request, last in lasts for ago in range(12)]
+    changes = [
+        Change(request, p.q_lens[request], last - ago, (last, last - 12)[: 1 + ago % 2])
+        for request, last in lasts
+        for ago in range(12)
+    ]
     together = After(x, answer, changes)
     assert len({p.q_lens[one.request] for one in changes}) > 1
 

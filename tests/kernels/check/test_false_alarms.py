@@ -298,7 +298,7 @@ def test_the_answer_after_a_change_says_how_far_its_own_roundings_put_it_off():
     for seed in range(4):
         x = draw(p.model_copy(update={"seed": seed}), "cpu")
         answer = oracle.answer(x)
-        after = After(x, answer, [Change(0, source, ((7 * source + 3) % p.s_kv,)) for source in range(p.s_kv)])
+        after = After(x, answer, [Change(0, p.s_qo, source, ((7 * source + 3) % p.s_kv,)) for source in range(p.s_kv)])
         left, _ = after.left_and_apart(Arithmetic("fp32"))
         changes = [(after.changes[number], Answer(*after.picked([number])[1:])) for number in range(p.s_kv) if left[number] >= LEFT]
         change, changed = max(changes, key=lambda one: float(one[1].error.max()))

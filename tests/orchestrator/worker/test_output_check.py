@@ -124,6 +124,16 @@ def test_the_answer_of_any_one_request_that_is_kept_is_found(seed: int, batch: i
     assert row["check_stale_covered"] == 1
 
 
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("s_qo", [160, 400])
+def test_an_answer_that_is_kept_for_half_of_a_prompt_is_found(s_qo: int, batch: int, problem: Callable[..., Problem]):
+    prompt = problem(mask="causal", s_qo=s_qo, s_kv=s_qo + 20, batch_size=batch)
+    rows = rows_of(prompt, ["honest", "half_prompt_kept"])
+
+    assert CULPRITS["keeps_output"] in rows["half_prompt_kept"]["reason"]
+    assert [row["status"] for row in rows.values()] == ["ok", "mismatch"]
+
+
 @pytest.mark.parametrize("backend", STALE, ids=lambda one: one.name)
 def test_whatever_of_another_routines_inputs_or_outputs_is_kept_is_found(backend: Adapter):
     problem = Problem.model_validate({"routine": backend.routine, "batch_size": 2, **SHAPES[backend.routine]})
