@@ -11,7 +11,7 @@ from typing import Any, TextIO
 from orchestrator.analysis.dataset import Dataset, replay
 from orchestrator.analysis.keys import PROBLEM_KEYS
 from orchestrator.analysis.questions import traffic_weights
-from orchestrator.analysis.questions.tables import in_short
+from orchestrator.analysis.questions.tables import in_form
 from orchestrator.analysis.sql import quoted
 from orchestrator.config.ranges import several
 from orchestrator.config.settings import AskSettings
@@ -59,7 +59,8 @@ def short_table(settings: AskSettings) -> Grid:
     if "margin" in columns and "margin" in of_question and "above_noise" not in columns:
         note_once("margin: a lead may be no more than noise; add above_noise to columns, which says where it is more")
     title = " · ".join(filter(None, (f"question={settings.question}", _about(data, settings), legend)))
-    return Grid(title, tuple(columns), tuple(tuple(map(in_short, row)) for row in rows))
+    cells = (tuple(value if isinstance(value, str) else in_form(value) for value in row) for row in rows)
+    return Grid(title, tuple(columns), tuple(cells))
 
 
 def _about(data: Dataset, settings: AskSettings) -> str:

@@ -8,7 +8,7 @@ from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.keys import ORIGINS
 from orchestrator.analysis.questions.exactness import error, named
-from orchestrator.analysis.questions.tables import across_contexts, fetch, formatted, percent, split_by_title
+from orchestrator.analysis.questions.tables import across_contexts, fetch, formatted, lead, percent, split_by_title
 from orchestrator.analysis.rough import legend, mark
 from orchestrator.analysis.sources import few
 from orchestrator.analysis.sql import query
@@ -64,9 +64,8 @@ def _cell(record: Record) -> str:
 
 def ahead(record: Record) -> str | None:
     """How far the winner is ahead of the next: `+3.1%`, or `≈3.1%` if that is no more than noise; None if it is alone."""
-    if record["margin"] is None:
-        return None
-    return f"{'+' if record['above_noise'] else '≈'}{mark(record['rough'], record['runner_up_rough'])}{percent(record['margin'])}"
+    sign, of_both = "+" if record["above_noise"] else "≈", (record["rough"], record["runner_up_rough"])
+    return None if record["margin"] is None else lead(record["margin"], sign, *of_both)
 
 
 def summary(data: Dataset) -> str | None:

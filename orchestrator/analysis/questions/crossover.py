@@ -5,8 +5,8 @@ from __future__ import annotations
 from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions.exactness import error, named
-from orchestrator.analysis.questions.tables import across_contexts, fetch, split_by_title
-from orchestrator.analysis.rough import legend, mark
+from orchestrator.analysis.questions.tables import across_contexts, fetch, lead, split_by_title
+from orchestrator.analysis.rough import legend
 from orchestrator.tables import Grid
 
 NEEDS = "paged_decode and paged_prefill of problems that differ in nothing else, such as those of +sweep=target_verify"
@@ -27,7 +27,7 @@ def grids(data: Dataset) -> list[Grid]:
 def _cell(record: Record) -> str:
     side = "prefill" if record["prefill_us"] < record["decode_us"] else "decode"
     backend, us, rel_err = (record[f"{side}_{what}"] for what in ("backend", "us", "rel_err"))
-    ahead = f"+{mark(record['rough'])}{record['ahead_by']:.0%}"
+    ahead = lead(record["ahead_by"], "+", record["rough"])
     return f"{record['faster']} {named(backend, record[f'{side}_kernel'])} {us:,.1f} ({ahead}) {error(rel_err)}"
 
 

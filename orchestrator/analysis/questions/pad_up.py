@@ -5,7 +5,7 @@ from __future__ import annotations
 from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions.exactness import COARSE, error, named, share
-from orchestrator.analysis.questions.tables import describe_point, fetch, percent
+from orchestrator.analysis.questions.tables import describe_point, fetch, lead, times
 from orchestrator.analysis.rough import legend, mark
 from orchestrator.tables import Grid
 
@@ -26,7 +26,7 @@ def grids(data: Dataset) -> list[Grid]:
             f"{named(r['backend'], r['kernel'])} {mark(r['rough'])}{r['us']:,.1f}",
             f"s_qo {r['pad_to']}",
             f"{named(r['pad_backend'], r['pad_kernel'])} {mark(r['pad_rough'])}{r['pad_us']:,.1f}",
-            mark(r["rough"], r["pad_rough"]) + percent(r["longer_by"]),
+            lead(r["longer_by"], "", r["rough"], r["pad_rough"]),
             _price(r),
         )
         for r in found[:MAX_SHOWN]
@@ -53,5 +53,5 @@ def summary(data: Dataset) -> str | None:
         return None
     price = f", at up to {worst:.0f} times the error" if worst is not None and worst >= COARSE else ""
     lengths = ", ".join(map(str, drafts))
-    longer = f"they take up to {percent(most)} longer than padded ones"
-    return f"more query tokens cost less at {count:,} problems of s_qo {lengths}: {longer}{price}"
+    longer = times(1 + most, than="padded ones")
+    return f"more query tokens cost less at {count:,} problems of s_qo {lengths}: they take up to {longer}{price}"

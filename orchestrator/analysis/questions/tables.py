@@ -13,6 +13,7 @@ from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.keys import GRID_AXES, PROBLEM_KEYS
 from orchestrator.analysis.names import shown
+from orchestrator.analysis.rough import mark
 from orchestrator.grouped import grouped
 from orchestrator.tables import Grid
 
@@ -106,22 +107,15 @@ def formatted(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]],
 
 
 def in_form(value: Any, form: str = "") -> str:
-    """A value for people, in the form that was asked for if it is a number."""
+    """A value for people; a number in the form that was asked for, else with three digits or more."""
     value = float(value) if isinstance(value, Decimal) else value
     if value is None or (isinstance(value, float) and isnan(value)):
         return "–"
     if isinstance(value, str):
         return value if " " in value or form else shown(value)
-    return format(value, form) if form and isinstance(value, int | float) and not isinstance(value, bool) else in_short(value)
-
-
-def in_short(value: Any) -> str:
-    """A value for people: three digits or more, and one behind the point of large numbers."""
-    if value is None:
-        return "–"
-    if isinstance(value, float):
-        return f"{value:,.1f}" if abs(value) >= 100 else f"{value:.3g}"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    if isinstance(value, int | float) and not isinstance(value, bool) and (form or isinstance(value, int)):
+        return format(value, form or ",")
+    return str(value) if not isinstance(value, float) else f"{value:,.1f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def describe_point(record: Record) -> str:
@@ -142,3 +136,9 @@ def times(*ratios: float, than: str = "", form: str = ".1%") -> str:
 def percent(part: float) -> str:
     """A share as `0.4%` or `12%`."""
     return f"{part:.1%}" if abs(part) < 0.1 else f"{part:.0%}"
+
+
+def lead(part: float, sign: str, *rough: bool | None) -> str:
+    """How much longer another takes: `+~3.1%`, or `~5.9×` as long from twice on. `rough`: of the times behind it."""
+    longer = f"{1 + part:,.{1 if part < 9 else 0}f}×" if part >= TWICE - 1 else percent(part)
+    return f"{sign * (part < TWICE - 1)}{mark(*rough)}{longer}"

@@ -185,7 +185,7 @@ def test_two_trees_of_one_name_never_compete():
     ]
     found = best.grids(asked(*rows))
 
-    assert sorted(cell for grid in found for _, _, cell in grid.cells) == ["a 10.0 (+100%) unchecked", "c 5.0 unchecked"]
+    assert sorted(cell for grid in found for _, _, cell in grid.cells) == ["a 10.0 (2.0×) unchecked", "c 5.0 unchecked"]
     (alone,) = best.grids(asked(*rows[:2]))
     assert "tree" not in alone.title and "-1" not in alone.title
 
@@ -224,7 +224,7 @@ def test_the_columns_that_a_report_computes_are_those_of_best_that_no_row_has():
 def test_a_frame_answers_questions_like_a_file():
     frame = to_table([made("a", 10.0), made("b", 20.0)]).to_pandas().assign(kernel="mine")
 
-    assert best.grids(views_of(frame))[0].cells == (("1", "8", "a 10.0 (+100%) unchecked"),)
+    assert best.grids(views_of(frame))[0].cells == (("1", "8", "a 10.0 (2.0×) unchecked"),)
 
 
 @pytest.mark.parametrize("path", ["nothing", "nothing_*", "empty"])

@@ -30,6 +30,7 @@ from orchestrator.analysis.questions import (
     roofline,
     step,
 )
+from orchestrator.analysis.questions.tables import lead
 from orchestrator.config.draft_cost import Draft
 from orchestrator.config.engine import selected
 from orchestrator.config.settings import Settings
@@ -429,6 +430,14 @@ def test_a_lead_that_is_no_more_than_noise_says_so():
     assert grid.cells == (("1", "8", "a 10.0 (≈1.0%) unchecked", "a 10.0 (+3.0%) unchecked"),)
 
 
+def test_a_lead_of_twice_the_time_or_more_is_a_factor():
+    rows = [made("a", 10.0), made("b", 19.9), made("a", 10.0, s_kv=32768), made("b", 58.8, s_kv=32768, stop_reason="decided")]
+    (grid,) = best.grids(asked(*rows))
+
+    assert grid.cells == (("1", "8", "a 10.0 (+99%) unchecked", "a 10.0 (~5.9×) unchecked"),)
+    assert (lead(9.4, "+"), lead(8.94, "+"), lead(0.031, "≈", True)) == ("10×", "9.9×", "≈~3.1%")
+
+
 @pytest.mark.parametrize(("pairs", "floor"), [(50, 0.05), (49, 0.05 + 0.51 * 0.45)])
 def test_the_noise_floor_comes_from_the_noise_dataset_beside(tmp_path: Path, pairs: int, floor: float):
     """A/A pairs of 20 to 100 µs differ by 5%, one of 500 µs by half. 50 pairs of a range have a percentile of their own. With fewer
@@ -495,7 +504,7 @@ def test_only_equal_problems_cross_over():
 def test_two_kernels_within_two_percent_are_either():
     rows = [verified("paged_decode", "fa2_tc", 10.0, 1024), verified("paged_prefill", "fa2", 10.1, 1024)]
 
-    assert crossover.grids(asked(*rows))[0].cells == (("4", "8", "either fa2_tc 10.0 (+1%) unchecked", "never"),)
+    assert crossover.grids(asked(*rows))[0].cells == (("4", "8", "either fa2_tc 10.0 (+1.0%) unchecked", "never"),)
 
 
 def test_the_fp8_gain_is_the_best_16_bit_time_over_the_best_fp8_time():

@@ -95,9 +95,9 @@ def test_ratios_of_the_other_questions_are_marked():
     (padded,) = data.records("FROM pad_up")  # 6% over a rough time is none
     (fp8,) = data.records("FROM fp8")
 
-    assert (near["faster"], near["rough"]) == ("either", True) and "(+~3%)" in crossover.grids(data)[0].cells[0][2]
+    assert (near["faster"], near["rough"]) == ("either", True) and "(+~3.0%)" in crossover.grids(data)[0].cells[0][2]
     assert (padded["batch_size"], padded["rough"], padded["pad_rough"]) == (1, True, False)
-    assert pad_up.grids(data)[0].cells[0][5] == "~100%"
+    assert pad_up.grids(data)[0].cells[0][5] == "~2.0×"
     assert (fp8["fp8_kv_rough"], fp8["fp8_q_rough"]) == (True, True)
 
 

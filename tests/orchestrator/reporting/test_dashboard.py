@@ -16,7 +16,7 @@ import pytest
 
 from orchestrator import ROOT
 from orchestrator.analysis.questions import exactness, one_backend, open_views
-from orchestrator.analysis.questions.tables import percent
+from orchestrator.analysis.questions.tables import lead
 from orchestrator.errors import UserError
 from orchestrator.reporting.dashboard import data, packing, page, serve
 from orchestrator.storage import folder, parquet
@@ -158,7 +158,7 @@ def test_the_page_carries_the_answers_and_the_rankings_of_the_reports():
     lines = header["tables"]["problem"]
     assert [table["ran"][row] for row in lines["row"]] == [exactness.named(one["backend"], one["kernel"]) for one in best]
     assert list(lines["ahead"].dropna()) == [
-        f"{'+' if one['above_noise'] else '≈'}{percent(one['margin'])}" for one in best if one["runner_up"]
+        lead(one["margin"], "+" if one["above_noise"] else "≈") for one in best if one["runner_up"]
     ]
     assert len(header["tables"]["workload"]) == len(of_workloads) == table["workload"].nunique() == 128
 
