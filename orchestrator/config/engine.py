@@ -76,10 +76,8 @@ class Condition(Frozen):
     def matches(self, workload: Workload) -> bool:
         several = ((self.cc, workload.major), (self.layers, workload.layers), (self.phases, workload.phase))
         one = ((self.trees, workload.tree), (self.sinks, workload.sinks))
-        return (
-            all(allowed is None or value in allowed for allowed, value in (*several, (self.kv, workload.kv_dtype)))
-            and all(asked is None or asked == value for asked, value in one)
-        )  # fmt: skip
+        is_in = all(allowed is None or value in allowed for allowed, value in (*several, (self.kv, workload.kv_dtype)))
+        return is_in and all(asked is None or asked == value for asked, value in one)
 
 
 class Flag(Frozen):
@@ -179,7 +177,7 @@ class Engine(Frozen):
 
     `per_layers`: its names of the kinds of layers, if it takes a backend for each; then `type_per_layers` is how that is typed,
     with `{layers}` and `{name}`. `page_flag` sets its page size. `has_draft_table`: it takes a draft length by range of batches.
-    `covers` are the workloads that its file is about.
+    `covers` are the workloads that its file is about. `caches`: what --kv-cache-dtype takes for a cache, if not its dtype.
     """
 
     engine: str
@@ -190,6 +188,7 @@ class Engine(Frozen):
     type_per_layers: str = ""
     page_flag: str | None = None
     has_draft_table: bool = False
+    caches: dict[str, str] = Field(default_factory=dict)
     covers: Condition = Condition()
     seen: tuple[Sighting, ...] = ()
     flags: tuple[Flag, ...]
@@ -201,14 +200,17 @@ class Engine(Frozen):
             raise ValueError(f"seen: {unknown[0]!r} is no flag's type; allowed: {', '.join(sorted(filter(None, texts)))}")
         return self
 
+    def cache_flag(self, kv_dtype: str | None) -> str:
+        """What a user types for a cache; empty for 16 bits, which the engine takes by itself."""
+        return f"--kv-cache-dtype {self.caches.get(kv_dtype or '', kv_dtype)}" if str(kv_dtype).startswith("fp8") else ""
+
     def typed(self, flag: Flag, phase: Phase, layers: Layers) -> str:
         """What a user types for one kind of layers: the backend for these, and what else the flag sets. Empty if it has no such."""
         if layers not in self.per_layers:
             return ""
         words = flag.text(phase).split()
-        others = [word for word, following in zip(words, [*words[1:], ""], strict=True) if flag.name not in (word, following)]
-        others = [word for word in others if not word.endswith(f"={flag.name}")]
-        return " ".join([self.type_per_layers.format(layers=self.per_layers[layers], name=flag.name), *others])
+        rest = [one for one, after in zip(words, [*words[1:], ""], strict=True) if flag.name not in (one.rpartition("=")[2], after)]
+        return " ".join([self.type_per_layers.format(layers=self.per_layers[layers], name=flag.name), *rest])
 
     def named(self, name: str, workload: Workload) -> Flag | None:
         """The flag of a name that serves a workload by a call of this project; None if it has none."""

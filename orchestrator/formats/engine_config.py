@@ -35,7 +35,6 @@ from orchestrator.errors import UserError
 from orchestrator.grouped import grouped
 from orchestrator.untrusted.text import for_line
 
-FLAGS_OF_CACHE = {"fp8_e4m3": "--kv-cache-dtype fp8_e4m3", "fp8_e5m2": "--kv-cache-dtype fp8_e5m2"}  # 16 bits are the default
 OF_ONE_STEP = ("batch_size", "s_qo")  # what steps of one table differ in
 
 
@@ -53,20 +52,20 @@ def config_text(data: Dataset, engine: Engine, draft: Draft, path: str) -> str:
         "\n".join(for_line(one if place in typed or one.startswith("#") else f"# {one}") for one in of)
         for place, of in lines.items()
     ]
-    return "\n\n".join(filter(None, (_nothing_to_type(found), *texts))) + "\n"
+    return "\n\n".join(filter(None, (_nothing_to_type(found, texts), *texts))) + "\n"
 
 
 def _typed_caches(places: Iterable[tuple[Any, ...]]) -> set[tuple[Any, ...]]:
     """Of places that differ in the cache alone the one whose lines are typed: with 16 bits, which engines take, if there is one."""
     at = PLACE.index("kv_dtype")
     alike = grouped(((*place[:at], *place[at + 1 :]), place) for place in places)
-    return {min(of, key=lambda place: (place[at] != "bf16", place[at] in FLAGS_OF_CACHE)) for of in alike.values()}
+    return {min(of, key=lambda place: (place[at] != "bf16", str(place[at]))) for of in alike.values()}
 
 
-def _nothing_to_type(found: Sequence[Part]) -> str:
+def _nothing_to_type(found: Sequence[Part], texts: Iterable[str]) -> str:
     """The first line of a text that changes nothing."""
     choices = [choice for part in found if (choice := part.answer.choice) and not choice.typed]
-    if len(choices) < len(found):
+    if len(choices) < len(found) or not all(line.startswith("#") for text in texts for line in text.splitlines()):
         return ""
     names = dict.fromkeys(choice.label for choice in choices)
     but = ", and was wrong at some workloads" if any(choice.record["wrong"] for choice in choices) else ""
@@ -75,7 +74,7 @@ def _nothing_to_type(found: Sequence[Part]) -> str:
 
 def _section(data: Dataset, engine: Engine, section: Sequence[Part], draft: Draft, path: str) -> Iterator[str]:
     cache = section[0].choices[0].record["kv_dtype"]
-    flag = FLAGS_OF_CACHE.get(cache)
+    flag = engine.cache_flag(cache)
     yield f"# if your cache is {cache} ({flag or 'the default of engines'}):"
     yield f"# {engine.title}: {section[0].title}"
     yield f"# measured: {path}, {_libraries(data, section[0])}"
@@ -83,8 +82,7 @@ def _section(data: Dataset, engine: Engine, section: Sequence[Part], draft: Draf
         yield f"# {section[0].left_out}"
     table = [*draft_lines(data, section, draft)] if engine.has_draft_table else []
     typed = "drafts" if any(not one.startswith("#") for one in table) else section[0].phase  # a server with a table drafts
-    of_cache = [flag] if flag and any(part.answer.choice and part.answer.choice.typed for part in section) else []
-    lines = [*(line for part in section for line in _part(part, typed)), *of_cache, *table]
+    lines = [*(line for part in section for line in _part(part, typed, flag)), *table]
     yield from (line for line in lines if line.startswith("#"))
     yield from _continued(dict.fromkeys(line for line in lines if not line.startswith("#")))
 
@@ -101,15 +99,14 @@ def _libraries(data: Dataset, part: Part) -> str:
     return ", ".join(libraries_of(several for (several,) in found)) or "unknown libraries"
 
 
-def _part(part: Part, typed: str) -> Iterator[str]:
-    """The answer of a part, its line to type, a comment unless its phase is `typed`, and what stands behind both."""
+def _part(part: Part, typed: str, of_cache: str) -> Iterator[str]:
+    """The answer of a part, its lines to type, comments unless its phase is `typed`, and what stands behind both."""
     choice = part.answer.choice
     changed = None if part.answer.keeps else choice
     yield f"# {part.what}: " + (f"{changed.label}, {part.answer.why}" if changed else part.answer.words)
-    comment = part.phase != typed
+    comment, typed_here = part.phase != typed, [*choice.typed, *filter(None, [of_cache])] if choice else []
     if comment and choice:
-        yield f"#   a server that runs {part.what} takes, in place of the other flags, {'these:' if choice.typed else 'none'}"
-    typed_here = choice.typed if choice else ()
+        yield f"#   a server that runs {part.what} takes, in place of the other flags, {'these:' if typed_here else 'none'}"
     yield from (f"# {one}" for one in _continued(typed_here)) if comment else typed_here
     shown = changed or part.next_best
     if shown is not None and part.default is not None:
@@ -120,9 +117,7 @@ def _part(part: Part, typed: str) -> Iterator[str]:
         at_worst = choice.no_comparison or f"at worst {choice.worst_words} times the fastest"
         yield f"#   {but_at_worst(choice) if choice.record['much_slower'] else at_worst}"
         yield f"#   {stands_on(choice)}{of_default(part)}; {part.holds}"
-    for other in part.choices:
-        if other.not_right and other is not choice:
-            yield f"#   {other.label}: {other.not_right}"
+    yield from (f"#   {other.label}: {other.not_right}" for other in part.choices if other.not_right and other is not choice)
 
 
 def _evidence(choice: Choice, default: Choice) -> str:
@@ -162,15 +157,14 @@ class BatchDrafts:
 def draft_lines(data: Dataset, section: Sequence[Part], draft: Draft) -> Iterator[str]:
     """The table for the flag that vLLM will run with drafts, or why there is none."""
     for drafting in (part for part in section if part.phase == "drafts"):
-        runs = drafting.answer.choice
-        steps = [] if runs is None else steps_of(data, drafting, runs)
-        if runs is not None and not any(step["s_qo"] == 1 for step in steps):
-            yield f"# no draft table: {_no_decode(data, drafting)}"
+        if (runs := drafting.answer.choice) is None:
+            yield "# no draft table: there is no advice for drafts"
             continue
-        if why := _why_none(steps, runs, draft):
+        steps = steps_of(data, drafting, runs)
+        has_decode = any(step["s_qo"] == 1 for step in steps)
+        if why := _why_none(steps, runs, draft) if has_decode else _no_decode(data, drafting):
             yield f"# no draft table: {why}"
             continue
-        assert runs is not None
         batches = best_drafts(steps)
         yield from _table_comments(runs, batches, draft)
         yield from _rest_comments(steps, batches, draft)
@@ -237,10 +231,8 @@ def ranges(batches: Sequence[BatchDrafts]) -> list[list[int]]:
     return entries
 
 
-def _why_none(steps: Sequence[Record], runs: Choice | None, draft: Draft) -> str:
+def _why_none(steps: Sequence[Record], runs: Choice, draft: Draft) -> str:
     """Why the rows do not support a table; empty if they do."""
-    if runs is None:
-        return "there is no advice for drafts"
     if not draft.whole_steps:
         place = tuple(runs.record[key] for key in ModelPlace._fields)
         preset = f"draft.rest={PRESET} draft.cost_us=..., or " if place in PRESETS else ""
@@ -273,10 +265,8 @@ def _table_comments(runs: Choice, batches: Sequence[BatchDrafts], draft: Draft) 
         contexts = f"{len(batch.contexts)} contexts, s_kv {extent(batch.contexts)}"
         gain = f"{batch.gain:.2f} times the tokens/s without drafts (geometric mean of {contexts})"
         line = f"#   batch {batch.size}: {batch.drafts} drafted, {gain}"
-        if batch.rough:
-            line += f"; {batch.rough} of its times are rough, only known within {ROUGH:.0%}"
-        if batch.drafts == batch.measured[-1]:
-            line += "; the longest draft measured, so a longer one may be better"
+        line += f"; {batch.rough} of its times are rough, only known within {ROUGH:.0%}" * (batch.rough > 0)
+        line += "; the longest draft measured, so a longer one may be better" * (batch.drafts == batch.measured[-1])
         if len({*batch.by_context}) > 1:
             line += "; by context " + ", ".join(f"{k} at {c:,}" for c, k in zip(batch.contexts, batch.by_context, strict=True))
         yield line
@@ -308,5 +298,4 @@ def _rest_comments(steps: Sequence[Record], batches: Sequence[BatchDrafts], draf
 
 def extent(values: Sequence[int]) -> str:
     """`8,192 to 131,072`, or the only value."""
-    low, high = min(values), max(values)
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+    return " to ".join(dict.fromkeys(f"{one:,}" for one in (min(values), max(values))))

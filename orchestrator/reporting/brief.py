@@ -110,11 +110,12 @@ def _head(data: Dataset, width: int) -> list[Text]:
     found = wrapped(" · ".join((*(", ".join(known[kind]) or f"no {kind}" for kind in ("model", "GPU")), told)), width, "bold")
     if bad := [status for status in BAD if status in counts]:
         large = data.scalar(f"SELECT count(*) FROM points JOIN workloads USING (problem) WHERE too_big AND status IN {(*bad, '')}")
-        where = f"; {large:,} of these at KV caches larger than the GPU, which no answer counts" * bool(large)
+        where = f"; {large:,} at caches that do not fit" * bool(large)
         names = few([name for (name,) in data.execute(f"SELECT DISTINCT backend FROM bad WHERE status IN {(*bad, '')} ORDER BY 1")])
         found += wrapped(f"{' and '.join(bad)} ({names}): question=odd says why{where}", width, "red")
-    too_small = dict.fromkeys(filter(None, (no_room(data.draft.layers, *part.place[:3]) for part in parts(data))))
-    return [*found, *(line for words in too_small for line in wrapped(words, width, "red"))]
+    places = [*dict.fromkeys(part.place[:3] for part in parts(data))]
+    too_small = dict.fromkeys(filter(None, (no_room(data.draft.layers, *place) for place in places)))
+    return [*found, *wrapped("; ".join(words.partition(":" if places[1:] else "\n")[0] for words in too_small), width, "red")]
 
 
 def _decisions(data: Dataset, width: int, room: int) -> list[Text]:
@@ -123,6 +124,7 @@ def _decisions(data: Dataset, width: int, room: int) -> list[Text]:
     names = [name for name in ("device_name", "model", "tp") if len({part.place[PLACE.index(name)] for part in every}) > 1]
     typed = "flag of each engine (default: taken by itself)" if any(part.who != HERE for part in every) else "backends, no flag"
     found = [Text(f"{typed}; time over fastest: mean (worst)")] if every else []
+    drafts = {part.phase for part in every} == {"drafts"} and data.scalar("SELECT getvariable('drafts') IS NULL")
     of_servers = grouped((each[part.title] if names else "", part) for part in every)
     room -= len(wrapped(servers.to_see(of_servers), width)) if names else 0
     hidden = []
@@ -135,7 +137,10 @@ def _decisions(data: Dataset, width: int, room: int) -> list[Text]:
             hidden.append(words)
             continue
         found += [line for lines in told for line in lines]
-    return [*found, *wrapped(GAP + servers.to_see(hidden), width)]
+    lacks = sorted({label for part in every if not names and part.who != HERE for label in part.unmeasured})
+    unmeasured = f"{GAP}flags not measured for some of these: {', '.join(lacks)}" * bool(lacks)
+    no_decode = f"{GAP}decode: not among these rows; drafts=0 says where it is, and what measures it" * bool(drafts)
+    return [*found, *(line for words in (unmeasured, no_decode, GAP + servers.to_see(hidden)) for line in wrapped(words, width))]
 
 
 def _of_server(every: Sequence[Part], names: Sequence[str], width: int) -> list[list[Text]]:
@@ -218,9 +223,8 @@ def _legend(maps: Sequence[Text], records: Sequence[Record], width: int) -> list
 
 def _short(tokens: int) -> str:
     """`8k` of 8,192, `50k` of 50,000."""
-    if tokens >= 1024 and tokens % 1024 == 0:
-        return f"{tokens // 1024}k"
-    return f"{tokens // 1000}k" if tokens >= 10_000 else f"{tokens}"
+    k = 1024 if tokens % 1024 == 0 else 1000 if tokens >= 10_000 else tokens + 1
+    return f"{tokens // k}k" if tokens >= k else f"{tokens}"
 
 
 def _source(data: Dataset, *, of_flags: bool) -> str:

@@ -239,7 +239,8 @@ class Advice:
             return f"no advice: {self.why}"
         untyped = self.choice.pages_words or f"else pages of {self.choice.record['own_page']}, not measured" * self.keeps
         pages = f" ({untyped})" * bool(self.choice.record["typed_page"] and untyped)
-        reason, typed = f"; {self.why}" if self.why else "", (" ".join(self.choice.typed) or "nothing to type") + pages
+        nothing = f"nothing to type{' beside the cache' * str(self.choice.record['kv_dtype']).startswith('fp8')}"
+        reason, typed = f"; {self.why}" if self.why else "", (" ".join(self.choice.typed) or nothing) + pages
         if self.keeps and self.choice.record["wrong"]:
             right = f"right at {self.choice.served:,} of {self.choice.record['workloads']:,} workloads, {self.choice.not_right}"
             return f"{typed}, but {self.choice.label}, the default, was {right}{reason}"
@@ -343,24 +344,30 @@ class Part:
         if all(set(choice.record["statuses"]) == {NOT_THERE} for choice in self.choices):
             return Advice(None, "no flag of the engine serves such workloads")
         if default is None or not default.served:
-            name = "the engine's default is not known" if default is None else f"the default {default.label} has no time"
-            why = f" ({default.not_right})" if default is not None else ""
+            why = f"the default {default.label} has no time ({default.not_right})" if default else "the engine's default is unknown"
             fastest = next((f"; of what was measured, {one.label} is fastest" for one in self.measured), "")
-            return Advice(None, name + why + fastest)
-        if default.record["wrong"] and (
-            right := next((one for one in self.measured if one.is_complete and one.margin is not None), None)
-        ):
+            return Advice(None, why + fastest)
+        right = next((one for one in self.measured if one.is_complete and one.margin is not None), None)
+        if default.record["wrong"] and right is not None:
             return Advice(right, f"the default {default.label} was {default.wrong}")
+        unknown = f"; {', '.join(self.unmeasured)} not measured" * bool(self.unmeasured)
         if best is None or best.margin is None:
-            return Advice(default, self._no_other + self.elsewhere)
+            others = [one.record for one in self.choices if one is not default]
+            is_wrong, has_time = (any(record[key] for record in others) for key in ("wrong", "served"))
+            few = "was right wherever it was" if is_wrong else f"has a time{' wherever it has' * has_time}"
+            return Advice(default, f"no other flag {few}{unknown}{self.elsewhere}")
         # It is chosen if it is faster by more than noise, by the mean and at more than half of the workloads.
         coarse, coarser = default.coarser_than(best, f"{best.label}'s"), best.coarser_than(default, "its")
         if best.margin.saving > best.margin.floor and best.margin.share_ahead > 0.5:
             told = f"; {coarser}" * bool(coarser) or f", {coarse}" * bool(coarse)
             return Advice(best, f"{best.margin.words} less time than the default {default.label}{told}")
-        rest = sorted({one.label for one in self.choices if {*one.record["statuses"]} - {NOT_THERE} == {"not measured"}})
-        unknown = f"; {', '.join(rest)} not measured" if rest and best.margin.saving < 0 else ""
-        return Advice(default, best.margin.why_not(best.label) + self.elsewhere + f"; {coarse}" * bool(coarse) + unknown)
+        rest = f"; {coarse}" * bool(coarse) + unknown * (best.margin.saving < 0)
+        return Advice(default, best.margin.why_not(best.label) + self.elsewhere + rest)
+
+    @property
+    def unmeasured(self) -> list[str]:
+        """The flags without a row here."""
+        return sorted({one.label for one in self.choices if {*one.record["statuses"]} - {NOT_THERE} == {"not measured"}})
 
     @property
     def elsewhere(self) -> str:
@@ -374,14 +381,6 @@ class Part:
         """The flag that takes least time beside the default, of those that were right wherever the default was."""
         others = [choice for choice in self.choices if choice.margin is not None]
         return min(others, key=lambda choice: (-choice.margin.saving if choice.margin else 1.0, choice.name), default=None)
-
-    @property
-    def _no_other(self) -> str:
-        """Why no flag is beside the default at all of its workloads."""
-        others = [choice for choice in self.choices if not choice.is_default]
-        if any(choice.record["wrong"] for choice in others):
-            return "no other flag was right wherever it was"
-        return "no other flag has a time wherever it has" if any(one.served for one in others) else "other flags: not measured"
 
 
 def at(record: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.noise import SAME
+from orchestrator.analysis.questions import deployments
 from orchestrator.analysis.questions.exactness import error, named, share
 from orchestrator.analysis.questions.tables import KINDS, across_contexts, fetch, group_by, split_by_title, times
 from orchestrator.analysis.rough import legend, mark
@@ -46,8 +47,14 @@ def _answers(data: Dataset) -> list[Grid]:
 
 
 def _left_out(data: Dataset) -> list[Grid]:
-    """The workloads whose 16-bit cache is larger than the GPU, which no deployment could choose, and those with wrong answers."""
-    cells = data.execute(query("left_out_of_fp8")) if data.scalar("SELECT count(*) FROM fp8") else ()
+    """Workloads whose 16-bit cache is larger than the GPU, wrong answers, and where the asked engine's default has no time."""
+    asked, found = data.scalar("SELECT getvariable('engine')"), data.scalar("SELECT count(*) FROM fp8")
+    parts = deployments.parts(data) if asked and found else []
+    places = (one.choices[0].record for one in parts if one.who == asked and one.default and not one.default.served)
+    caches = grouped((f"{deployments.server_name(of)} · {of['device_name']}", of["kv_dtype"]) for of in places)
+    so = f"{asked}'s default has no time: what is compared are flags to type, and question=one_backend gives no advice"
+    no_default = ((name, f"over {' and '.join(sorted({*of}))} {so}") for name, of in caches.items())
+    cells = [*(data.execute(query("left_out_of_fp8")) if found else ()), *no_default]
     return [Grid("warning: what the answer leaves out", ("deployment", "note"), tuple(cells))] if cells else []
 
 
@@ -80,8 +87,7 @@ def summary(data: Dataset) -> str | None:
     found = grouped((name, words.partition(":")[0]) for grid in _answers(data) for name, words in grid.cells)
     if len(found) < 2:
         return "; ".join(*found.values()) if found else None
-    own = common_once(found)[1]
-    return "; ".join(f"{name}: {', '.join(words)}" for name, words in zip(own, found.values(), strict=True))
+    return "; ".join(f"{name}: {', '.join(words)}" for name, words in zip(common_once(found)[1], found.values(), strict=True))
 
 
 AXES = ("s_kv", "s_qo")

@@ -213,6 +213,15 @@ def test_an_engine_is_asked_with_its_flags_over_both_caches(engine: str | None, 
     assert f"with the fastest {of_any if engine is None else f'flag of {engines[0].title}'} and dtype" in answer.title
 
 
+def test_an_engine_whose_default_has_no_time_is_said_to_have_no_advice():
+    rows = to_table([timed("trtllm-native", 20.0, kv="bf16"), timed("trtllm-native", 10.0)])
+    _, left_out, *_ = fp8.grids(views_of(rows, engines=selected("vllm")))
+    words = "over bf16 and fp8_e4m3 vLLM 0.33.0's default has no time: what is compared are flags to type, and question=one_backend"
+
+    assert [note for _, note in left_out.cells] == [f"{words} gives no advice"]
+    assert len(fp8.grids(views_of(rows))) == 2
+
+
 def test_the_screen_of_a_server_begins_with_its_main_workloads_and_says_what_it_leaves_out(
     invoke: Invoke, monkeypatch: pytest.MonkeyPatch
 ):

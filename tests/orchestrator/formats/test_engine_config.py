@@ -134,7 +134,7 @@ def test_a_text_that_changes_nothing_says_so_in_its_first_line():
     ("engine", "rows", "why"),
     [
         (VLLM, [row("trtllm-native", 60.0)], "no advice: the default FLASH_ATTN has no time (not measured at 1)"),
-        (VLLM, [row("flash_attn_3", 60.0), row("cudnn", 30.0)], "other flags: not measured"),
+        (VLLM, [row("flash_attn_3", 60.0), row("cudnn", 30.0)], "no other flag has a time; FLASHINFER, "),
         (VLLM, [row("flash_attn_3", 100.0), row("trtllm-native", 99.0)], "FLASHINFER takes as long (-1.0%, noise 2.0%)"),
         (VLLM, [row("flash_attn_3", None, "failed"), OURS[1]], "the default FLASH_ATTN has no time (failed at 1)"),
         *(
@@ -158,6 +158,24 @@ def test_over_an_fp8_cache_each_flag_is_taken_with_the_queries_that_the_engine_g
 
     assert flags(text(VLLM, *rows)) == [FLASHINFER, "--block-size 64", "--kv-cache-dtype fp8_e4m3"]
     assert flags(text(SGLANG, *rows)) == ["--decode-attention-backend trtllm_mha", "--kv-cache-dtype fp8_e4m3"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "rows", "flag"),
+    [
+        (VLLM, [row("flash_attn_3", 60.0, q_dtype="fp8_e4m3", kv_dtype="fp8_e4m3", page_size=16)], "fp8_e4m3"),
+        (VLLM, [row("flash_mla_vllm", 60.0, routine="sparse_mla", kv_dtype="fp8_ds_mla")], "fp8_ds_mla"),
+        (SGLANG, [row("flash_mla", 60.0, routine="sparse_mla", kv_dtype="fp8_ds_mla")], "fp8_e4m3"),
+    ],
+)
+def test_over_an_fp8_cache_its_flag_is_typed_also_if_the_default_stays(engine: Engine, rows: list[Row], flag: str):
+    printed = text(engine, *rows, *({**one, "s_qo": 4, "point_id": "drafts"} for one in rows))
+
+    assert flags(printed) == [f"--kv-cache-dtype {flag}"] and printed.startswith(
+        f"# if your cache is {rows[0]['kv_dtype']} (--kv-c"
+    )
+    assert printed.count(": nothing to type beside the cache: ") == 2
+    assert f"a server that runs drafts of 3 takes, in place of the other flags, these:\n# --kv-cache-dtype {flag}\n" in printed
 
 
 @pytest.mark.parametrize(("kept", "typed"), [(("bf16", "fp8_e4m3"), "bf16"), (("fp8_e4m3",), "fp8_e4m3")])

@@ -25,11 +25,12 @@ from orchestrator.errors import UserError
 from orchestrator.formats.engine_config import config_text
 from orchestrator.reporting import brief, report, screen
 from orchestrator.reporting.report import STALE_UNSEEN, status_grid
+from orchestrator.storage.row import to_table
 from orchestrator.tables import Grid, draw, markdown
 from tests.helpers.command_line import Invoke
 from tests.helpers.compared import dataset
 from tests.helpers.datasets import RESULTS
-from tests.helpers.timed_rows import asked, made
+from tests.helpers.timed_rows import asked, made, views_of
 
 
 def test_the_grid_has_a_row_per_draft_and_batch_and_a_column_per_context():
@@ -111,6 +112,20 @@ def test_the_rank_of_a_plugin_s_backend_is_on_the_first_screen_and_in_the_short_
     assert all(len(text.splitlines()) <= screen.LINES for text in printed)
 
 
+@pytest.mark.parametrize(("lengths", "drafts", "is_said"), [([4], None, True), ([4], 3, False), ([1, 4], None, False)])
+def test_the_first_screen_names_flags_without_a_row_and_says_that_there_is_no_decode(
+    lengths: list[int], drafts: int | None, is_said: bool
+):
+    common = {"routine": "paged_decode", "mask": "causal", "compute_capability": "9.0", "page_size": 16}
+    rows = to_table([made(name, 10.0, s_qo=n, **common) for n in lengths for name in ("flash_attn_3", "trtllm-native")])
+    data = views_of(rows, engines=selected("vllm"), drafts=drafts)
+    brief.show(Console(file=(file := io.StringIO()), width=80), data, "DIR", ["best"])
+    told = " ".join(file.getvalue().split())
+
+    assert "flags not measured for some of these: FLASHINFER without TRT-LLM, FLEX_ATTENTION, TRITON_ATTN" in told
+    assert ("decode: not among these rows; drafts=0 says where it is" in told) == is_said
+
+
 def test_a_lone_backend_is_called_no_fastest_one_and_an_empty_cell_is_explained():
     rows = [made("a", 10.0), made("a", 20.0, s_kv=16384), made("a", 20.0, batch_size=1)]
     found = []
@@ -132,7 +147,8 @@ def test_a_lone_backend_is_called_no_fastest_one_and_an_empty_cell_is_explained(
             "h200_engines/beside_vllm",
             {"model": "gpt_oss_120b"},
             "FLASH_ATTN (default, --block-size 64): the only kernel measured here (2 workloads); no comparison",
-            "FLASH_ATTN is the default; other flags: not measured\n#   the only kernel measured here (2 workloads); no comparison",
+            "no other flag has a time; FLASHINFER, TRITON_ATTN not measured\n"
+            "#   the only kernel measured here (2 workloads); no comparison",
         ),
         (
             "h200_mla/mla_mtp_fp8",
@@ -239,7 +255,7 @@ def test_wrong_answers_at_caches_that_the_gpu_cannot_hold_are_counted(invoke: In
     asked = ("model=deepseek_v3", "tp=8", "device=h200", "where={kv_dtype: fp8_e4m3}")
     told = " ".join(invoke("mode=report", "question=one_backend", *asked).stdout.split())
     best = invoke("mode=report", "question=best", "format=markdown", *asked).stdout
-    counted = "6 of these at KV caches larger than the GPU, which no answer counts"
+    counted = "6 at caches that do not fit"
 
     assert f"8 mismatch mismatch (flash_mla_vllm): question=odd says why; {counted}" in told
     assert "was right at 12 of 14 workloads, wrong at 2 (keys" in told
