@@ -30,7 +30,7 @@ class Model(Frozen):
     `max_positions` is the longest request in tokens, which limits a sweep if a person `typed` the model. `index_topk` is to how
     many keys each query token attends if attention is sparse. Tokens of an `is_encoder` see those after them. `routines` has the
     sizes of layers that run a routine of `kernels/routines`, by its name. `layer` has the sizes of its matrix products, which
-    timing.context=step needs. With heads or sparsity other than those of its file a model is called `custom`.
+    timing.context=step needs, `weights_gb` that of the published ones. With other heads or sparsity than its file's it is `custom`.
     """
 
     name: str
@@ -54,6 +54,7 @@ class Model(Frozen):
     is_encoder: bool = False
     routines: dict[str, dict[str, Scalar]] = Field(default_factory=dict)
     layer: LayerShape | None = None
+    weights_gb: PositiveFloat | None = None
     typed: bool = False
 
     @model_validator(mode="before")
@@ -85,10 +86,7 @@ class Model(Frozen):
                 f"+sweep=sparse_mla, which is its own, or model.index_topk=null for dense attention with its heads"
             )
         if routine == "mla" and self.head_dim_ckv is None:
-            return (
-                f"model {self.name} has no latent (head_dim_ckv), and routine=mla reads one; type a sweep of another routine, "
-                f"such as +sweep=specdec_long_ctx, or model=deepseek_v3"
-            )
+            return f"model {self.name} has no latent, which routine=mla reads; type +sweep=specdec_long_ctx, or model=deepseek_v3"
         if routine in OF_PAGES and self.head_dim_ckv is not None:
             return (
                 f"model {self.name}: this model's cache is a latent, and no engine stores it as the keys and values that "
@@ -143,18 +141,20 @@ def layers_that_keep_all(name: str) -> int | None:
     return None if _file_of(name).get("sliding_window") else layers_of(name)
 
 
-def bf16_bytes(name: str, tp: int, layers: int | None = None) -> int | None:
-    """The bytes that the layers of a dense model, or so many of them, take on one of `tp` GPUs in bf16, without embeddings.
+def weights_on_gpu(name: str, tp: int, layers: int | None = None) -> tuple[int, str, int] | None:
+    """The bytes that a model's weights, or those of so many layers, take on one of `tp` GPUs; which, and how many share them.
 
-    None if its file does not say, and for experts, which are stored in fewer bits.
+    `published` ones if its file has their size, `16-bit` ones of a dense model without embeddings; None if its file does not say.
     """
     given, layer = _file_of(name), _file_of(name).get("layer") or {}
-    if not layer.get("num_layers") or layer.get("num_experts") or given.get("head_dim_ckv"):
+    if whole := given.get("weights_gb"):
+        gpus, part = max(tp, layer.get("mlp_gpus", 1)), layers / (layers_in(given) or layers) if layers else 1
+        return round(1e9 * whole * part / gpus), "published", gpus
+    if not layer.get("num_layers") or layer.get("num_experts"):
         return None
-    model = Model.model_validate(given)
-    keys = {"routine": "paged_decode", "batch_size": 1, "s_qo": 1, "s_kv": 1, "tp": tp}
-    one = Problem.model_validate({**keys, **model.share("paged_decode", tp)})
-    return (layers or int(layer["num_layers"])) * weight_bytes(one, LayerShape.model_validate(layer))
+    share = Model.model_validate(given).share("paged_decode", tp)
+    one = Problem.model_validate({"routine": "paged_decode", "batch_size": 1, "s_qo": 1, "s_kv": 1, "tp": tp, **share})
+    return (layers or int(layer["num_layers"])) * weight_bytes(one, LayerShape.model_validate(layer)), "16-bit", 1
 
 
 @cache

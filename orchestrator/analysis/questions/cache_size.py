@@ -15,7 +15,7 @@ from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions.tables import percent
 from orchestrator.analysis.sql import literal, query
-from orchestrator.config.model import bf16_bytes, layers_that_keep_all
+from orchestrator.config.model import layers_that_keep_all, weights_on_gpu
 from orchestrator.machines import known_devices
 
 ROOM = 0.9  # of a GPU's memory: weights that take more leave next to none for a cache
@@ -35,19 +35,19 @@ def create(data: Dataset, layers: int | None) -> None:
 
 
 def no_room(layers: int | None, device_name: str, model: str | None, tp: int | None) -> str:
-    """That a model's weights leave no room for a cache on one of `tp` GPUs, and from how many on they do; empty if they do, or if
-    nobody knows."""
-    gpus = (one for one in known_devices().values() if one.kind != "cpu")
-    room = next((ROOM * one.memory_bytes for one in gpus if device_name in (one.name, *one.match)), None)
-    sizes = {size: bf16_bytes(model or "", size, layers) for size in (tp or 1, *(size for size in SIZES if size > (tp or 1)))}
+    """That a model's weights leave no room for a cache on one of `tp` GPUs, and from how many on they do; empty if they do."""
+    known = (one for one in known_devices().values() if one.kind != "cpu")
+    room = next((ROOM * one.memory_bytes for one in known if device_name in (one.name, *one.match)), None)
+    sizes = {size: weights_on_gpu(model or "", size, layers) for size in (tp or 1, *(size for size in SIZES if size > (tp or 1)))}
     here = sizes[tp or 1]
-    if room is None or here is None or here <= room:
+    if room is None or here is None or here[0] <= room:
         return ""
-    fits = next((size for size, needed in sizes.items() if needed and needed <= room), None)
-    from_there = f"; they fit from tp {fits} on" if fits else ""
+    fits = next((size for size, needed in sizes.items() if needed and needed[0] <= room), None)
+    taken, which, gpus = here
+    of_all = (f"over {gpus} GPUs", f" of {taken * gpus / 1e9:,.0f}") if gpus > 1 else (f"at tp {tp or 1}", "")
     return (
-        f"{model} at tp {tp or 1} does not fit one {device_name}: its 16-bit weights take {here / 1e9:,.0f} GB, a KV cache more, "
-        f"and the GPU has {room / ROOM / 1e9:,.0f} GB{from_there}"
+        f"{model} {of_all[0]} does not fit one {device_name}: its {which} weights take {taken / 1e9:,.0f}{of_all[1]} GB, a KV "
+        f"cache more, and the GPU has {room / ROOM / 1e9:,.0f} GB{f'; they fit from tp {fits} on' if fits else ''}"
     )
 
 
@@ -55,9 +55,9 @@ def _fits_from(cache: Record, memory_bytes: float, layers: int | None) -> str:
     """`; it fits beside 16-bit weights from tp 4 on: tp=4`; empty for one that more GPUs do not share, or not enough."""
     heads, tp = cache["heads"], cache["tp"]
     for size in (size for size in SIZES if size > tp):
-        weights = bf16_bytes(cache["model"], size, layers) or 0
+        weights, which, _ = weights_on_gpu(cache["model"], size, layers) or (0, "", 0)
         if cache["bytes"] * max(1, heads * tp // size) / heads + weights <= memory_bytes:
-            return f"; it fits{' beside 16-bit weights' * bool(weights)} from tp {size} on: tp={size}"
+            return f"; it fits{f' beside {which} weights' * bool(weights)} from tp {size} on: tp={size}"
     return ""
 
 

@@ -10,6 +10,7 @@ from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions import cache_size, draft, engine_default, roofline
 from orchestrator.analysis.questions.cache_size import no_room
 from orchestrator.config.draft_cost import Draft
+from orchestrator.config.model import shipped
 from orchestrator.storage.row import to_table
 from tests.helpers.command_line import Invoke
 from tests.helpers.timed_rows import made, views_of
@@ -106,7 +107,9 @@ def test_an_engine_s_default_is_judged_by_shapes_that_fit(layers: int | None, wo
         ("llama_3_1_405b", 4, "NVIDIA H200", 8),
         ("llama_3_1_70b", 2, "NVIDIA H200", None),
         ("llama_3_1_8b", 1, "NVIDIA H100 80GB HBM3", None),
-        ("gpt_oss_120b", 1, "NVIDIA H100 80GB HBM3", None),  # its experts have 4 bits: nobody knows from here
+        ("gpt_oss_120b", 1, "NVIDIA H100 80GB HBM3", None),  # its experts have 4 bits: 65 GB
+        ("deepseek_v3", 1, "NVIDIA H200", None),  # of 8 GPUs, which share its experts
+        ("qwen3_next_80b_a3b", 1, "NVIDIA H200", 2),  # no sizes of its layers are known
         ("mine", 1, "NVIDIA H200", None),
         ("llama_3_1_70b", 1, "a GPU", None),
         ("llama_3_1_70b", 1, "cpu", None),  # the reference's
@@ -117,7 +120,18 @@ def test_a_model_whose_weights_do_not_fit_is_named_with_the_size_that_does(model
 
     assert said.startswith(f"{model} at tp {tp} does not fit one {gpu}") if fits_from else said == ""
     assert fits_from is None or said.endswith(f"they fit from tp {fits_from} on")
-    assert no_room(10, gpu, model, tp) == ""
+    assert no_room(4, gpu, model, tp) == ""
+
+
+def test_published_weights_are_those_of_all_gpus_that_share_them_and_every_model_with_experts_has_their_size():
+    words = (
+        "deepseek_v3 over 8 GPUs does not fit one NVIDIA H100 80GB HBM3: its published weights take 86 of 689 GB, a KV cache more"
+    )
+
+    assert {no_room(None, "NVIDIA H100 80GB HBM3", "deepseek_v3", tp) for tp in (1, 4, 8)} == {
+        f"{words}, and the GPU has 80 GB; they fit from tp 16 on"
+    }
+    assert [name for name, of in shipped().items() if "num_experts" in of.get("layer", {}) and not of.get("weights_gb")] == []
 
 
 def test_a_report_and_an_export_say_first_that_the_weights_do_not_fit(invoke: Invoke):

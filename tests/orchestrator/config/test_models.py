@@ -41,7 +41,8 @@ def test_every_model_has_its_public_numbers_here_and_the_other_way_round() -> No
 
 @pytest.mark.parametrize("name", sorted(PUBLIC))
 def test_a_model_is_its_public_config(name: str, tmp_path: Path) -> None:
-    found, ours = config_json.read(written(tmp_path, name)), Model.model_validate(read(name))
+    found = config_json.read(written(tmp_path, name))
+    ours = Model.model_validate({**read(name), "weights_gb": None})  # which no config.json has
     shape = {key: value for key, value in found.items() if key not in ("name", "tp", "page_size", "layer")}
     layer = {key: value for key, value in read(name).get("layer", {}).items() if key != "mlp_gpus"}
 
