@@ -54,6 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
     these tests, so that nothing depends on the user's own.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.pop("COLUMNS", None)  # pytest-xdist sets it for its processes
     os.environ.setdefault("RAY_prestart_worker_first_driver", "false")
     os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ.setdefault("RAY_AUTH_MODE", "token")

@@ -136,9 +136,9 @@ def layers_in(model: Mapping[str, Any], kinds_of: Sequence[str] = (FULL, WINDOWE
     return layers
 
 
-def layers_that_keep_all(name: str) -> int | None:
-    """The layers of a model that keep every token in the cache; None if its file does not say, as for one with windowed layers."""
-    return None if _file_of(name).get("sliding_window") else layers_of(name)
+def window_of(name: str) -> int | None:
+    """The tokens that windowed layers of a model keep in the cache; None if its file does not say."""
+    return _file_of(name).get("sliding_window")
 
 
 def weights_on_gpu(name: str, tp: int, layers: int | None = None) -> tuple[int, str, int] | None:

@@ -35,7 +35,7 @@ from orchestrator.analysis.traffic import Mix
 from orchestrator.code_version import OF_PLUGIN
 from orchestrator.config.draft_cost import CURVES, Draft
 from orchestrator.config.engine import MAX_DRAFT, Engine, Known, Workload, calls_of, releases, selected
-from orchestrator.config.model import FULL, WINDOWED, layers_of
+from orchestrator.config.model import layers_of
 from orchestrator.config.weights import OF_A_CHOICE, WEIGHT, WeightRules
 from orchestrator.notes import note_once
 
@@ -172,9 +172,6 @@ def define_views(data: Dataset, draft: Draft, **assumed: Unpack[Assumed]) -> Dat
     models = [model for (model,) in data.execute("SELECT DISTINCT model FROM rows WHERE plan_host_us IS NOT NULL")]
     of_models = ((model, draft.layers or layers_of(model) or 1) for model in models)
     data.create_table("model_layers(model VARCHAR, layers BIGINT)", of_models)
-    named = data.execute("SELECT DISTINCT model FROM problems WHERE model IS NOT NULL")
-    kinds = ((model, *(layers_of(model, of) for of in ([FULL], [WINDOWED], (FULL, WINDOWED)))) for (model,) in named)
-    data.create_table("layer_kinds(model VARCHAR, full_layers BIGINT, windowed_layers BIGINT, all_layers BIGINT)", kinds)
     lengths = [length for (length,) in data.execute("SELECT DISTINCT s_qo FROM problems WHERE s_qo IS NOT NULL")]
     tokens = ((s_qo, expected) for s_qo in lengths if (expected := expected_tokens(draft.acceptance, s_qo)) is not None)
     data.create_table("expected(s_qo BIGINT, tokens DOUBLE)", tokens)

@@ -15,7 +15,7 @@ from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions.tables import percent
 from orchestrator.analysis.sql import literal, query
-from orchestrator.config.model import layers_that_keep_all, weights_on_gpu
+from orchestrator.config.model import FULL, WINDOWED, layers_of, weights_on_gpu, window_of
 from orchestrator.machines import known_devices
 
 ROOM = 0.9  # of a GPU's memory: weights that take more leave next to none for a cache
@@ -25,13 +25,17 @@ BITS = " ".join(f"WHEN {literal(dtype)} THEN {bits}" for dtype, bits in SIZE_BIT
 
 
 def create(data: Dataset, layers: int | None) -> None:
-    """`cache_sizes` (problem, cache_bytes, memory_bytes, layers), before the view `workloads`; `layers` of a GPU, None for all."""
+    """`layer_kinds` of models, and `cache_sizes` (problem, cache_bytes, memory_bytes, layers), before the view `workloads`.
+
+    `layers` of a GPU, None for all. Of a model with full and windowed layers each keeps its own tokens.
+    """
     memory = {name: device.memory_bytes for device in known_devices().values() for name in (device.name, *device.match)}
     data.create_table("gpu_memory(device_name VARCHAR, memory_bytes DOUBLE)", memory.items())
     models = [model for (model,) in data.execute("SELECT DISTINCT model FROM problems WHERE model IS NOT NULL")]
-    of_models = ((model, layers or layers_that_keep_all(model) or 1) for model in models)
-    data.create_table("cache_layers(model VARCHAR, layers BIGINT)", of_models)
-    data.execute(query("cache_sizes", bits=BITS))
+    kinds = ((one, window_of(one), *(layers_of(one, of) for of in ([FULL], [WINDOWED], (FULL, WINDOWED)))) for one in models)
+    columns = ", ".join(f"{name} BIGINT" for name in ("kept_by_windowed", "full_layers", "windowed_layers", "all_layers"))
+    data.create_table(f"layer_kinds(model VARCHAR, {columns})", kinds)
+    data.execute(query("cache_sizes", bits=BITS, layers=layers or "NULL"))
 
 
 def no_room(layers: int | None, device_name: str, model: str | None, tp: int | None) -> str:

@@ -65,6 +65,16 @@ def test_caches_that_are_all_too_large_are_why_there_is_no_draft_and_the_rooflin
     assert tables and [cells for cells in too_big.cells if TOO_BIG in cells[0] and "cannot be served" in cells[0]] != []
 
 
+@pytest.mark.parametrize("window", [None, 128])
+def test_windowed_layers_keep_their_window_alone(window: int | None):
+    """gpt_oss_120b has 18 full layers, of 2 kB a token in bf16 and 8 heads, and 18 with a window of 128."""
+    of_model = {**SHAPE, "model": "gpt_oss_120b", "head_dim_qk": 64, "head_dim_vo": 64, "window": window, "s_qo": 1}
+    rows = [made(DEFAULT, 10.0, **of_model, batch_size=batch) | {"point_id": str(batch)} for batch in (32, 512)]
+    sizes = {problem: size for problem, size in views_of(to_table(rows)).execute("SELECT problem, cache_bytes FROM cache_sizes")}
+
+    assert sorted(sizes.values()) == [batch * 18 * 2048 * (8192 + 128) for batch in (32, 512)]
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -12,7 +12,7 @@ import yaml
 
 from orchestrator import ROOT
 from orchestrator.config import config_json
-from orchestrator.config.model import Model, layers_of, layers_that_keep_all
+from orchestrator.config.model import Model, layers_of, window_of
 from orchestrator.config.settings import Settings
 from orchestrator.planning.expand import expand
 
@@ -81,8 +81,8 @@ def test_heads_are_split_or_copied_evenly(name: str) -> None:
 
 
 def test_layers_that_do_not_attend_do_not_count() -> None:
-    assert (layers_of("qwen3_next_80b_a3b"), layers_that_keep_all("qwen3_next_80b_a3b")) == (12, 12)
-    assert (layers_of("gpt_oss_120b"), layers_that_keep_all("gpt_oss_120b")) == (36, None)
+    assert (layers_of("qwen3_next_80b_a3b"), window_of("qwen3_next_80b_a3b")) == (12, None)
+    assert (layers_of("gpt_oss_120b"), window_of("gpt_oss_120b")) == (36, 128)
 
 
 @pytest.mark.parametrize("name", ["../model/llama_3_1_70b", "{folder}/evil", "../sweep/smoke", "..", "", "a\0b", "x" * 5000])
