@@ -308,15 +308,15 @@ def test_filters_that_leave_nothing_say_so(at: At):
 
 
 def test_a_plot_of_very_many_points_is_fast_and_still_shows_each(show: Show, of_rows: OfRows):
-    """3 backends of 3,200 points, a marker each: markers traced as one path would take minutes."""
+    """3 backends of 1,600 points, a marker each: markers traced as one path would take minutes."""
     rate: dict[str, Any] = {"flops": 1e9, "bytes": 1e8, "tb_per_sec": 1.0}
-    rows = [made(name, 10.0, **rate, s_kv=kv, tflops=5.0 + kv / 1e3) for name in "abc" for kv in range(1, 3201)]
+    rows = [made(name, 10.0, **rate, s_kv=kv, tflops=5.0 + kv / 1e3) for name in "abc" for kv in range(1, 1601)]
     shown = show(of_rows(rows), view="roofline")
     seconds = shown.page.evaluate("performance.getEntriesByName('drawn-1')[0].startTime") / 1e3
     x, y = shown.page.evaluate("""() => {
         const place = document.querySelector(".chart"), box = place.getBoundingClientRect();
         const chart = echarts.getInstanceByDom(place);
-        const [right, down] = chart.convertToPixel({ seriesIndex: 0 }, chart.getOption().series[0].data[1600]);
+        const [right, down] = chart.convertToPixel({ seriesIndex: 0 }, chart.getOption().series[0].data[800]);
         return [box.x + right, box.y + down];
     }""")
     shown.page.mouse.click(x, y)
