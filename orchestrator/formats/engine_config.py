@@ -21,7 +21,7 @@ from orchestrator.analysis.names import libraries_of
 from orchestrator.analysis.questions import query_text
 from orchestrator.analysis.questions.cache_size import left_out
 from orchestrator.analysis.questions.deployments import PLACE, Choice, Part, parts
-from orchestrator.analysis.questions.draft import FREE_DRAFTS, describe_draft
+from orchestrator.analysis.questions.draft import FREE_DRAFTS, describe_draft, of_one_rest
 from orchestrator.analysis.questions.exactness import share
 from orchestrator.analysis.questions.one_backend import but_at_worst, of_default, stands_on
 from orchestrator.analysis.questions.tables import group_by, times
@@ -279,6 +279,8 @@ def _rest_comments(steps: Sequence[Record], batches: Sequence[BatchDrafts], draf
     """On which rest of a step the table stands, and what it leaves out for lack of one."""
     if draft.rest is None:
         yield f"#   the rest of a step: {draft.rest_us:g} µs for all layers together (draft.rest_us), at every batch and draft"
+        if words := of_one_rest(draft, max(batch.size * (batch.measured[-1] + 1) for batch in batches)):
+            yield f"#   {words}: 'where={{batch_size: N}}' and the rest of that batch make a line of it right"
         return
     sizes = {batch.size for batch in batches}
     found = [step for step in steps if step["batch_size"] in sizes and step["rate"] is not None]

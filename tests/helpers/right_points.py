@@ -81,6 +81,14 @@ def _prompts(coin: random.Random) -> Keys:
     return _of(coin, s_qo, routine=routine, batch_size=coin.randint(1, 2)) | {"s_kv": s_qo + context}
 
 
+def _long_prompts(coin: random.Random) -> Keys:
+    """Of several parts of 64 query tokens, in each of which tokens change."""
+    s_qo, context = coin.randint(65, 330), coin.choice((0, coin.randint(1, 300)))
+    mask = coin.choice(({}, {"mask": "full"}, {"window": coin.randint(20, 200)}, {"min_s_qo": 1}))
+    routine = coin.choice(("paged_prefill", "ragged_prefill"))
+    return _of(coin, s_qo, routine=routine, **mask) | {"s_kv": s_qo + context}
+
+
 def _mla(coin: random.Random) -> Keys:
     """The softmax scale is that of a head of a third of the latent, as in DeepSeek's models."""
     ckv, kpe = coin.choice((32, 64, 128)), coin.choice((16, 32))
@@ -114,6 +122,7 @@ SHAPES: dict[str, Callable[[random.Random], Keys]] = {
     "sinks": _sinks,
     "ragged lengths": lambda coin: _of(coin, coin.randint(2, 8), min_s_qo=1, seq_lens="random", batch_size=coin.randint(2, 3)),
     "prompts": _prompts,
+    "long prompts": _long_prompts,
     "MLA": _mla,
     "sparse MLA": _sparse_mla,
     "shared prefix": _cascade,

@@ -29,6 +29,7 @@ EACH = "workloads"
 FREE_DRAFTS = "drafting itself is free, so long drafts look better than they are"
 LONGEST = "the longest known"
 Left = Mapping[tuple[object, ...], list[int]]  # drafted tokens without an answer, by place and batch size
+FEW_TOKENS = 256  # in 16 bits an H200's arithmetic takes as long as reading the weights from 989e12 / 4.8e12 = 206 query tokens on
 PARTS = 10**9  # of 1, to which a break-even acceptance is known
 
 
@@ -114,6 +115,8 @@ def warnings(data: Dataset, draft: Draft) -> list[Grid]:
         cells.append((FREE_DRAFTS, "draft.cost_us and draft.start_us"))
     if draft.rest is not None:  # first: the table above refers to it
         cells += [(words, f"{again}, and then draft.rest={STEPS}") for words, again in without_rest(data, draft.rest).items()]
+    if words := of_one_rest(draft, data.scalar("SELECT max(batch_size * list_max(measured)) FROM draft")):
+        cells.append((words, "'where={batch_size: N}' and the rest of that batch, or draft.rest=DIR"))
     for model, full, windowed in data.execute(query("of_one_kind")):
         words = f"{model} has {windowed} layers with a window and {full} without, and one kind was measured: all count as its kind"
         cells.append((words, "'sweep.window=[null,N]' measures both"))
@@ -122,6 +125,14 @@ def warnings(data: Dataset, draft: Draft) -> list[Grid]:
         note_once(f"{model} on {device}: no step without a draft was measured, so no gain is known; to measure some:\n  {command}")
     cells += [(words, "draft.layers") for words in left_out(data).values()]
     return [Grid("warning: what this does not count", ("what", "type"), tuple(cells))] if cells else []
+
+
+def of_one_rest(draft: Draft, tokens: int | None) -> str:
+    """That a typed rest counts for steps of up to `tokens` query tokens, which take longer; empty if few, or if it was measured."""
+    if draft.rest is not None or not draft.rest_us or (tokens or 0) <= FEW_TOKENS:
+        return ""
+    of_typed = f"draft.rest_us={draft.rest_us:g} counts for steps of up to {tokens:,} query tokens"
+    return f"{of_typed}; from about {FEW_TOKENS} on they take longer"
 
 
 def describe_draft(draft: Draft) -> str:

@@ -260,3 +260,12 @@ def test_the_preset_asked_for_at_another_size_names_the_keys_with_the_model_s_ow
     place = "llama_3_1_70b on NVIDIA H200"
     words = f"draft.rest='preset': it is for {place} (tp 1); for {place} (tp 8) type draft.layers=80 draft.rest_us=N, µs of "
     assert words in done.stderr and "or draft.rest=DIR of timing.context=step" in done.stderr
+
+
+def test_one_rest_for_steps_of_many_tokens_is_told_and_a_batch_of_few_is_not(invoke: Invoke):
+    typed = ("model=llama_3_1_70b", "tp=8", "device=h200", "draft.layers=80", "draft.rest_us=7000", "draft.cost_us=300")
+    words = "draft.rest_us=7000 counts for"
+
+    assert words in " ".join(invoke("mode=report", "question=draft", *typed).stdout.split())
+    assert words in invoke("export=vllm", *typed).stdout
+    assert words not in " ".join(invoke("mode=report", "question=draft", *typed, "where={batch_size: 8}").stdout.split())
