@@ -135,7 +135,7 @@ class _Reader:
     def notes(self, has_batches: bool) -> Iterator[str]:
         """What was assumed."""
         if not has_batches:
-            yield "no batch sizes, so a report counts all measured ones alike"
+            yield "no batch sizes, so a report counts all measured ones alike; for one type where={batch_size: N}"
         if self.has_percentiles:
             yield INDEPENDENT.format("percentiles")
         if repeated := self.blocks - len(self.seen):

@@ -16,7 +16,7 @@ from orchestrator.errors import UserError
 from orchestrator.reporting import records
 from orchestrator.reporting.report import dataset_grids
 from orchestrator.storage.row import to_table
-from tests.helpers.command_line import composed
+from tests.helpers.command_line import Invoke, composed
 from tests.helpers.noted import noted
 from tests.helpers.timed_rows import made
 
@@ -363,7 +363,8 @@ def test_a_report_weighs_the_fastest_backends_by_traffic(tmp_path: Path):
     asked = ("mode=report", "question=best", f"traffic={path}", f"results.path={tmp_path}")
     first, *_ = dataset_grids(load(composed(*asked)), "best")
 
-    assert first.title == "your traffic, all of it in each line; no batch sizes, so a report counts all measured ones alike"
+    no_batch = "no batch sizes, so a report counts all measured ones alike; for one type where={batch_size: N}"
+    assert first.title == f"your traffic, all of it in each line; {no_batch}"
     assert first.cells == (("m · q bf16, kv bf16 · clean L2 · H200", "1", "b 75%, a 25%"),)
     settings = load(composed(*(word.replace("=best", "=one_backend") for word in asked)))
     answer = io.StringIO()
@@ -400,3 +401,11 @@ def test_few_contexts_keep_their_own_weights(tmp_path: Path):
     lines = [f'{{"s_kv": {s_kv}, "batch_size": 8, "weight": 1}}' for s_kv in (100, 200, 300)]
 
     assert [point.weight for point in traffic.read(written(tmp_path, "\n".join(lines))).fine_decode] == pytest.approx([1 / 3] * 3)
+
+
+def test_traffic_of_steps_without_drafts_has_no_line_of_drafts(tmp_path: Path, invoke: Invoke):
+    typed = ("question=one_backend", "model=llama_3_1_70b", "tp=4", "device=h200", "engine=vllm", "format=markdown")
+    path = written(tmp_path, requests((8000, 500)))
+    both, alone = (invoke("mode=report", *typed, f"traffic={path}", *more).stdout for more in ((), ("drafts=0",)))
+
+    assert "| drafts | 4 |" in both and "drafts | 4" not in alone and "| decode | 1 |" in alone
