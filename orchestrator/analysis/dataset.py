@@ -61,7 +61,7 @@ class Dataset(Connection):
     ) -> None:
         super().__init__([source for source in (*sources, *(noise or [])) if isinstance(source, str)], threads=threads)
         self.memo: dict[str, Any] = {}  # answers that several tables are made of
-        self.sources, self.path, self.whole = tuple(sources), path, not where  # `path` was opened; nothing for rows in memory
+        self.sources, self.path, self.where = tuple(sources), path, where or {}  # `path` was opened; nothing for rows in memory
         self.draft = Draft()  # what answers assume of drafts
         self.points: Sequence[Point] | None = None  # of the sweep that was typed, if one was; some may have no row
         today = f"SELECT * REPLACE ({OWN_US} AS own_us) FROM ({union_sql(self.con, sources)})"

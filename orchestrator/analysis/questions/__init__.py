@@ -201,7 +201,7 @@ def _steps_of(data: Dataset, draft: Draft) -> Dataset | None:
     """What `draft.rest` names: the dataset itself, if all of it is open, or another."""
     if draft.rest in (None, PRESET):
         return None
-    return data if data.whole and draft.rest == data.path else open_views(str(draft.rest), Draft(layers=1))
+    return data if not data.where and draft.rest == data.path else open_views(str(draft.rest), Draft(layers=1))
 
 
 def _create_workloads(data: Dataset, weights: WeightRules, traffic: Mix | None) -> None:

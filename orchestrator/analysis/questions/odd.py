@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset, again
+from orchestrator.analysis.keys import PROBLEM_KEYS
 from orchestrator.analysis.names import shown
 from orchestrator.analysis.questions import SPIKE
 from orchestrator.analysis.questions.tables import describe_point
@@ -15,8 +16,8 @@ from orchestrator.tables import Grid
 
 NEEDS = "a row"
 
-MAX_ODD_POINTS = 10  # in each list
 POINT_KEYS = "routine, model, q_dtype, kv_dtype"  # that a list shows beside the workload
+OF_POINTS = {*PROBLEM_KEYS, "model", "tp", "backend", "num_splits", "sweep"}  # a `where` of others hides rows of points that ran
 # By the view of each kind: what it is, and in few words.
 KINDS = {
     "bad": ("mismatch, failed, timeout or oom", "bad"),
@@ -32,23 +33,24 @@ def grids(data: Dataset) -> list[Grid]:
     # The slowest query of all; its answer is counted and listed.
     data.execute("CREATE OR REPLACE TEMP TABLE found_spikes AS FROM spikes")
     names = {view: words for view, (words, _) in KINDS.items()}
+    counts = count_by_kind(data, spikes="found_spikes")
     if data.points is not None:
         names["holes"] = "never run: points of the sweep without a row"
-    counts = count_by_kind(data, spikes="found_spikes")
-    summary = Grid("missing or odd", ("what", "points"), tuple((words, f"{counts[view]:,}") for view, words in names.items()))
-    over = data.records(f"FROM over_limit ORDER BY frac DESC, row LIMIT {MAX_ODD_POINTS}")
-    far = data.records(query("spikes", keys=POINT_KEYS, most=MAX_ODD_POINTS))
-    timed = [
-        _timed(data, "above the physical limit", "of the limit", "frac", over),
-        _timed(data, "spikes", "times the line", "times", far),
-    ]
-    lists = [_bad(data), _never(data, data.points), *timed]
-    return [summary, *(grid for grid in lists if grid.cells)]
+    elif "holes" not in counts:
+        hides = ", ".join(sorted(data.where.keys() - OF_POINTS))
+        names["holes"] = f"never run: not known, as where={{{hides}}} may hide their rows; leave it out"
+    cells = tuple((words, f"{counts[view]:,}" if view in counts else "–") for view, words in names.items())
+    over = data.records("FROM over_limit ORDER BY frac DESC, row")
+    timed = [_timed(data, "above the physical limit", "of the limit", "frac", over)]
+    timed += [_timed(data, "spikes", "times the line", "times", data.records(query("spikes", keys=POINT_KEYS)))]
+    lists = [_bad(data), *[_never(data, data.points)] * ("holes" in counts), *timed]
+    return [Grid("missing or odd", ("what", "points"), cells), *(grid for grid in lists if grid.cells)]
 
 
 def count_by_kind(data: Dataset, spikes: str = "spikes") -> dict[str, int]:
-    """The number of points of each kind, by its view. `spikes` is a table of those if they were found already."""
-    counts = {view: int(data.scalar(f"SELECT count(*) FROM {spikes if view == 'spikes' else view}")) for view in KINDS}
+    """The number of points of each kind that is known, by its view. `spikes` is a table of those if they were found already."""
+    known = [view for view in KINDS if view != "holes" or data.where.keys() <= OF_POINTS]
+    counts = {view: int(data.scalar(f"SELECT count(*) FROM {spikes if view == 'spikes' else view}")) for view in known}
     return counts if data.points is None else {**counts, "holes": len(never_run(data, data.points))}
 
 
@@ -59,7 +61,7 @@ def never_run(data: Dataset, points: Sequence[Point]) -> list[Point]:
 
 
 def _bad(data: Dataset) -> Grid:
-    records = data.records(f"FROM bad ORDER BY status, row LIMIT {MAX_ODD_POINTS}")
+    records = data.records("FROM bad ORDER BY status, row")
     cells = [(r["status"], shown(r["backend"], r["kernel"]), describe_point(r), r["reason"] or "", again(data, r)) for r in records]
     return Grid("wrong, failed, hung, out of memory", ("status", "backend", "point", "reason", "again"), tuple(cells))
 
@@ -74,15 +76,15 @@ def _timed(data: Dataset, title: str, what: str, column: str, records: Sequence[
 
 def _never(data: Dataset, points: Sequence[Point] | None) -> Grid:
     if points is not None:
-        missing = never_run(data, points)[:MAX_ODD_POINTS]
+        missing = never_run(data, points)
         cells = [(shown(p.backend), describe_point(p.problem.model_dump()), p.point_id) for p in missing]
         return Grid("never run", ("backend", "point", "point_id"), tuple(cells))
     family_keys = ", ".join(f"any_value({key}) AS {key}" for key in POINT_KEYS.split(", "))
-    records = data.records(query("holes_of_families", keys=POINT_KEYS, family_keys=family_keys, most=MAX_ODD_POINTS))
+    records = data.records(query("holes_of_families", keys=POINT_KEYS, family_keys=family_keys))
     cells = [(shown(r["backend"]), r["model"] or "–", describe_point(r)) for r in records]
     return Grid("never run", ("backend", "model", "point"), tuple(cells))
 
 
 def summary(data: Dataset) -> str | None:
     counts = count_by_kind(data)
-    return ", ".join(f"{counts[view]:,} {words}" for view, (_, words) in KINDS.items() if counts[view]) or None
+    return ", ".join(f"{counts[view]:,} {words}" for view, (_, words) in KINDS.items() if counts.get(view)) or None

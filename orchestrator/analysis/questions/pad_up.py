@@ -10,7 +10,6 @@ from orchestrator.analysis.rough import legend, mark
 from orchestrator.tables import Grid
 
 BESIDE = ("best", "draft", "odd")  # the questions whose answers list it too
-MAX_SHOWN = 20  # problems in the list
 TITLE = "more query tokens cost less: pad the draft to this many, with as many unused KV slots behind it"
 HEADER = ("draft", "at", "now, µs", "pad to", "µs", "now takes longer by", "price in exactness")
 
@@ -18,7 +17,6 @@ HEADER = ("draft", "at", "now, µs", "pad to", "µs", "now takes longer by", "pr
 def grids(data: Dataset) -> list[Grid]:
     """The problems that gain most from padding; no table if there are none."""
     found = sorted(fetch(data, "pad_up"), key=lambda r: -r["longer_by"])
-    more = f"; {MAX_SHOWN} of {len(found):,} problems" if len(found) > MAX_SHOWN else ""
     cells = tuple(
         (
             f"s_qo {r['s_qo']}",
@@ -29,10 +27,10 @@ def grids(data: Dataset) -> list[Grid]:
             lead(r["longer_by"], "", r["rough"], r["pad_rough"]),
             _price(r),
         )
-        for r in found[:MAX_SHOWN]
+        for r in found
     )
     of_rough = legend(*(r[which] for r in found for which in ("rough", "pad_rough")))
-    return [Grid(TITLE + more + of_rough, HEADER, cells)] if cells else []
+    return [Grid(TITLE + of_rough, HEADER, cells)] if cells else []
 
 
 def _price(record: Record) -> str:

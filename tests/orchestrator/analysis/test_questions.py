@@ -31,8 +31,10 @@ from orchestrator.analysis.questions import (
     step,
 )
 from orchestrator.analysis.questions.tables import lead
+from orchestrator.analysis.sql import Where
 from orchestrator.config.draft_cost import Draft
 from orchestrator.config.engine import selected
+from orchestrator.config.ranges import Bounds
 from orchestrator.config.settings import Settings
 from orchestrator.planning.expand import expand
 from orchestrator.storage import folder
@@ -775,6 +777,28 @@ def test_bad_points_are_listed_with_what_runs_them_again():
 
     assert counts(summary) == [1, 0, 0, 0, 0]
     assert listed.cells[0][0] == "failed" and listed.cells[0][-2:] == ("boom", "again")
+
+
+def test_every_odd_point_is_listed():
+    rows = [made("a", None, "failed", "boom", batch_size=batch) for batch in range(1, 31)]
+    summary, listed = odd.grids(asked(*rows))
+
+    assert counts(summary)[0] == len(listed.cells) == 30
+
+
+@pytest.mark.parametrize(
+    ("where", "never"),
+    [({"status": "ok"}, "–"), ({"model": "m", "median_us": Bounds(0, 1)}, "–"), ({"s_kv": [64, 128]}, "1"), ({}, "1")],
+)
+def test_no_point_is_called_never_run_since_a_filter_on_results_hid_its_row(tmp_path: Path, where: Where, never: str):
+    """a has three of 2 x 2 points."""
+    kept(tmp_path / "d", *(made("a", 1.0, batch_size=b, s_kv=c) for b, c in ((1, 64), (1, 128), (2, 64))))
+    data = open_views(tmp_path / "d", where=where)
+    summary, *lists = odd.grids(data)
+
+    assert summary.cells[1][1] == never
+    assert ("where={median_us} may hide their rows" in summary.cells[1][0]) == ("median_us" in where)
+    assert bool(lists) == bool(odd.summary(data)) == (never == "1")
 
 
 def test_a_hole_is_a_point_of_a_backend_s_own_grid_without_a_row():
