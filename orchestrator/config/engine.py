@@ -25,6 +25,7 @@ Layers = Literal["full", "sliding", "mla", "sparse_mla"]
 PHASES: tuple[Phase, ...] = ("decode", "verify", "prefill")
 MAX_DRAFT = 64  # query tokens of a request that are a draft; more of them are a part of a prompt
 FOLDER = "engine"
+NO_CALL = "what no backend here does"
 SOURCE = r"^\S+\.py:\d+( \([^)]+\))?(, (\S+\.py)?:\d+( \([^)]+\))?)*$"  # FILE:LINE (NAME), :LINE (NAME), ...
 
 
@@ -87,7 +88,7 @@ class Flag(Frozen):
     capabilities. `pages` are the page sizes in tokens that it takes, None for any, and `page` the one that the engine takes by
     itself; `page_flag` sets another, where the engine's own would change the backend. `rounds_q`: over an FP8 cache the kernel
     gets FP8 queries. `plan`: made once a step, or in each layer. `calls` has for each phase the calls that are the same here:
-    `own_build`, then others that stand in for it. `source`: files and lines that say so. `changed`: what is new in these calls.
+    `own_build`, then others that stand in for it. `source`: files and lines that say so. `changed`: since when they run otherwise.
     """
 
     name: str
@@ -228,25 +229,12 @@ class Engine(Frozen):
             return self.default(workload)
         name, _, off = words.partition(OFF)
         options = {f"-ac.{off}=false"} if off else set()
-        for flag in self.flags:
-            is_off = {word for word in flag.text(workload.phase).split() if word.endswith("=false")}
-            if flag.name == name and is_off == options and flag.serves(workload):
-                return flag
-        return None
-
-    def typing(self, typed: str, workload: Workload) -> Flag | None:
-        """The flag that serves a workload if this is typed; None if the release has none."""
-        return next((flag for flag in self.flags if flag.text(workload.phase) == typed and flag.serves(workload)), None)
+        of_name = ((of, of.text(workload.phase).split()) for of in self.flags if of.name == name and of.serves(workload))
+        return next((of for of, typed in of_name if {word for word in typed if word.endswith("=false")} == options), None)
 
     def profiles(self, typed: str, workload: Workload) -> list[Sighting]:
         """What was seen running for a workload by this text."""
         return [one for one in self.seen if one.typed == typed and one.matches(workload)]
-
-    def says(self, flag: Flag, workload: Workload) -> str:
-        """What a flag runs for a workload, in few words."""
-        calls = flag.calls.get(workload.phase)
-        how = "seen" if self.profiles(flag.text(workload.phase), workload) else "read"
-        return f"runs {'/'.join(calls[0])} ({how})" if calls else "runs what no backend here does"
 
     def known(self, flag: Flag, workload: Workload) -> Known:
         """How it is known what a flag runs for a workload."""
@@ -257,12 +245,14 @@ class Engine(Frozen):
         alike: list[str] = []
         others: list[str] = []
         for one in (one for one in _of_name(self) if one.covers.matches(workload)):
-            there = one.typing(typed, workload)
+            there = next((of for of in one.flags if of.text(workload.phase) == typed and of.serves(workload)), None)
             taken = one.default(workload) if is_default else there
             if there is None:
                 others.append(f"{one.release} has no such flag for it")
             elif there.runs(workload.phase) != ran:
-                others.append(f"{one.release} {one.says(there, workload)}")
+                new, calls = (flag.changed | there.changed).get(workload.phase), there.calls.get(workload.phase)
+                run = f"{'/'.join(calls[0])} ({'seen' if one.profiles(typed, workload) else 'read'})" if calls else NO_CALL
+                others.append(f"{one.release} runs {run}{f': {new}' if new else ''}")
             elif taken is None or taken.text(workload.phase) != typed:
                 others.append(f"{one.release} takes {taken.name if taken else 'another'} by itself")
             else:
@@ -331,6 +321,4 @@ def kernel_names() -> tuple[tuple[str, str, str], ...]:
 
 def calls_of(flag: Flag) -> Iterator[tuple[Phase, int, EngineCall]]:
     """Every call of a flag: its phase, its turn from 0, and the call."""
-    for phase, calls in flag.calls.items():
-        for turn, call in enumerate(calls):
-            yield phase, turn, call
+    return ((phase, turn, call) for phase, calls in flag.calls.items() for turn, call in enumerate(calls))

@@ -51,8 +51,10 @@ def to_see(left: Iterable[str]) -> str:
 
 def in_other_builds(data: Dataset) -> list[str]:
     """Which flags of an engine were timed in another release's build: a sentence for each build."""
-    flags = grouped(((one.record["other_builds"], part.who), one.flag) for part in parts(data) for one in part.choices)
-    return [f"timed in {of}'s build: {who}'s {', '.join(dict.fromkeys(names))}" for (of, who), names in flags.items() if of]
+    found = [(one, part.who) for part in parts(data) for one in part.choices if one.record["other_builds"]]
+    flags = grouped(((one.record["other_builds"], who), one.flag) for one, who in found)
+    told = [f"timed in {of}'s build: {who}'s {', '.join(dict.fromkeys(names))}" for (of, who), names in flags.items()]
+    return [*told, *dict.fromkeys(f"{one.flag} of {one.differs}" for one, _ in found if one.differs)]
 
 
 def apart(grid: Grid, order: Iterable[str]) -> list[Grid]:

@@ -166,7 +166,15 @@ class Choice:
     def runs(self) -> str:
         """What it stands for, and how that is known: `trtllm-native, seen on H200`."""
         calls = ", ".join(sorted({one["call"] for one in self.record["known"] if one["call"]}))
-        return ", ".join(filter(None, (self.ran or calls or "–", self.known)))
+        of_build = f" of {self.record['other_builds']}; {self.differs}" if self.differs else ""
+        return ", ".join(filter(None, ((self.ran or calls or "–") + of_build, self.known)))
+
+    @property
+    def differs(self) -> str:
+        """What the engine's release does otherwise than the one in whose build it was timed; empty if they run the same."""
+        builds = {build.partition(" ")[2] for build in (self.record["other_builds"] or "").split(", ")}
+        told = (word.partition(" ") for one in self.record["known"] for word in (one["others"] or "").split(", "))
+        return "; ".join(dict.fromkeys(text.partition(": ")[2] or f"{of} {text}" for of, _, text in told if of in builds and of))
 
     @property
     def stands_in(self) -> str:

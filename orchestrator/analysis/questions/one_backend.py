@@ -97,7 +97,7 @@ def of_default(part: Part) -> str:
 def stands_on(choice: Choice) -> str:
     """Which rows a flag's price stands on: its own build or a stand-in, and how it is known that the engine runs it."""
     build = f"priced with {choice.stands_in}, which stands in for the engine's own build" if choice.stands_in else ""
-    build = f"timed in {choice.record['other_builds']}'s build" if choice.record["other_builds"] else build
+    build = f"timed in {choice.record['other_builds']}'s build" if choice.record["other_builds"] and not choice.differs else build
     pages, own = sorted(filter(None, choice.record["pages"] or [])), choice.record["own_page"]
     evidence = ", ".join(sorted({one["evidence"] for one in choice.record["known"]}))
     words = f"measured with pages of {', '.join(map(str, pages))} tokens, the engine's default is {own}"

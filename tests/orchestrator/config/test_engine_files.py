@@ -136,7 +136,8 @@ def test_a_profile_has_kernels_of_a_call_that_the_flag_makes(name: str):
     for one in RELEASES[name].seen:
         (major,), (layers,) = one.cc, one.layers
         for phase, kv_dtype in product(one.phases, one.kv):
-            flag = RELEASES[name].typing(one.typed, Workload(major, layers, phase, kv_dtype))
+            serving = _serving(RELEASES[name], Workload(major, layers, phase, kv_dtype))
+            flag = next((flag for flag in serving if flag.text(phase) == one.typed), None)
             seen = [(routine, kernel) for part, routine, kernel in kernel_names() if part.strip() in one.kernels]
             launched = {(routine, others.get(kernel, kernel)) for routine, kernel in seen}
             assert flag is not None

@@ -283,6 +283,23 @@ def test_a_screen_with_prices_of_flags_says_which_were_timed_in_another_release_
 
     assert [words in one for one in shown] == [True, True, True, False, False]
     assert "FLASH_ATTN runs flash_attn_3_vllm" in exported and "; timed in vllm 0.25.1's build; " in exported
+    assert ["TRITON_ATTN of 0.33.0 splits the keys of up to 8 query tokens" in one for one in shown] == [True] * 3 + [False] * 2
+
+
+@pytest.mark.parametrize(
+    ("more", "ran"),
+    [
+        ([], "vllm_triton(triton_unified_2d) of vllm 0.32.0; 0.33.0 splits the keys"),
+        (["results/h200_engines/beside_vllm_0_33_triton"], "vllm_triton(triton_unified_3d), seen on H200"),
+    ],
+)
+def test_a_flag_says_if_its_time_is_of_a_release_that_ran_another_kernel(invoke: Invoke, more: list[str], ran: str):
+    paths = ",".join(["results/h200_drafts/target_verify_all_candidates", *more])
+    point = ("drafts=3", "engine=vllm:0.33.0", "where={model: llama_3_1_70b, kv_dtype: bf16, batch_size: 8, s_kv: 32768}")
+    told = invoke("mode=report", f"results.path=[{paths}]", "question=one_backend", *point, "full=true", "format=markdown").stdout
+    (line,) = [one for one in told.splitlines() if "--attention-backend TRITON_ATTN" in one]
+
+    assert ran in line
 
 
 # Of kinds of datasets the one with the longest answers, until each question has one.
