@@ -224,7 +224,7 @@ def _changed(found: BestOfSides, same: float) -> list[Grid]:
         (
             ", ".join((describe_point(r), *(f"{key} {str(r[key]).partition(' ')[0]}" for key in extra))),  # no tree
             *(
-                f"{named(r[f'backend_{side}'], r[f'kernel_{side}'])} {r[f'us_{side}']:,.1f} {error(r[f'rel_err_{side}'])}"
+                f"{named(r[f'backend_{side}'], r[f'kernel_{side}'])} {r[f'own_us_{side}']:,.1f} {error(r[f'rel_err_{side}'])}"
                 for side in "ab"
             ),
             f"{r['speed_up']:.2f}",
@@ -237,5 +237,5 @@ def _changed(found: BestOfSides, same: float) -> list[Grid]:
         f"another kernel is best at {len(changed):,} of {len(found.problems):,} problems{more}; "
         f"keeping the baseline's costs more than {same:.0%} at {matter:,}{f', and at {too_big:,} with a {TOO_BIG}' * bool(too_big)}"
     )
-    header = ("problem", f"{baseline}, µs", f"{candidate}, µs", "times as fast", f"keeping the baseline's on {candidate} costs")
-    return [Grid(title, header, cells)]
+    own_us, costs = (f"{baseline}, own_us", f"{candidate}, own_us"), f"keeping the baseline's on {candidate} costs"
+    return [Grid(title, ("problem", *own_us, "times as fast", costs), cells)]

@@ -81,10 +81,10 @@ def headline(found: Comparison) -> str:
     counted = ", ".join(f"{counts[verdict]:,} {verdict}" for verdict in MEANING if verdict in counts)
     slower = ", ".join(f"{name} ({change:+.2%})" for name, change in found.red_groups.items())
     groups = f"; slower as a group, which is known better than a point: {slower}" if slower else ""
-    suspects = int((~found.suspects["red"]).sum())
-    again = f"; {suspects} suspects" if suspects else ""
+    again = f"; {suspects} suspects" if (suspects := int((~found.suspects["red"]).sum())) else ""
     only_missing = not found.red_groups and (found.points.loc[found.points["red"], "verdict"] == "missing").all()
     answer = "no regression" if not found.regressed else "incomplete" if only_missing else "regression"
+    counted += "" if found.has_gate else ", by median_us (best against best: own_us)"
     return f"{answer if found.has_gate else 'two kinds of GPU, no gate'}: {counted}{_worst(found.points)}{groups}{again}"
 
 
@@ -113,7 +113,7 @@ def notes(found: Comparison) -> list[str]:
         once = "group tests and the gate" if found.has_gate else "group tests"
         sentences.append(f"{shared} {pairs} of another backend's call: {once} count such samples once")
     if (points["timer_a"] == GRAPH_REPLAY).any():
-        sentences.append("changes are of times with the launch of the graph, and best against best without it (docs/timing.md)")
+        sentences.append("changes are of median_us, with the launch of the graph, best against best of own_us (docs/timing.md)")
     sentences += [*of_gate(found), *_of_cards(found)]
     if throttled := int((points["throttled_a"] | points["throttled_b"]).sum()):
         sentences.append(
@@ -206,7 +206,7 @@ def _groups(found: Comparison) -> Grid:
 
 def _timed(what: str, rows: pd.DataFrame) -> Grid:
     names = _names(rows)
-    header = ("backend", *names, "change", "95% interval", "baseline µs", "candidate µs", "note")
+    header = ("backend", *names, "change", "95% interval", "baseline median_us", "candidate median_us", "note")
     cells = tuple(
         (*_point(row, names), *_change(row), *(f"{math.exp(row[f'log_us_{side}']):,.2f}" for side in "ab"), str(row["note"]))
         for row in rows.to_dict("records")

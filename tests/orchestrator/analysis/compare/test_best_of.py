@@ -71,6 +71,16 @@ def test_a_winner_that_changed_says_what_keeping_the_first_costs(devices: BestOf
     assert line[1:] == ("trtllm-native(xqa) 22.0 err 0.3%", "fa2_tc 20.0 err 0.3%", "1.10", "25%")
 
 
+def test_the_times_beside_a_ratio_are_those_that_it_is_of():
+    """With 4 µs of launch each, 22 and 20 µs are 18 and 16 µs of kernel."""
+    rows = [[at("fa2_tc", 22.0, 1, own_us=18.0, **OTHER), at("cudnn", 90.0, 1, own_us=86.0, **OTHER)]]
+    rows += [[at("fa2_tc", 30.0, 1, own_us=26.0), at("cudnn", 20.0, 1, own_us=16.0)]]
+    _, changed = grids(best_of(*(Selection("x", "nowhere", table(*side)) for side in rows)))
+
+    assert changed.header[1:3] == ("NVIDIA H100, own_us", "NVIDIA H200, own_us")
+    assert [cell.split(" err")[0] for cell in changed.cells[0][1:4]] == ["fa2_tc 18.0", "cudnn 16.0", "1.12"]
+
+
 def test_what_no_gpu_can_hold_comes_last_and_is_named():
     """70B's cache of 1,024 tokens is 336 MB, and that of 1,024 requests 344 GB."""
     sizes = {"model": "llama_3_1_70b", "num_kv_heads": 8, "head_dim_qk": 128, "head_dim_vo": 128}
@@ -153,7 +163,7 @@ def test_two_gpus_are_a_screen_without_an_exit_code_for_points_that_have_a_reaso
 
     assert done.returncode == 0 and len(done.stdout.splitlines()) <= 60
     told = " ".join(done.stdout.split())
-    assert "two kinds of GPU, no gate: " in told and "full=true" in told
+    assert "two kinds of GPU, no gate: " in told and "full=true" in told and "by median_us (best against best: own_us)" in told
     assert ("4 missing" in told) is (order == (1, 0))  # an H100 skipped them: too big
     fits = [told.count(f"llama_3_1_70b at tp 1 does not fit one {gpu}") for gpu in ("NVIDIA H100 80GB HBM3", "NVIDIA H200")]
     assert fits == [1, 1]
