@@ -82,53 +82,46 @@ def find(
 
     `drafts` asks for steps with so many drafted tokens, `alike` also for rows with a model's heads, `question` for its answer.
     `typed` is what stands for the model in a command, if not its name, and the sweep that measures it, if one does.
-    Raises NoRows, with what there is, for no such rows and no question.
+    Of a question on flags rows are those of attention. Raises NoRows, with what there is, for no such rows and no question.
     """
     places = _places()
-    if not places:
-        raise NoRows(f"{RESULTS}/: there is no dataset here; type results.path=DIR, start in a checkout, or type a +sweep=NAME")
     length = [] if drafts is None else [f"s_qo = {drafts + 1}"]
     asked = [(wanted, "true"), *([alike] if alike else [])]
     queries = [(" AND ".join([condition(values), *length]), having) for values, having in asked]
-    with _opened(places, *(name for values, _ in asked for name in values)) as con:
-        found = con.execute(_best_first(queries, engines, question)).fetchall() if wanted else []
+    columns, best_first = (name for values, _ in asked for name in values), _best_first(queries, engines, question)
+    with _opened(places, *columns) as every, _of_flags(every, engines) as of_flags:
+        con = of_flags if question in FOR_DEPLOYMENT and "routine" not in wanted else every
+        lacks = wanted, drafts, alike[0] if alike else {}, typed
+        found = con.execute(best_first).fetchall() if wanted else []
         if not found:
-            raise _nothing(con, wanted, drafts, alike[0] if alike else {}, typed)
+            raise _nothing(con, *lacks)
+        if question is None and "routine" not in wanted and not of_flags.execute(best_first).fetchall():
+            note_once(f"attention is {_nothing(of_flags, *lacks)}")
         (file, turn, *_, answers, _, _, _) = found[0]
         where, here = queries[turn][0], {name: places[name] for name, at, *_ in found if at == turn}
         flags, within = _flags(con, where, file, engines)
         if question == IN_ENGINE:
-            read = [*dict.fromkeys((file, *_of_engines(con, places, where, (wanted, drafts, typed))))]
+            read = [*dict.fromkeys((file, *_of_engines(con, places, where, lacks)))]
         elif question == "fp8" and answers < EVERY_DTYPE:
             read = _together(con, where, _over_both(con, where, here)) or [file]
-        else:
-            beside = within & here.keys() if question in (None, *FOR_DEPLOYMENT) else {file}  # others have a table for each page
+        else:  # other questions have a table for each page
+            beside = within & here.keys() if question in (None, *FOR_DEPLOYMENT) else {file}
             read = _together(con, where, {name: flags.get(name, []) for name in beside}, file)
     best = LINES.join(str(places[one]).removesuffix(".parquet" * bool(read[1:])) for one in read)
     why = "together say most about this" if question != IN_ENGINE else "have rows of running engines, and isolated ones beside them"
     note_once(f"read {best if len(read) < FEW else f'{len(read)} datasets'}, which {why if read[1:] else 'says most about this'}")
-    if question != IN_ENGINE and here.keys() - {*read}:
+    if question != IN_ENGINE:
         _tell_others(best, {name: place for name, place in here.items() if name not in read}, flags, read)
-    for at, of, typed_for in ((-2, "of tp", "tp={}"), (-1, "over", "'where={{kv_dtype: {}}}'")):
-        there, every = ({value for one in found if one[0] in some for value in one[at]} for some in (read, places))
-        if there and question != IN_ENGINE and (left := " or ".join(map(typed_for.format, sorted(every - there)))):
-            note_once(f"these are {of} {' and '.join(map(str, sorted(there)))}; for the others type {left}")
+        _tell_other_values(found, read)
     return best.replace(LINES, ","), asked[turn][0]
 
 
 def _best_first(queries: Iterable[tuple[str, str]], engines: Sequence[Engine], question: str | None) -> str:
-    """SQL on the datasets with rows of WHERE and HAVING, by the model's name and then by its heads.
-
-    Those that answer the question come first, then those with what an engine takes by default there, with several kernels
-    of flags, with the model's name, with rows of the engines' own builds, with more kernels of flags, more workloads, the newest.
-    """
+    """SQL on the datasets with rows of WHERE and HAVING, by the model's name and then by its heads."""
     own, calls = _calls(engines)
     told = {"own": own, "calls": calls, "defaults": _defaults(engines), "question": str(question)}
-    selects = (
-        query("datasets_of_server", turn=turn, where=where, having=having, **told) for turn, (where, having) in enumerate(queries)
-    )
-    first = "answers DESC, has_default DESC, choices > 1 DESC, turn, by_own_build DESC, choices DESC, workloads DESC, ended DESC"
-    return f"FROM ({' UNION ALL '.join(selects)}) ORDER BY {first}, filename"
+    every = (query("datasets_of_server", turn=turn, where=where, having=has, **told) for turn, (where, has) in enumerate(queries))
+    return query("best_datasets", every=" UNION ALL ".join(every))
 
 
 def _flags(con: duckdb.DuckDBPyConnection, where: str, file: str, engines: Iterable[Engine]) -> tuple[Has, Set[str]]:
@@ -145,14 +138,24 @@ def _flags(con: duckdb.DuckDBPyConnection, where: str, file: str, engines: Itera
 
 def _tell_others(best: str, others: Mapping[str, Path], flags: Has, read: Sequence[str]) -> None:
     """Says which other datasets, best first, have such rows, and which have right ones of flags that those `read` have none of."""
-    first = LINES.join(map(str, [*others.values()][:MAX_NEAR])) + ", ..." * (len(others) > MAX_NEAR)
-    note_once(f"{len(others)} more have such rows; results.path=DIR reads another:\n  {first}")
+    if others:
+        first = LINES.join(map(str, [*others.values()][:MAX_NEAR])) + ", ..." * (len(others) > MAX_NEAR)
+        note_once(f"{len(others)} more have such rows; results.path=DIR reads another:\n  {first}")
     known = {words for name in read for words in flags.get(name, ())}
     found = {words: others[name] for name in reversed([*others]) for words in flags.get(name, ()) if words not in known}
     if found:
         listed = LINES.join(f"{words} in {place}" for words, place in sorted(found.items()))
         every = ",".join([best, *sorted(map(str, {*found.values()}))]).replace(".parquet", "").replace(LINES, ",")
         note_once(f"right rows of other flags and pages; to read them too:\n  'results.path=[{every}]'\n  {listed}")
+
+
+def _tell_other_values(found: Sequence[tuple[Any, ...]], read: Sequence[str]) -> None:
+    """Says of which tp and caches the datasets `read` are, if others have more."""
+    for at, of, typed in ((-2, "of tp", "tp={}"), (-1, "over", "'where={{kv_dtype: {}}}'")):
+        there = {value for one in found if one[0] in read for value in one[at]}
+        if there and (left := {value for one in found for value in one[at]} - there):
+            others = " or ".join(map(typed.format, sorted(left)))
+            note_once(f"these are {of} {' and '.join(map(str, sorted(there)))}; for the others type {others}")
 
 
 def _over_both(con: duckdb.DuckDBPyConnection, where: str, files: Iterable[str]) -> Has:
@@ -176,16 +179,14 @@ def _together(con: duckdb.DuckDBPyConnection, where: str, has: Has, best: str = 
     return found
 
 
-def _of_engines(
-    con: duckdb.DuckDBPyConnection, places: Iterable[str], where: str, asked: tuple[Wanted, int | None, tuple[str, str]]
-) -> list[str]:
+def _of_engines(con: duckdb.DuckDBPyConnection, places: Iterable[str], where: str, asked: tuple[Any, ...]) -> list[str]:
     """The files with rows of a running engine, and those with isolated rows of the same points on GPUs that ran an engine.
 
     Raises NoRows if no engine ran such points, with what engines ran instead, and the command that measures these in one.
     """
     if found := con.execute(query("files_of_engines", every=_every(places), where=where)).fetchall():
         return [name for (name,) in found]
-    wanted, drafts, typed = asked
+    wanted, drafts, _, typed = asked
     listed = con.execute(query("servers_of_engines", every=_every(places))).fetchall()
     ran = "; ".join(f"{model} (tp {', '.join(map(str, sizes))}; {', '.join(caches)})" for model, sizes, caches in listed)
     axes = {**({"tp": wanted["tp"]} if "tp" in wanted else {}), **({} if drafts is None else {"drafts": (drafts,)})}
@@ -198,7 +199,7 @@ def _of_engines(
 def beside(rows: Iterable[Mapping[str, Any]]) -> Path | None:
     """The dataset under results/ that is fastest, within `SAME`, at most workloads of imported rows; None if none has one."""
     theirs, workload = _listed(tuple(row[name] for name in ALIKE) for row in rows), ", ".join(map(quoted, ALIKE))
-    with suppress(duckdb.Error), _opened(places := _places(), *OF_TIME, *ALIKE) as con:  # none, or other files
+    with suppress(duckdb.Error, NoRows), _opened(places := _places(), *OF_TIME, *ALIKE) as con:  # none, or other files
         rivals = query("rivals", workload=workload, theirs=theirs, us=OWN_US, same=1 + SAME, origins=str(ORIGINS))
         if found := con.execute(rivals).fetchone():
             return places[found[0]]
@@ -229,7 +230,15 @@ def served_alike(names: Iterable[str] | None = None) -> list[tuple[str, int, str
 
 def _opened(places: Mapping[str, Path], *more: str) -> duckdb.DuckDBPyConnection:
     """A connection with the table `rows`: those of all datasets that stand for a server, with what is asked of them and `more`."""
+    if not places:
+        raise NoRows(f"{RESULTS}/: there is no dataset here; type results.path=DIR, start in a checkout, or type a +sweep=NAME")
     return _rows(tuple((file, Path(file).stat().st_mtime_ns) for file in places), frozenset({*READ, *more})).cursor()
+
+
+def _of_flags(con: duckdb.DuckDBPyConnection, engines: Sequence[Engine]) -> duckdb.DuckDBPyConnection:
+    """One whose `rows` are of routines that flags of engines run."""
+    routines = {call.routine for one in engines for flag in one.flags for *_, call in calls_of(flag)}
+    return con.cursor().execute(f"CREATE TEMP VIEW rows AS FROM memory.rows WHERE {condition({'routine': sorted(routines)})}")
 
 
 @lru_cache(1)
@@ -262,14 +271,8 @@ def _calls(engines: Sequence[Engine]) -> tuple[str, str]:
 
 def _defaults(engines: Sequence[Engine]) -> str:
     """SQL that is true for a row of what an engine takes by default on such a GPU."""
-    taken = {
-        (f"{major}", *call)
-        for one in engines
-        for flag in one.flags
-        for default in flag.default
-        for major in default.cc or flag.cc
-        for *_, call in calls_of(flag)
-    }
+    calls = ((flag, call) for one in engines for flag in one.flags for *_, call in calls_of(flag))
+    taken = {(f"{major}", *call) for flag, call in calls for default in flag.default for major in default.cc or flag.cc}
     return f"(split_part(compute_capability, '.', 1), routine, backend) IN ({_listed(taken, 3)})"
 
 
@@ -400,7 +403,6 @@ def measuring(model: str, sweeps: Mapping[str, Wanted], axes: Wanted, first: str
     typed = {"tp", "s_qo", *LENGTHS} & axes.keys()
     if any(rule.keys() <= typed for rule in file.get("exclude", ())):  # lengths that were asked for
         axes["exclude"] = [rule for rule in file["exclude"] if not rule.keys() <= typed]
-    words = [
-        f"'sweep.{name}={as_typed(tuple(values))}'" for name, values in axes.items() if name != "backend" or "kernel" not in file
-    ]
+    kept = (name for name in axes if name != "backend" or "kernel" not in file)
+    words = [f"'sweep.{name}={as_typed(tuple(axes[name]))}'" for name in kept]
     return f"python -m orchestrator +sweep={sweep} {' '.join([f'model={model}', *words])}"

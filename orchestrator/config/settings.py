@@ -75,11 +75,9 @@ class Settings(Frozen):
         if taken := sorted(self.trees.keys() & set(PLAIN_MASKS)):
             raise ValueError(f"trees.{taken[0]}: {taken[0]} is a mask already; give the tree another name")
         if self.timing.context == "step" and self.model.layer is None:
-            raise ValueError(
-                f"timing.context=step: model {self.model.name} does not say how large the matrix products of a "
-                f"layer are; give '+model.layer={{hidden_size: 4096, intermediate_size: 14336}}' with its own sizes, or type "
-                "another model=..."
-            )
+            own = "give '+model.layer={hidden_size: 4096, intermediate_size: 14336}' with its own sizes, or type another model=..."
+            lacks = f"model {self.model.name} does not say how large the matrix products of a layer are"
+            raise ValueError(f"timing.context=step: {lacks}; {own}")
         if "," in self.results.path and not (MODES[self.mode].reads_dataset or self.mode in ("document", "compare")):
             raise ValueError(f"results.path={self.results.path!r}: mode={self.mode} takes one dataset; mode=report takes several")
         if self.mode == "check_power" and self.timing.context == "engine":
@@ -300,12 +298,9 @@ class ExportSettings(ForDeployment):
         if not isinstance(given, dict) or isinstance(given.get("export"), exports.Export):
             return given
         if given.get("export") is None:
-            way = (
-                "mode=site writes a folder; type export=DIR with a new one, or with one that mode=site has made"
-                if given.get("mode") == "site"
-                else f"mode=export needs one; type export={exports.CSV}, export=vllm, or export=PATH.csv"
-            )
-            raise ValueError(f"export: {way}")
+            of_site = "mode=site writes a folder; type export=DIR with a new one, or with one that mode=site has made"
+            of_export = f"mode=export needs one; type export={exports.CSV}, export=vllm, or export=PATH.csv"
+            raise ValueError(f"export: {of_site if given.get('mode') == 'site' else of_export}")
         found = exports.parse(str(given["export"]), str(given.get("mode")))
         return {**given, "export": found._replace(path=None if found.path is None else expanded(found.path))}
 

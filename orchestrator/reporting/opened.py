@@ -13,6 +13,7 @@ from orchestrator.analysis.questions.deployments import create_decisions
 from orchestrator.analysis.sql import OfEngines, query
 from orchestrator.analysis.traffic import Mix
 from orchestrator.config.engine import selected
+from orchestrator.config.exports import ENGINES
 from orchestrator.config.parts import Results
 from orchestrator.config.ranges import several
 from orchestrator.config.settings import FOR_DEPLOYMENT, NO_SWEEP_PATH, Answers, AskSettings, ForDeployment, Settings
@@ -36,7 +37,8 @@ def located(settings: Asking, overrides: Sequence[str]) -> Asking:
         wanted["tp"] = (settings.tp,)
     one = settings.device
     rows: dict[str, Any] = {"device_name": tuple(dict.fromkeys((one.name, *one.match)))} if one else {}
-    question = getattr(settings, "question", None)
+    export = getattr(settings, "export", None)
+    question = FOR_DEPLOYMENT[0] if export and export.format in ENGINES else getattr(settings, "question", None)
     if question in (finder.IN_ENGINE, "best", "roofline") and settings.drafts is not None:
         rows["s_qo"] = (settings.drafts + 1,)
     wanted |= rows

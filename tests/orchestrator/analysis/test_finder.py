@@ -128,6 +128,19 @@ def test_what_is_asked_of_an_engine_leaves_the_isolated_rows_beside_it(typed: li
     assert sum(row["error"] is not None for row in found) >= 6
 
 
+@pytest.mark.parametrize("asked", ["export=sglang", "mode=report question=one_backend", "mode=report question=engine_default"])
+def test_rows_that_no_flag_runs_do_not_hide_that_attention_was_not_measured(asked: str, invoke: Invoke):
+    """At tp 4 of Qwen3-Next its gated delta nets alone were measured."""
+    server = ("model=qwen3_next_80b_a3b", "tp=4", "device=h200")
+    lacks, every = invoke(*asked.split(), *server), invoke("mode=report", *server)
+    words = (
+        r"not measured: tp=4\nnearest: qwen3_next_80b_a3b on NVIDIA H200 \(tp 1; drafts 0, 3; .*\nto measure: .* \+sweep=servers"
+    )
+
+    assert lacks.returncode == 2 and re.match(f"error: {words}", lacks.stderr), lacks.stderr
+    assert re.search(f"note: attention is {words}", every.stderr) and "gdn_decode" in every.stdout
+
+
 def test_a_dataset_over_one_cache_says_what_to_type_for_the_other_where_the_default_was_wrong(invoke: Invoke):
     asked = ("export=vllm", "model=deepseek_v3", "tp=8", "device=h200")
     (typed,) = re.findall(r"these are over bf16; for the others type '(.*)'", invoke(*asked).stderr)
