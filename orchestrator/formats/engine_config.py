@@ -68,8 +68,8 @@ def _nothing_to_type(found: Sequence[Part], texts: Iterable[str]) -> str:
     if len(choices) < len(found) or not all(line.startswith("#") for text in texts for line in text.splitlines()):
         return ""
     names = dict.fromkeys(choice.label for choice in choices)
-    but = ", and was wrong at some workloads" if any(choice.record["wrong"] for choice in choices) else ""
-    return f"# nothing to type: {', '.join(names)} {'is' if len(names) == 1 else 'are'} the default{but}"
+    was = ", and was wrong at some workloads" * any(one.record[key] for one in choices for key in ("wrong", "wrong_if_larger"))
+    return f"# nothing to type: {', '.join(names)} {'is' if len(names) == 1 else 'are'} the default{was}"
 
 
 def _section(data: Dataset, engine: Engine, section: Sequence[Part], draft: Draft, path: str) -> Iterator[str]:

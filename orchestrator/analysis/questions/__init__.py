@@ -56,6 +56,8 @@ TEXTS = {
     "ranked_workloads": ("ranking", {"key": "workload", "contenders": OF_WORKLOADS}),
     "ranked_calls": ("ranking", {"key": "call_of", "contenders": OF_CALLS}),
     "draft_steps": ("steps", {"source": "step_attention"}),
+    "one_backend": ("one_backend", {"counted": "weight > 0"}),
+    "one_backend_too_large": ("one_backend", {"counted": "too_big AND asked > 0"}),
 }
 LAYERS = """CASE WHEN routine = 'sparse_mla' THEN routine WHEN routine = 'mla' OR head_dim_qk <> head_dim_vo THEN 'mla'
     WHEN "window" IS NOT NULL THEN 'sliding' ELSE 'full' END"""

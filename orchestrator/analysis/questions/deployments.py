@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from math import inf
 from typing import Any
@@ -115,11 +115,6 @@ class Choice:
         return "–" if self.is_alone else f"{mark(self.record['worst_at']['rough'])}{self.record['worst']:.2f}"
 
     @property
-    def worst_at(self) -> str:
-        """The workload at which it costs most."""
-        return at(self.record["worst_at"])
-
-    @property
     def error(self) -> str:
         """Its largest relative error where it was right."""
         return "–" if not self.served else "unchecked" if self.record["rel_err"] is None else share(self.record["rel_err"])
@@ -134,9 +129,9 @@ class Choice:
     def price(self, *, at_worst: bool = False) -> str:
         """` 1.04×` or ` 1.04× (1.19)`, then where it was wrong; or that it is compared with nothing."""
         ratio = f" {self.mean_words}×{f' ({self.worst_words})' if at_worst else ''}"
-        words = f": {self.no_comparison}" if self.is_alone else ratio
+        words, larger = f": {self.no_comparison}" if self.is_alone else ratio, self.record["wrong_if_larger"]
         wrong = f" where right; WRONG at {self.record['wrong']:,} of {self.record['workloads']:,} ({self.record['why_wrong']})"
-        return words + wrong * bool(self.record["wrong"])
+        return words + wrong * bool(self.record["wrong"]) + (larger and f"; {larger}")
 
     @property
     def no_comparison(self) -> str:
@@ -337,7 +332,9 @@ class Part:
         A default that was wrong is left for the best flag that was right everywhere. A default that was not measured supports no
         advice, since nobody knows what a flag saves.
         """
-        return self._of_all() if self.who == HERE else self._of_engine()
+        found = self._of_all() if self.who == HERE else self._of_engine()
+        larger = found.choice.record["wrong_if_larger"] if found.choice else ""
+        return replace(found, why="; ".join(filter(None, (larger, found.why))))
 
     def _of_all(self) -> Advice:
         if (best := next(iter(self.measured), None)) is None:
@@ -446,7 +443,10 @@ def _decision(part: Part) -> tuple[Any, ...]:
 def _parts(data: Dataset) -> list[Part]:
     text = files(__package__).joinpath("costs.sql").read_text(encoding="utf-8")
     found = data.records(f"{text.format(place=', '.join(PLACE), rough=ROUGH, much=MUCH_SLOWER)} ORDER BY ALL")
-    titles, too_big = _titles(found), left_out(data, PLACE)
+    titles, too_big, of_choice = _titles(found), left_out(data, PLACE), (*PLACE, "phase", "who", "layers", "choice")
+    wrong = data.execute(query("wrong_if_larger", choice=", ".join(of_choice))) if data.scalar(query("has_wrong_if_larger")) else []
+    larger = {(*key,): words for *key, words in wrong}
+    found = [{**one, "wrong_if_larger": larger.get(tuple(one[key] for key in of_choice), "")} for one in found]
     references = {(*key,): of for *key, of in data.execute(query("references_of_deployments", place=", ".join(PLACE)))}
     groups = group_by(found, (*PLACE, "phase", "who", "layers"))
     kinds = Counter(key[:-1] for key in groups)

@@ -57,7 +57,7 @@ def line(part: Part) -> tuple[str, ...]:
 def _line(part: Part, who: str, words: str, choice: Choice | None) -> tuple[str, ...]:
     of_choice = ("–",) * 5
     if choice is not None:
-        worst_at = "–" if choice.record["worst"] < 1 + AS_LONG else choice.worst_at
+        worst_at = "–" if choice.record["worst"] < 1 + AS_LONG else at(choice.record["worst_at"])
         of_choice = (choice.runs, choice.mean_words, choice.worst_words, worst_at, choice.error)
     return (part.title, part.what, who, words, *of_choice, f"{part.workloads:,}")
 
@@ -111,11 +111,9 @@ def but_at_worst(choice: Choice) -> str:
     """Where a choice is much slower than the fastest backend."""
     weight, there = choice.record["much_slower_weight"] / choice.record["weight"], choice.record["worst_at"]
     weigh = abs(weight - choice.record["much_slower"] / choice.served) > SAME_SHARE
-    return (
-        f"at {choice.worst_at} {choice.label} takes {choice.worst_words} times {named(there['best'], there['kernel'])}; "
-        f"more than {MUCH_SLOWER:g} times the fastest at {choice.record['much_slower']:,} of {choice.served:,} workloads"
-        f"{f', with {percent(weight)} of the weight' if weigh else ''}"
-    )
+    takes = f"at {at(there)} {choice.label} takes {choice.worst_words} times {named(there['best'], there['kernel'])}"
+    many = f"more than {MUCH_SLOWER:g} times the fastest at {choice.record['much_slower']:,} of {choice.served:,} workloads"
+    return f"{takes}; {many}{f', with {percent(weight)} of the weight' if weigh else ''}"
 
 
 def _of_steps(data: Dataset, found: Sequence[Part]) -> Grid:

@@ -18,18 +18,19 @@
 -- `left_out`: with other pages the same `lengths` have more flags to compare, or any; of backends, if all engines leave it out.
 -- With `drafts` only steps with so many drafted tokens count: 0 is decode.
 -- Workloads without a weight (`weights`) are left out, and those whose KV cache alone is larger than the GPU's memory (`cache_sizes`).
+-- The view `one_backend_too_large` has the latter alone.
 WITH measured AS (
     SELECT points.problem, points.backend, points.kernel, points.shown, points.status, points.median_us, points.own_us,
            points.rel_err, points.rough, points.measured_as, points.row, workload, weight, problems.routine, q_dtype, kv_dtype
     FROM points
     JOIN problems USING (problem)
     JOIN workloads USING (problem)
-    WHERE NOT is_reference(points.backend) AND weight > 0
+    WHERE NOT is_reference(points.backend) AND {counted}
 ), served AS (
     SELECT workload, any_value(phase) AS phase, any_value(call_phase) AS call_phase, any_value(of_layers) AS of_layers,
            any_value(weight) AS weight, any_value(lengths) AS lengths, min(problem) AS problem
     FROM workloads
-    WHERE weight > 0 AND workload IN (SELECT workload FROM measured)
+    WHERE {counted} AND workload IN (SELECT workload FROM measured)
         AND (getvariable('drafts') IS NULL OR phase IN ('decode', 'drafts', 'tree drafts'))
     GROUP BY workload
 ), keyed AS (
@@ -66,8 +67,8 @@ WITH measured AS (
                             min(turn) OVER (PARTITION BY workload, who, choice))
 ), taken AS (
     SELECT workload, who, choice, any_value(stand_in) AS stand_in,
-           arg_min({'backend': shown, 'called': backend, 'kernel': kernel, 'routine': routine, 'q_dtype': q_dtype, 'us': median_us,
-                    'own_us': own_us, 'rel_err': rel_err, 'row': row, 'rough': rough, 'measured_as': measured_as},
+           arg_min({{'backend': shown, 'called': backend, 'kernel': kernel, 'routine': routine, 'q_dtype': q_dtype, 'us': median_us,
+                    'own_us': own_us, 'rel_err': rel_err, 'row': row, 'rough': rough, 'measured_as': measured_as}},
                    (status <> 'ok', status <> 'mismatch', median_us, row)) AS ran,
            CASE WHEN bool_or(status = 'ok') THEN 'ok' WHEN bool_or(status = 'mismatch') THEN 'mismatch'
                 ELSE string_agg(DISTINCT status, ', ' ORDER BY status) END AS status

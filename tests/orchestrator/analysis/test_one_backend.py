@@ -542,6 +542,17 @@ def test_a_workload_whose_cache_alone_is_larger_than_the_gpu_does_not_count():
     ]
 
 
+@pytest.mark.parametrize(("us", "typed"), [(20.0, "nothing to type: FLASH_ATTN is the default; "), (4.0, f"{XQA} (")])
+def test_an_answer_says_where_its_flag_was_wrong_at_workloads_that_do_not_count_for_their_size(us: float, typed: str):
+    name, other = ("flash_attn_3_vllm", "trtllm-native")[:: 1 if us > 10 else -1]
+    wrong = {"status": "mismatch", "rel_err": 0.2, "tolerance": 0.07}
+    rows = [of_size("flash_attn_3_vllm", 32, 10.0), of_size("trtllm-native", 32, us), of_size(other, 64, 10.0)]
+    (part,) = (one for one in parts(views_of(to_table([*rows, of_size(name, 64, None, **wrong)]))) if one.who == VLLM)
+
+    words = "wrong at 1 larger workload (error up to 20%, allowed 7%)"
+    assert typed + words in part.answer.words and f"; {words}" in part.brief()
+
+
 def test_the_weights_of_traffic_name_the_workloads_that_do_not_fit():
     mix = Mix((TrafficPoint(32, 8192.0, 1), TrafficPoint(64, 8192.0, 3)), ())
     grid, *_ = traffic_weights.grids(views_of(to_table(SIZES), traffic=mix), mix)
