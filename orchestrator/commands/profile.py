@@ -13,11 +13,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from orchestrator import PROGRAM
+from orchestrator import PROGRAM, machines
 from orchestrator.commands.invocation import BAD_POINTS, OK, Invocation
 from orchestrator.config.modes import companion
 from orchestrator.config.settings import ReplaySettings
 from orchestrator.errors import UserError
+from orchestrator.planning.decide import make_plan
+from orchestrator.planning.plan import Plan
 from orchestrator.point import Point
 
 LAUNCHES = 3  # of the call: the first one under a profiler may differ
@@ -31,7 +33,7 @@ INSTALL = {"ncu": "NVIDIA Nsight Compute", "nsys": "NVIDIA Nsight Systems"}
 def execute(invocation: Invocation[ReplaySettings]) -> int:
     """Writes a report of the point to `<results.path>_profiles` or `into`, or launches it for a profiler that is there already.
 
-    Returns 0, or 1 if the point is unsupported, is not right, or the profiler fails. Raises UserError if the profiler is not there.
+    Returns 0, or 1 if the point is not right or the profiler fails. Raises UserError without a profiler, and if it is unsupported.
     """
     settings = invocation.settings
     if settings.profile == "marks":
@@ -47,35 +49,34 @@ def execute(invocation: Invocation[ReplaySettings]) -> int:
     report = folder / f"{settings.point}.{ending}"
     kept = [word for word in invocation.overrides if not word.lstrip("+").startswith(("profile=", "cluster=", "cluster.", "into="))]
     command = [*arguments, str(report), sys.executable, "-m", PROGRAM, *kept, "profile=marks", "cluster=inline"]
-    done = subprocess.run(command, check=False)
-    if done.returncode != OK:
-        invocation.say(f"{name} ended with {done.returncode}; its own message is above")
+    if (code := subprocess.run(command, check=False).returncode) != OK:
+        invocation.say(f"{name} ended with {code}; its own message is above")
         return BAD_POINTS
     invocation.say(f"point {settings.point}: {LAUNCHES} launches of its call are in {report}; to read it, type: {reader} {report}")
     return OK
 
 
+def plan_here(settings: ReplaySettings, point: Point) -> Plan:
+    """The plan of one point on this machine. Raises UserError if no device here can run it."""
+    here = machines.describe()
+    plan = make_plan([point], here.devices, settings, [here.versions])
+    if (one := plan.decisions[0]).kind != "run":
+        raise UserError(f"point={point.point_id}: nothing was measured or stored, {one.kind} here: {one.reason}")
+    return plan
+
+
 def _launch(invocation: Invocation[ReplaySettings]) -> int:
-    from orchestrator import machines
-    from orchestrator.planning.decide import make_plan
     from orchestrator.planning.replay import points_of
     from orchestrator.run import imports_of, worker_config
     from orchestrator.worker.messages import Task
     from orchestrator.worker.point_runner import PointRunner
 
-    settings = invocation.settings
-    point: Point = points_of(settings)[0]
+    settings, point = invocation.settings, points_of(invocation.settings)[0]
     if point.env is not None:
         raise UserError(f"profile=marks: the point runs in environment {point.env}; type the command with the Python of that one")
-    machine = machines.describe()
-    plan = make_plan([point], machine.devices[:1], settings, [machine.versions])
-    (decision,) = plan.decisions
-    if decision.kind != "run":
-        invocation.say(f"nothing was launched: {decision.kind}, {decision.reason}")
-        return BAD_POINTS
-    worker = PointRunner.create(worker_config(settings, {}, (), imports_of(plan, settings.adapters), plan), machine.devices[0])
-    wrong = worker.prepare(Task(point, "")).rows
-    if wrong:
+    plan, device = plan_here(settings, point), machines.describe().devices[0]
+    worker = PointRunner.create(worker_config(settings, {}, (), imports_of(plan, settings.adapters), plan), device)
+    if wrong := worker.prepare(Task(point, "")).rows:
         invocation.say(f"nothing was launched: {wrong[0]['status']}, {wrong[0]['reason']}")
         return BAD_POINTS
     worker.launch_marked(LAUNCHES)

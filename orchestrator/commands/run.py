@@ -71,8 +71,7 @@ def execute(invocation: Running) -> int:
         return _show_replay(invocation, settings, before)
     broken = _broken_clauses(settings)
     code = exit_code(counts, settings.mode, settings.check.draws) or (BAD_POINTS if broken else OK)
-    effort = f"{job.written} rows in {time.monotonic() - begun:.1f} s"
-    _summarize(invocation, settings, job, effort, any_failed=code != OK)
+    _summarize(invocation, settings, job, f"{job.written} rows in {time.monotonic() - begun:.1f} s", any_failed=code != OK)
     for clause in broken:
         invocation.say(f"the statement does not hold here: {clause}")
     return code
@@ -97,6 +96,8 @@ def _asked(invocation: Running) -> tuple[Running, list[Point]]:
     points = points_of(invocation.settings)
     if isinstance(invocation.settings, ReplaySettings):  # what it takes from the command of a row is shown before it runs
         invocation.say(f"runs: {invocation.command_with()}")
+        if invocation.settings.cluster.kind != "ray" and points[0].env is None:
+            profile.plan_here(invocation.settings, points[0])  # before anything starts, or has a folder
     model_words.say(invocation.settings, points, invocation.overrides)
     return narrowed(invocation, points) if isinstance(invocation.settings, SuspectSettings) else (invocation, points)
 
@@ -154,8 +155,7 @@ def _summarize(invocation: Running, settings: RunSettings, job: Run, effort: str
             invocation.say(f"  {words}")
         return
     own_dataset = [f"results.path={path}"] if MODES[settings.mode].own_dataset else []
-    again = [["rerun=failed"]] if any_failed else []
-    for overrides in (["mode=report", "format=markdown", *own_dataset], *again):
+    for overrides in (["mode=report", "format=markdown", *own_dataset], *[["rerun=failed"]] * any_failed):
         invocation.say(f"  {invocation.command_with(*overrides)}")
     _say_without_gpu(invocation, job)
 

@@ -53,7 +53,7 @@ def test_a_profiler_sees_the_call_of_one_point_alone(
     [
         (["profile=ncu"], 2, "there is no program ncu here; install NVIDIA Nsight Compute, or add its folder to PATH"),
         (["profile=vtune"], 2, "allowed: 'ncu', 'nsys' or 'marks'"),
-        (["profile=marks", "sweep.backend=[fa2_tc]"], 1, "nothing was launched: unsupported"),
+        (["profile=marks", "sweep.backend=[fa2_tc]"], 2, "nothing was measured or stored, unsupported here: fa2_tc on cpu needs"),
     ],
 )
 def test_what_cannot_be_profiled_is_said(
