@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import yaml
 
 from orchestrator.analysis.dataset import Dataset, open_dataset
-from orchestrator.analysis.sources import columns_of
-from orchestrator.analysis.sql import Where, file_literal, quoted
+from orchestrator.analysis.sources import MAX_VALUES, columns_of, few
+from orchestrator.analysis.sql import LISTS, NUMBERS, Where, file_literal, quoted, text_of
 from orchestrator.config.ranges import several
 from orchestrator.errors import UserError, unknown
 from orchestrator.storage.columns import COLUMNS, SECTIONS, Column
@@ -42,13 +42,12 @@ def grids(names: Sequence[str] = (), where: Where | None = None, path: str | Non
     `names` may be patterns such as `check_*`. `where` chooses by section, type or unit. With `path` a further column says which
     are not in that dataset, and which have no value in it. Raises UserError for what no column has, and if no rows are there.
     """
-    kept, there = _chosen(names, where or {}), {} if path is None else columns_there(path)
-    found = []
+    kept = _chosen(names, where or {})
+    there, found = {} if path is None else columns_there(path, kept if names else ()), []
     for section, grid in _grids().items():
         if cells := tuple(_with_dataset(line, there) for line in grid.cells if line[0] in kept):
-            found.append(
-                Grid(f"{section}: {grid.title}", _with_dataset(grid.header, {grid.header[0]: path} if path else {}), cells)
-            )
+            header = _with_dataset(grid.header, {grid.header[0]: path} if path else {})
+            found.append(Grid(f"{section}: {grid.title}", header, cells))
     return found
 
 
@@ -67,9 +66,7 @@ def _chosen(names: Sequence[str], where: Where) -> list[str]:
         values = dict.fromkeys(str(getattr(column, key)) for column in COLUMNS.values())
         for value in several(wanted):
             if str(value) not in values:
-                raise UserError(
-                    unknown(f"where={{{key}: ...}} of question=columns", str(value), [value for value in values if value])
-                )
+                raise UserError(unknown(f"where={{{key}: ...}} of question=columns", str(value), filter(None, values)))
     kept = [
         name
         for name, column in COLUMNS.items()
@@ -83,14 +80,8 @@ def _chosen(names: Sequence[str], where: Where) -> list[str]:
 
 def _grids() -> dict[str, Grid]:
     header = ("column", "type", "unit", "has a value", "meaning")
-    return {
-        section: Grid(
-            " ".join((getdoc(part) or "").split()),
-            header,
-            tuple(_line(column) for column in COLUMNS.values() if column.section == section),
-        )
-        for section, part in SECTIONS.items()
-    }
+    lines = {section: tuple(_line(column) for column in COLUMNS.values() if column.section == section) for section in SECTIONS}
+    return {section: Grid(" ".join((getdoc(part) or "").split()), header, lines[section]) for section, part in SECTIONS.items()}
 
 
 def _line(column: Column) -> tuple[str, ...]:
@@ -98,22 +89,28 @@ def _line(column: Column) -> tuple[str, ...]:
     return (column.name, column.type, column.unit, has_value, column.meaning)
 
 
-LACKS = "not in this dataset"
-
-
-def columns_there(path: str | Path) -> dict[str, str]:
-    """What to know of each column, by name: not in the files (a default then), or empty. Raises UserError as `open_dataset`."""
+def columns_there(path: str | Path, asked: Sequence[str] = ()) -> dict[str, str]:
+    """Of each column: not in the files (a default then), or empty; values of those `asked` for. UserError as `open_dataset`."""
     data = open_dataset(path)
     held = [_names(data, source) for source in data.sources]
-    names = list(COLUMNS)
-    rows, *counts = data.single_row(f"SELECT count(*), {', '.join(f'count({quoted(name)})' for name in names)} FROM rows")
-    empty = {name for name, count in zip(names, counts, strict=True) if not count}
+    rows, *counts = data.single_row(f"SELECT count(*), {', '.join(f'count({quoted(name)})' for name in COLUMNS)} FROM rows")
+    empty = {name for name, count in zip(COLUMNS, counts, strict=True) if not count}
     found = {}
-    for name in names:
+    for name in COLUMNS:
         having = sum(name in columns for columns in held)
-        some = (f"null in all {rows:,} rows" * (name in empty), f"in {having} of {len(held)} files" * (having < len(held)))
-        found[name] = "; ".join(filter(None, some)) if having else LACKS
+        values = _values(data, name) if name in asked and COLUMNS[name].type not in LISTS else ""
+        some = (values, f"null in all {rows:,} rows" * (name in empty), f"in {having} of {len(held)} files" * (having < len(held)))
+        found[name] = "; ".join(filter(None, some)) if having else "not in this dataset"
     return found
+
+
+def _values(data: Dataset, name: str) -> str:
+    """The values of a column, those of most rows first; of many numbers the least and the most."""
+    column = quoted(name)
+    counts = data.execute(f"SELECT {column}, count(*) FROM rows WHERE {column} IS NOT NULL GROUP BY ALL ORDER BY 2 DESC, 1")
+    if len(counts) > MAX_VALUES and COLUMNS[name].type in NUMBERS:
+        return f"{min(counts)[0]:,.6g} to {max(counts)[0]:,.6g}"
+    return few([f"{text_of(value)} ({count:,} rows)" for value, count in counts])
 
 
 def _names(data: Dataset, source: str | pa.Table) -> set[str]:

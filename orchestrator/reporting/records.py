@@ -20,6 +20,7 @@ from orchestrator.notes import note_once
 from orchestrator.reporting import quality
 from orchestrator.reporting.opened import mix_of, opened
 from orchestrator.reporting.report import no_answer, no_question_to_quality
+from orchestrator.storage.columns import COLUMNS
 from orchestrator.tables import Grid
 from orchestrator.untrusted.text import for_csv, for_json
 
@@ -110,7 +111,8 @@ def _columns_and_rows(data: Dataset, question: str) -> tuple[list[str], str]:
 
 def _no_column(name: str, question: str, known: Sequence[str]) -> str:
     if name != POINT_ID:
-        return unknown("columns", name, known)
+        values = f"columns=[{name}]: its values are in question=columns 'columns=[{name}]' results.path=DIR; " * (name in COLUMNS)
+        return values + unknown("columns", name, known)
     return (
         f"columns: a row of question={question} is of several points, so it has no {POINT_ID}; type question=best for the fastest "
         f"points, or question=roofline for all that were timed, with 'where={{s_qo: 1}}' to choose"
@@ -123,8 +125,7 @@ def _tell_of_problems_alike(data: Dataset, question: str, columns: Sequence[str]
     alike = {tuple(row[i] for i, name in enumerate(columns) if name in shown) for row in rows}
     if not set(shown) & set(PROBLEM_KEYS) or len(alike) == len(rows) or POINT_ID in columns:
         return
-    differing = _keys_that_differ(data, question, shown)
-    if differing:
+    if differing := _keys_that_differ(data, question, shown):
         note_once(
             f"{len(rows)} rows stand for {len(alike)} values of {', '.join(shown)}: the others differ in {', '.join(differing)}; "
             f"add {'it' if len(differing) == 1 else 'them'} to columns=, or choose with where={{{differing[0]}: VALUE}}"

@@ -12,7 +12,7 @@ from orchestrator.tables import Grid
 NEEDS = "points measured after mode=calibrate, which every run on a GPU does first"
 COLUMNS = {  # with their headings and forms
     "routine": "routine", "kernel": "kernel", "q_dtype": "q", "kv_dtype": "kv", "points": "points", "tflops": "peak TFLOP/s|,.0f",
-    "least": "least|.0%", "middle": "median|.0%", "most": "most|.0%", "reads": "reads of KV|.2f", "most_reads": "at most|.2f",
+    "least": "least|.0%", "middle": "median|.0%", "most": "most|.0%", "reads": "KV reads possible|.2f", "most_reads": "at most|.2f",
 }  # fmt: skip
 
 
@@ -22,7 +22,7 @@ def grids(data: Dataset) -> list[Grid]:
     found = []
     for (device, model, l2, bound), part in group_by(records, ("device_name", "model", "l2", "bound")).items():
         ceiling = f"{max(r['tb'] for r in part):.2f} TB/s" if bound == "memory" else "of its dtype"
-        title = f"bound by {bound}: fraction of its measured ceiling ({ceiling}), and how often KV could have been read in the time"
+        title = f"bound by {bound}: fraction of its measured ceiling ({ceiling})"
         where = " · ".join(filter(None, (model, l2_words(l2), device)))
         cells = ([named(r["backend"], r[key]) if key == "kernel" else r[key] for key in COLUMNS] for r in part)
         found.append(formatted(f"{title} · {where}", tuple(COLUMNS.values()), cells))

@@ -684,6 +684,8 @@ def test_the_roofline_has_each_point_with_the_roof_at_its_intensity():
     assert (found["intensity"], found["roof"], found["frac_of_peak"]) == (HAND(4.0), HAND(16.0), 0.5)
     assert found["tflops"] / found["roof"] == HAND(found["frac_of_peak"])
     assert grid.cells == (("mla", "a", "bf16", "bf16", "1", "800", "50%", "50%", "50%", "2.00", "2.00"),)
+    assert grid.title.startswith("bound by memory: fraction of its measured ceiling (4.00 TB/s) · ")  # no word of a column
+    assert grid.header[-2:] == ("KV reads possible", "at most")
     assert [cells[1] for cells in roofline.grids(asked(*builds))[0].cells] == [*names]
     assert roofline.summary(asked(row)) == "50% of the measured ceiling at the median of 1 points, 50% at best"
 

@@ -90,6 +90,19 @@ def test_with_a_dataset_columns_that_it_lacks_and_that_are_always_null_are_marke
     assert {words for name, words in there.items() if name not in lacking | empty} == {""}
 
 
+def test_columns_that_are_typed_have_their_values_and_an_answer_without_them_says_so(invoke: Invoke):
+    path = RESULTS / "h200_main/specdec_long_ctx"
+    rows = pd.read_parquet(f"{path}.parquet")
+    there = columns_there(path, ["driver", "device_uuid", "median_us", "samples_us"])
+    wrong = invoke("mode=report", "question=best", "columns=[driver]", f"results.path={path}")
+
+    assert there["driver"] == f"{rows['driver'].dropna().iloc[0]} ({rows['driver'].count():,} rows)"
+    assert there["torch_version"] == ""
+    assert there["device_uuid"].count("rows") == rows["device_uuid"].nunique()
+    assert there["median_us"] == f"{rows['median_us'].min():,.6g} to {rows['median_us'].max():,.6g}"
+    assert wrong.returncode == 2 and "its values are in question=columns 'columns=[driver]' results.path=DIR" in wrong.stderr
+
+
 def test_of_several_datasets_a_column_may_be_in_some():
     there = columns_there(f"{RESULTS / 'h200_prefill/cascade'},{RESULTS / 'h200_main/specdec_long_ctx'}")
     held = [
