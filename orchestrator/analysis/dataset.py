@@ -67,7 +67,7 @@ class Dataset(Connection):
         today = f"SELECT * REPLACE ({OWN_US} AS own_us) FROM ({union_sql(self.con, sources)})"
         rows = f"FROM ({today}) WHERE {condition(where or {})}"
         if isinstance(where, LentRows):  # what was timed in the steps of another model says nothing of this one's
-            rows = f"FROM (SELECT * REPLACE ({where.columns}) {rows} AND context = 'isolated')"
+            rows = f"FROM (SELECT * REPLACE ({where.columns}) {rows} AND context = 'isolated' AND {where.lender})"
         few = min(FEW_ROWS * len(sources), MAX_ROWS_READ_ONCE)
         is_few = rows_in(self.con, sources) <= few or self.scalar(f"SELECT count(*) {rows}") <= few
         self.kind = "TABLE" if is_few else "VIEW"  # of what questions share

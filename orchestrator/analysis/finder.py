@@ -215,6 +215,19 @@ def held(path: str, wanted: Wanted, alike: Alike) -> Wanted:
     return wanted
 
 
+def of_one_model(path: str, wanted: Wanted, drafts: int | None) -> Wanted:
+    """`wanted`; of rows with a model's heads those of one name on each GPU over each cache, that with most workloads."""
+    if isinstance(wanted, LentRows):
+        with duckdb.cursor() as con:
+            rows, s_qo = union_sql(con, find_sources(path)[0]), "s_qo" if drafts is None else drafts + 1
+            found = con.execute(query("lenders", rows=rows, where=condition(wanted), s_qo=s_qo, custom=CUSTOM)).fetchall()
+        for keys, lenders, others in found:
+            wanted.lender = f"hash(device_name, kv_dtype, model) IN ({keys})" if keys else "true"
+            if others:
+                note_once(f"rows of {lenders} answer, with most workloads; these have the same heads: {others}")
+    return wanted
+
+
 def served_alike(names: Iterable[str] | None = None) -> list[tuple[str, int, str]]:
     """Model, tp and device of shipped models, all by default, that rows with their heads answer for, and none of their name."""
     found = []

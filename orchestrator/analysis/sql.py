@@ -47,6 +47,7 @@ class LentRows(dict[str, Any]):
 
     def __init__(self, model: str, tp: int, values: Where) -> None:
         super().__init__(values)
+        self.lender = "true"  # SQL: whether a row is of the one model that answers on its GPU over its cache
         whose = f"{literal(model + LENT)} || coalesce(model, '{CUSTOM}') || ', same heads)'"
         self.columns = f"if(model IS NOT DISTINCT FROM {literal(model)}, model, {whose}) AS model, {tp}::BIGINT AS tp"
 

@@ -166,11 +166,10 @@ class SuspectSettings(RunSettings, Compared):
     @model_validator(mode="after")
     def _two_sides(self) -> Self:
         if self.mode != "run" or not self.baseline or not self.candidate:
-            raise ValueError(
-                f"rerun=suspects: it runs the points that a comparison suspects, and this is mode={self.mode} with baseline="
-                f"{','.join(self.baseline) or 'none'} and candidate={','.join(self.candidate) or 'none'}; type +sweep=NAME "
-                f"rerun=suspects baseline=... candidate=... as mode=compare prints it"
-            )
+            given = f"baseline={','.join(self.baseline) or 'none'} and candidate={','.join(self.candidate) or 'none'}"
+            words = "type +sweep=NAME rerun=suspects baseline=... candidate=... as mode=compare prints it"
+            what = f"it runs the points that a comparison suspects, and this is mode={self.mode} with {given}"
+            raise ValueError(f"rerun=suspects: {what}; {words}")
         return self
 
 

@@ -48,10 +48,8 @@ def config_text(data: Dataset, engine: Engine, draft: Draft, path: str) -> str:
     sections = grouped((part.place, part) for part in found)
     typed = _typed_caches(sections)
     lines = {place: _section(data, engine, section, draft, path) for place, section in sections.items()}
-    texts = [
-        "\n".join(for_line(one if place in typed or one.startswith("#") else f"# {one}") for one in of)
-        for place, of in lines.items()
-    ]
+    shown = ((one if place in typed or one.startswith("#") else f"# {one}" for one in of) for place, of in lines.items())
+    texts = ["\n".join(map(for_line, of)) for of in shown]
     return "\n\n".join(filter(None, (_nothing_to_type(found, texts), *texts))) + "\n"
 
 

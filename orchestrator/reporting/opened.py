@@ -46,14 +46,14 @@ def located(settings: Asking, overrides: Sequence[str]) -> Asking:
     changed: dict[str, Any] = {"where": {**wanted, **settings.where, **of_engines}}
     typed = {name: several(value) for name, value in settings.where.items()} | of_engines
     alike = finder.same_heads(settings.model, settings.tp, rows | typed) if "model" in wanted else None
-    if settings.results.path == NO_SWEEP_PATH:
+    if (path := settings.results.path) == NO_SWEEP_PATH:
         is_of_flags = question in (None, *FOR_DEPLOYMENT) or settings.engine is not None
         typed_as = (of_model, "encoder" if settings.model.is_encoder else finder.SERVERS * is_of_flags)
         path, found = finder.find(wanted | typed, settings.engines, settings.drafts, alike, question=question, typed=typed_as)
         changed |= {"results": Results(path=path), "where": found}
     elif alike:
-        changed["where"] = finder.held(settings.results.path, changed["where"], alike)
-    return settings.model_copy(update=changed)
+        changed["where"] = finder.held(path, changed["where"], alike)
+    return settings.model_copy(update={**changed, "where": finder.of_one_model(path, changed["where"], settings.drafts)})
 
 
 def _of_engines(settings: ForDeployment) -> dict[str, tuple[Any, ...]]:

@@ -136,10 +136,8 @@ def _of_step(data: Dataset, part: Part, beside: Choice) -> tuple[str, ...]:
     rest = rest_of_step(data, model, most["batch_size"] * most["s_qo"], layers) if is_whole else None
     change, share = (None if rest is None else one / (rest + own) for one in (most["us"] * layers, own))
     ms = (f"{layers}", _with_range([one * layers / 1e3 for one in us], "+.2f")) if layers else ("–", "–")
-    figures = (
-        *ms,
-        *map(in_form, (change, own / 1e3 if layers else None, rest and rest / 1e3, share), ("+.1%", ".2f", ".2f", ".1%")),
-    )
+    of_step = (change, own / 1e3 if layers else None, rest and rest / 1e3, share)
+    figures = (*ms, *map(in_form, of_step, ("+.1%", ".2f", ".2f", ".1%")))
     return (part.title, part.what, part.who, beside.label, _with_range(us, "+.1f"), *figures, at(most))
 
 
@@ -151,9 +149,7 @@ def _with_range(values: Sequence[float], form: str) -> str:
 
 def _flags(found: Sequence[Part]) -> Grid:
     header = ("deployment", "for", "engine", "type", "name", "mean (at worst)", "largest err", "runs", "holds for", "not right")
-    every = (
-        (part, choice, (part.title, part.what, part.who, choice.name, _name(choice))) for part in found for choice in part.choices
-    )
+    every = ((part, one, (part.title, part.what, part.who, one.name, _name(one))) for part in found for one in part.choices)
     cells = (
         (*names, _cost(one), one.error, one.runs, part.holds_for(one).removeprefix("holds for "), one.not_right)
         for part, one, names in every
@@ -167,12 +163,8 @@ def _name(choice: Choice) -> str:
 
 
 def _backends(found: Sequence[Part]) -> Grid:
-    cells = tuple(
-        (part.title, part.what, choice.name, _cost(choice), choice.error, choice.ran, choice.not_right)
-        for part in found
-        for choice in part.choices
-        if choice.served or choice.wrong
-    )
+    ran = ((part, one) for part in found for one in part.choices if one.served or one.wrong)
+    cells = tuple((part.title, part.what, one.name, _cost(one), one.error, one.ran, one.not_right) for part, one in ran)
     header = ("deployment", "for", "backend", "mean (at worst)", "largest err", "runs", "not right")
     return Grid("every backend; * not right at every workload", header, cells)
 
@@ -186,11 +178,8 @@ def _cost(choice: Choice) -> str:
 
 def references(found: Sequence[Part]) -> Grid:
     """The reference backends and their times: no engine has them, so they are not ranked."""
-    cells = dict.fromkeys(
-        (part.title, part.what, name, f"{least:,.1f} to {most:,.1f}")
-        for part in found
-        for name, (least, most) in part.references.items()
-    )
+    every = ((part.title, part.what, *of) for part in found for of in part.references.items())
+    cells = dict.fromkeys((*names, f"{least:,.1f} to {most:,.1f}") for *names, (least, most) in every)
     return Grid("references, not ranked", ("deployment", "for", "backend", "µs"), tuple(cells))
 
 

@@ -242,6 +242,32 @@ def test_a_report_and_an_export_name_the_asked_model_and_count_its_layers(invoke
     assert " layers 64 " in report.stdout and "do not count" not in report.stdout + export.stdout
 
 
+@pytest.mark.parametrize("asked", ["export=vllm", "mode=report question=one_backend"])
+@pytest.mark.parametrize("where", [[], ["results.path=results/h200_main/servers"]])
+def test_rows_with_the_heads_of_a_model_are_those_of_one_name_and_others_are_named(asked: str, where: list[str], invoke: Invoke):
+    done = invoke(*asked.split(), "model=llama_3_3_70b", "tp=8", "device=h200", "drafts=3", *where)
+
+    assert set(re.findall(r"\(rows\s+of\s+(\w+)", done.stdout)) == {"llama_3_1_70b"}
+    assert done.stdout.count("if your cache is") == 2 * asked.startswith("export")
+    note = "note: rows of llama_3_1_70b (tp 8) answer, with most workloads; these have the same heads: qwen3_235b_a22b (tp 8)"
+    assert note in done.stderr
+
+
+def test_rows_lent_by_names_that_were_measured_over_other_caches_or_drafts_stay(tmp_path: Path):
+    """`few` has most workloads of the drafts alone, and the only ones over FP8."""
+    sizes = [("many", 1, "bf16", (1, 2, 3)), ("few", 1, "bf16", (1,)), ("few", 4, "bf16", (1,)), ("few", 1, "fp8_e4m3", (1,))]
+    named = [{"model": name, "s_qo": q, "kv_dtype": kv, "batch_size": b} for name, q, kv, of in sizes for b in of]
+    rows = [{**made("fa2", 10.0, **keys), "context": "isolated", "point_id": f"{n}"} for n, keys in enumerate(named)]
+    pq.write_table(to_table(rows), file := tmp_path / "data.parquet")
+    found = {}
+    for drafts in (None, 3):
+        where = finder.of_one_model(str(file), LentRows("mine", 1, {"context": ("isolated",)}), drafts)
+        names = open_views(file, where=where).execute("SELECT DISTINCT kv_dtype, model FROM rows ORDER BY ALL")
+        found[drafts] = [(kv, re.findall("rows of (\\w+)", model)) for kv, model in names]
+
+    assert found == {None: [("bf16", ["many"]), ("fp8_e4m3", ["few"])], 3: [("bf16", ["few"])]}
+
+
 def test_rows_of_the_asked_name_keep_it_and_steps_of_another_model_say_nothing():
     servers = open_views("results/h200_main/servers.parquet", where=LentRows("llama_3_1_70b", 8, {"num_qo_heads": (8,)}))
     own, *lent = sorted(name for (name,) in servers.execute("SELECT DISTINCT model FROM rows"))
