@@ -299,7 +299,7 @@ def test_what_is_read_once_answers_as_what_is_read_for_each_question(monkeypatch
     monkeypatch.setattr(dataset, "FEW_ROWS", 0)
     each = open_views(path, threads=1, where={"twin": 0})
 
-    assert (once.kind, once.whole, each.kind, each.whole) == ("TABLE", True, "VIEW", False)
+    assert (once.kind, once.where, each.kind, each.where) == ("TABLE", {}, "VIEW", {"twin": 0})
     for answer in (*VIEWS, "measured_rest", "engine_attention"):
         assert once.execute(f"FROM {answer} ORDER BY ALL") == each.execute(f"FROM {answer} ORDER BY ALL"), answer
     assert all(once.scalar(f"SELECT count(*) FROM {answer}") for answer in ("ranked", "in_engine", "measured_rest"))
