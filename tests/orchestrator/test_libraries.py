@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -244,10 +245,16 @@ def test_a_comparison_can_name_one_library_or_an_address(condition: str, found: 
 
 
 def test_a_library_version_that_no_row_has_is_an_error_that_lists_those_there_are(tmp_path: Path):
-    pq.write_table(to_table([{**made("p"), "libraries": "tokenspeed-fa3 3.0"}]), tmp_path / "rows.parquet")
+    row = {**made("p"), "libraries": "tokenspeed-fa3 3.0", "sweep": "servers", "model": "m", "backend": "flash_attn_3"}
+    pq.write_table(to_table([row, {**row, "libraries": "tokenspeed-fa3 4.0", "model": "n"}]), tmp_path / "rows.parquet")
+    told = (
+        "baseline=tokenspeed-fa3:4: no row of where={model: m} is of tokenspeed-fa3 4; those there are of tokenspeed-fa3 3.0\n"
+        "to measure both: python -m orchestrator +sweep=servers 'sweep.env=[tokenspeed-fa3:3.0, tokenspeed-fa3:4]' "
+        "'where={backend: [flash_attn_3], model: m}'\nthen: this command with results.path=results/servers"
+    )
 
-    with pytest.raises(UserError, match=r"0 versions fit; type one of: baseline=tokenspeed-fa3:3\.0"):
-        select("baseline", ["tokenspeed-fa3:4"], str(tmp_path))
+    with pytest.raises(UserError, match=re.escape(told)):
+        select("baseline", ["tokenspeed-fa3:4"], str(tmp_path), {"model": "m"})
 
 
 def test_an_upgrade_of_one_library_runs_its_points_alone_again(settings: Callable[..., Settings]):

@@ -12,14 +12,14 @@ import pandas as pd
 from orchestrator.analysis.cards import COLUMNS, Cards, learn, learn_from
 from orchestrator.analysis.compare.gate import decide_gate, evidence, is_of_two_kinds, red_points
 from orchestrator.analysis.compare.pairs import POINT_COLUMNS, pair
-from orchestrator.analysis.compare.selection import Selection, choices, read, select
+from orchestrator.analysis.compare.selection import Selection, choices, read, select, to_measure
 from orchestrator.analysis.compare.verdicts import judge, judge_groups
 from orchestrator.analysis.noise import MIN_PAIRS_TO_FIT, SAME, NoiseFloors, fitted_floors
 from orchestrator.analysis.sources import listed
 from orchestrator.analysis.sql import Where
 from orchestrator.config import environment
 from orchestrator.config.modes import companion, owner
-from orchestrator.errors import UserError, as_typed
+from orchestrator.errors import UserError
 from orchestrator.storage import access
 
 MEDIAN_TOLERANCE = 1e-6  # a stored median may differ from that of its samples by rounding
@@ -100,10 +100,7 @@ def _hint(baseline: Selection, candidate: Selection, where: Where, every: Callab
     columns = ["model", "tp", "q_dtype", "kv_dtype", "backend"]
     lines = [f"\n{name}: {listed(rows[columns].to_dict('list'))}" for name, rows in told.items() if len(rows)]
     if all(one and text.contains(one.distribution, regex=False).all() for one, text in releases):
-        sweep, sides = baseline.rows["sweep"].mode()[0], [baseline.name, candidate.name]
-        chosen = as_typed({"backend": sorted({*baseline.rows["backend"][baseline.rows["sweep"] == sweep]}), **where})
-        command = f"python -m orchestrator +sweep={sweep} 'sweep.env={as_typed(sides)}' 'where={chosen}'"
-        lines.append(f"\nto measure both: {command}\nthen: this command with results.path=results/{sweep}")
+        lines.append(f"\n{to_measure(baseline.rows, [baseline.name, candidate.name], where)}")
     return "".join(lines)
 
 
@@ -165,9 +162,7 @@ def find_cards(sides: Sequence[Selection], path: str | None) -> Cards:
 def find_noise_floors(paths: Sequence[str], noise: str | None) -> NoiseFloors:
     """The fitted floors under `noise` (UserError if it has too few pairs), or beside the first of the paths that has enough."""
     for path in [noise] if noise else [companion(owner(path) or path, "noise") for path in paths]:
-        table = access.read(path).to_pandas()
-        found = fitted_floors(table, path) if len(table) else NoiseFloors({})
-        if found.by_device:
+        if len(table := access.read(path).to_pandas()) and (found := fitted_floors(table, path)).by_device:
             return found
     if noise:
         raise UserError(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from orchestrator.analysis.names import libraries_of
-from orchestrator.analysis.sources import SIGNS, listed, local_datasets, nearest_dataset
+from orchestrator.analysis.sources import SIGNS, few, listed, local_datasets, nearest_dataset
 from orchestrator.analysis.sql import Where, require_column, text_of
 from orchestrator.config import environment
 from orchestrator.config.environment import SHORT
@@ -69,7 +69,7 @@ def select(side: str, conditions: Sequence[str], path: str, where: Where | None 
     if not conditions:
         raise UserError(f"{side}: mode=compare needs one; {choices(side, rows)}")
     for condition in (_one_spelling(condition, rows) for condition in rest):
-        if library := _library(side, condition, rows):
+        if library := _library(side, condition, rows, where or {}):
             rows = rows[[library in libraries_of([of]) for of in rows["libraries"]]]
             continue
         kind, value = _resolve(side, condition, rows)
@@ -93,18 +93,29 @@ def _one_spelling(condition: str, rows: pd.DataFrame) -> str:
     return f"{known[0]}:{found.version}" if known else condition
 
 
-def _library(side: str, condition: str, rows: pd.DataFrame) -> str | None:
+def _library(side: str, condition: str, rows: pd.DataFrame, where: Where) -> str | None:
     """One library with its version, as rows name it, if the condition is `LIBRARY:VERSION`; None for any other condition."""
-    name, _, version = condition.partition(":")
+    name, _, version = map(str.strip, condition.partition(":"))
     if name not in _names_of_libraries(rows):
         return None
     known = [part for part in libraries_of(rows["libraries"].unique()) if part.split(" ")[0] == name]
-    version = version.strip()
     meant = [part for part in known if part == f"{name} {version}"] or [part for part in known if version in part.split(" ")[1]]
+    if not meant:
+        of, what = rows[[known[-1] in libraries_of([of]) for of in rows["libraries"]]], f" of where={as_typed(where)}" * bool(where)
+        told = f"no row{what} is of {name} {version}; those there are of {', '.join(known[:MAX_CHOICES])}"
+        raise UserError(f"{side}={condition}: {told}\n{to_measure(of, [known[-1].replace(' ', ':'), condition], where)}")
     if len(meant) != 1:
         options = ", ".join(f"{side}={part.replace(' ', ':')}" for part in known[:MAX_CHOICES])
         raise UserError(f"{side}={condition}: {len(meant)} versions fit; type one of: {options}")
     return meant[0]
+
+
+def to_measure(rows: pd.DataFrame, sides: Sequence[str], where: Where) -> str:
+    """The command that measures two releases with the sweep that most of these rows are of."""
+    sweep = next(iter(rows["sweep"].mode()), "NAME")
+    chosen = as_typed({"backend": sorted({*rows["backend"][rows["sweep"] == sweep]}), **where})
+    command = f"+sweep={sweep} 'sweep.env={as_typed([*sides])}' 'where={chosen}'"
+    return f"to measure both: python -m orchestrator {command}\nthen: this command with results.path=results/{sweep}"
 
 
 def _names_of_libraries(rows: pd.DataFrame) -> list[str]:
@@ -139,13 +150,9 @@ def _values(rows: pd.DataFrame, kind: str) -> pd.Series:
 
 def choices(side: str, rows: pd.DataFrame) -> str:
     """What to type to select some of these rows."""
-    lines = [f"type {side}=KIND:VALUE with one of these, {side}=[KIND:VALUE,KIND:VALUE], or {side}=DIR for another dataset"]
-    for kind in CONDITION_COLUMNS:
-        values = sorted(_values(rows, kind).dropna().unique())
-        if values:
-            more = f", and {len(values) - MAX_CHOICES} more" if len(values) > MAX_CHOICES else ""
-            lines.append(f"  {kind}: {', '.join(values[:MAX_CHOICES])}{more}")
-    return "\n".join(lines)
+    known = {kind: sorted(_values(rows, kind).dropna().unique()) for kind in CONDITION_COLUMNS}
+    first = f"type {side}=KIND:VALUE with one of these, {side}=[KIND:VALUE,KIND:VALUE], or {side}=DIR for another dataset"
+    return "\n".join([first, *(f"  {kind}: {few(values, MAX_CHOICES)}" for kind, values in known.items() if values)])
 
 
 def exists(path: str) -> bool:

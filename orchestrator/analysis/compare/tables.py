@@ -94,8 +94,7 @@ def _worst(points: pd.DataFrame) -> str:
     if len(red) < 2:
         return ""
     worst = red.loc[red["change"].idxmax()].to_dict()
-    names = [name for name in _names(points) if worst.get(name) is not None]
-    at = ", ".join(f"{name} {worst[name]}" for name in names)
+    at = ", ".join(f"{name} {worst[name]}" for name in _names(points) if worst.get(name) is not None)
     return f"; the worst of {len(red)} red points: {_point(worst, [])[0]}, {at} ({worst['change']:+.1%})"
 
 
