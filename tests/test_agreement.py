@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+import duckdb
 import pytest
 
 from orchestrator import ROOT
@@ -265,3 +266,19 @@ def test_pages_are_told_apart_and_a_draft_table_counts_each_length_once():
 
     assert len(tables[0]) == 8 and tables[0] == tables[1]
     assert sorted(titles) == sorted([[(kv, page)] for kv in ("bf16", "fp8_e4m3") for page in ("1", "16", "64")] + titles[6:])
+
+
+def test_the_page_on_backends_counts_flashmlas_wrong_points_as_the_finding_does():
+    page, finding = ((ROOT / f"docs/{name}.md").read_text() for name in ("backends", "findings/mla_engines"))
+    counted = {}
+    for gpu, name in (("H200", "h200_mla/mla_mtp_fp8"), ("H100", "h100_mla/mla_engines")):
+        of = f"FROM '{ROOT}/results/{name}.parquet' WHERE backend = 'flash_mla_vllm' AND q_dtype = 'fp8_e4m3'"
+        counts = f"SELECT count_if(status = 'ok'), count_if(status = 'mismatch') {of}"
+        ((*counted[gpu],),) = duckdb.sql(counts).fetchall()
+    (on_h200, wrong_h200), (on_h100, wrong_h100) = counted["H200"], counted["H100"]
+
+    assert (
+        f"FP8 {on_h200} right, {wrong_h200} wrong at 65,536 tokens" in page and f"FP8 {on_h100} right, {wrong_h100} wrong |" in page
+    )
+    wrong = f"wrong at {wrong_h100} of {on_h100 + wrong_h100} points on an H100, {wrong_h200} of {on_h200 + wrong_h200} on an H200"
+    assert wrong in finding

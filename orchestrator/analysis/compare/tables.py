@@ -33,7 +33,7 @@ ALWAYS_SHOWN = GRID_AXES
 SIDE_COLUMNS = (*CONDITION_COLUMNS.values(), *TIMING_KEYS, "sweep", "backend")
 GROUPS = "groups: the mean change, and the number of points with each verdict; the verdict asks whether it is beyond ±{same:.3g}%"
 OF_GATE = ", and the gate whether the median, less what GPUs and runs explain, is more than unchanged runs show"
-NO_GATE = "These are two kinds of GPU, so there is no gate: the exit code says nothing about a regression."
+NO_GATE = "These are two kinds of GPU, so there is no gate: a slower point does not change the exit code."
 
 
 def grids(found: Comparison) -> list[Grid]:
@@ -169,8 +169,7 @@ def _summary(found: Comparison) -> Grid:
         for verdict, meaning in MEANING.items()
         if verdict in counts
     ]
-    kinds = "" if found.has_gate else f". {NO_GATE.rstrip('.')}"
-    title = f"what changed: {found.baseline.name} → {found.candidate.name}{kinds}"
+    title = f"what changed: {found.baseline.name} → {found.candidate.name}" + f". {NO_GATE.rstrip('.')}" * (not found.has_gate)
     return Grid(title, ("verdict", "points", "meaning"), tuple(cells))
 
 

@@ -11,7 +11,7 @@ import pytest
 from benchmarks import gate as committed
 from orchestrator import ROOT
 from orchestrator.analysis.cards import Cards
-from orchestrator.analysis.compare.gate import Gate, GateEvidence, _Inverse, decide_gate, evidence, point_limits, t_quantile
+from orchestrator.analysis.compare.gate import CLEAR, Gate, GateEvidence, _Inverse, decide_gate, evidence, point_limits, t_quantile
 from orchestrator.analysis.compare.pairs import pair
 from orchestrator.analysis.compare.verdicts import judge
 from orchestrator.analysis.noise import NoiseFloors
@@ -141,3 +141,10 @@ def test_a_whole_run_that_is_slower_is_red_on_the_same_card_and_one_that_is_fast
     assert one.gpus == "the same H200"
     assert Gate(given).decide(np.full(len(one.pairs), np.log(1.03))).by_group.all()
     assert not committed.all_rates([one])[list(committed.COUNTS[:3])].any(axis=None)
+
+
+def test_the_docs_have_the_change_that_is_clear_in_one_place():
+    pages = {name: (ROOT / f"docs/{name}.md").read_text() for name in ("timing", "compare")}
+
+    assert f"or if it is more than {math.expm1(CLEAR):.1%} slower by a normal distribution" in pages["timing"]
+    assert "One point alone counts if it is [clearly slower](timing.md#the-gate)." in pages["compare"]
