@@ -129,9 +129,11 @@ class Choice:
     def price(self, *, at_worst: bool = False) -> str:
         """` 1.04×` or ` 1.04× (1.19)`, then where it was wrong; or that it is compared with nothing."""
         ratio = f" {self.mean_words}×{f' ({self.worst_words})' if at_worst else ''}"
-        words, larger = f": {self.no_comparison}" if self.is_alone else ratio, self.record["wrong_if_larger"]
+        words = f": {self.no_comparison}" if self.is_alone else ratio
         wrong = f" where right; WRONG at {self.record['wrong']:,} of {self.record['workloads']:,} ({self.record['why_wrong']})"
-        return words + wrong * bool(self.record["wrong"]) + (larger and f"; {larger}")
+        larger = self.record["wrong_if_larger"].partition(" (")[0]
+        told = wrong * bool(self.record["wrong"]) + f"; {larger}" * bool(larger)
+        return words.removesuffix("; no comparison") + told if told else words
 
     @property
     def no_comparison(self) -> str:
@@ -446,7 +448,9 @@ def _parts(data: Dataset) -> list[Part]:
     titles, too_big, of_choice = _titles(found), left_out(data, PLACE), (*PLACE, "phase", "who", "layers", "choice")
     wrong = data.execute(query("wrong_if_larger", choice=", ".join(of_choice))) if data.scalar(query("has_wrong_if_larger")) else []
     larger = {(*key,): words for *key, words in wrong}
-    found = [{**one, "wrong_if_larger": larger.get(tuple(one[key] for key in of_choice), "")} for one in found]
+    found = [
+        {**one, "wrong_if_larger": "" if one["wrong"] else larger.get(tuple(one[key] for key in of_choice), "")} for one in found
+    ]
     references = {(*key,): of for *key, of in data.execute(query("references_of_deployments", place=", ".join(PLACE)))}
     groups = group_by(found, (*PLACE, "phase", "who", "layers"))
     kinds = Counter(key[:-1] for key in groups)
