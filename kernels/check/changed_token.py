@@ -33,7 +33,9 @@ from kernels.problem.routine import by_routine
 # Of one request at a time. In 8 bits, with a tolerance of 0.155, one try in 5 moves a row far enough. And of all requests together:
 # Python draws each.
 TRIES, DRAWN = 16, 128
-PARTS = 6  # of the prompts together, before their last, drawn: an answer kept for half of a prompt is missed once in 64
+# Drawn parts of all prompts together, their last apart, and one of each at least: an answer kept for half of every prompt is missed
+# once in 64.
+PARTS = 6
 # Tokens of a request that change. Few are hard to notice for a kernel that looks at some tokens before it answers from memory. More
 # of them move an answer where the arithmetic hides one: as many copies of a heavy key take over its row.
 TOKENS = (1, 8, 64)
@@ -123,11 +125,8 @@ def _of_prefix(inputs: Inputs, answer: Answer, how: Arithmetic, coin: random.Ran
     prefix = range(p.prefix_tokens)
     for tokens in [count for count in TOKENS if count < len(prefix) for _ in range(TRIES)]:
         source, *targets = coin.sample(prefix, 1 + tokens)
-        tried = list(
-            _tried(
-                inputs, answer, how, [Change(number, p.q_lens[number], source, tuple(targets)) for number in range(p.batch_size)]
-            )
-        )
+        changes = [Change(request, p.q_lens[request], source, tuple(targets)) for request in range(p.batch_size)]
+        tried = list(_tried(inputs, answer, how, changes))
         if any(one.shows for one in tried):
             some = [one for one in tried if one.left >= LEFT]
             yield replace(_together(inputs, some, 0), copied=tuple(_copies(tried[0].change)))
