@@ -20,6 +20,7 @@ CHECK, SWEEP, POWER, CHECK_TRITON, SWEEP_TRITON, RANK = (
 )
 FEW = " cluster=inline timing=quick sweep.batch_size=[1] sweep.s_kv=[256] results.path=rows"
 OWN_KERNEL = ROOT / "docs" / "own_kernel"
+MOST_ROWS = "at most 128 rows: query tokens times query heads of a KV head"  # more are right too, in more registers than a GPU has
 TRITON = Path(sys.prefix) / "triton"  # where the Makefile puts it; one that came with torch is found without
 
 
@@ -101,7 +102,8 @@ def test_the_triton_kernel_passes_every_check_in_triton_s_interpreter(copied: Pa
     verdicts = re.findall(r"^\| (.+?) \| (passed|failed|too strict|not run) \|", done.stdout, re.MULTILINE)
 
     assert done.returncode == 0, done.stdout + done.stderr
-    assert {verdict for _, verdict in verdicts} == {"passed", "not run"}
+    assert {name for name, verdict in verdicts if verdict not in ("passed", "not run")} == {f"rule: {MOST_ROWS}"}
+    assert ("answers: causal drafts", "passed") in verdicts
     assert ("answers: KV lengths that differ", "passed") in verdicts and ("unused slots are skipped", "passed") in verdicts
     assert [verdict for _, verdict in verdicts].count("passed") >= 25
 

@@ -14,10 +14,11 @@ from orchestrator import ROOT
 from orchestrator.analysis.questions import best, engine_default, in_engine, one_backend, open_views
 from orchestrator.analysis.questions.deployments import HERE, PLACE, parts
 from orchestrator.config.draft_cost import Draft
-from orchestrator.config.engine import Engine, releases, selected
+from orchestrator.config.engine import Engine, calls_of, releases, selected
 from orchestrator.config.modes import owner
 from orchestrator.errors import UserError
 from orchestrator.formats.engine_config import config_text
+from orchestrator.reporting import document
 from orchestrator.reporting.dashboard.data import deployments
 from tests.helpers.command_line import Invoke
 from tests.helpers.datasets import EVERY, RESULTS
@@ -282,3 +283,14 @@ def test_the_page_on_backends_counts_flashmlas_wrong_points_as_the_finding_does(
     )
     wrong = f"wrong at {wrong_h100} of {on_h100 + wrong_h100} points on an H100, {wrong_h200} of {on_h200 + wrong_h200} on an H200"
     assert wrong in finding
+
+
+def test_the_finding_of_wrong_flags_reads_every_dataset_with_a_wrong_row_of_an_engines_kernel():
+    """Datasets of rule edges run what rules forbid, and those of mode=check_power kernels that are wrong on purpose."""
+    files = [str(RESULTS / f"{name}.parquet") for name in EVERY if owner(name) is None and "rule_edges" not in name]
+    kernels = {call for one in releases().values() for flag in one.flags for *_, call in calls_of(flag)}
+    wrong = duckdb.sql(f"""SELECT DISTINCT filename, routine, backend
+        FROM read_parquet({files}, union_by_name = true, filename = true) WHERE status = 'mismatch'""").fetchall()
+    places = [one.path for one in document.read(str(ROOT / "findings" / "wrong_answers.md")).head.results.values()]
+
+    assert {file for file, *call in wrong if (*call,) in kernels} == {str(ROOT / f"{place}.parquet") for place in places}

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from orchestrator.config.settings import FOR_DEPLOYMENT, OF_MODE, ForDeployment, RunSettings, SuspectSettings, keys_of
+from orchestrator.config.settings import OF_MODE, ForDeployment, RunSettings, SuspectSettings, keys_of
 from orchestrator.errors import UserError
 
 READ_BY_QUESTIONS = {  # of mode=report with a question, the questions that read a key; a whole key goes before its first part
     "draft": ("draft", "step"), "draft.layers": ("draft", "step", "one_backend"),
     "draft.rest": ("draft", "step", "one_backend"), "draft.rest_us": ("draft", "step", "one_backend"),
-    "draft.acceptance": ("draft", "step", "energy"), "weights": ("one_backend",), "engine": (*FOR_DEPLOYMENT, "in_engine", "fp8"),
-    "drafts": (*FOR_DEPLOYMENT, "in_engine", "best", "roofline"),
+    "draft.acceptance": ("draft", "step", "energy"), "weights": ("one_backend",),
 }  # fmt: skip
-READ_BY_NO_QUESTION = {"best": ("roofline", "columns"), "columns": ("odd",)}  # the questions that do not
+READ_BY_NO_QUESTION = {  # the questions that do not: `draft` and `q_len` compare lengths, `draft` with the fastest backend of each
+    "best": ("roofline", "columns"), "columns": ("odd",), "engine": ("draft", "columns"), "drafts": ("draft", "q_len", "columns"),
+}  # fmt: skip
 
 # Keys of a measurement, and the modes that measure nothing: of a command that names a sweep, which may have any mode behind it,
 # these modes pass them over; in any other command nobody can have meant them.
@@ -24,10 +25,6 @@ TAKE_ADAPTERS = ("support", "conformance")
 SWEEPS = ("sweep", "import")  # the keys that name one
 SUSPECTS = "rerun=suspects"
 TWO_DATASETS = "baseline=DIR candidate=DIR 'where={model: NAME, tp: 8}' with two folders of results/"
-ALSO = {
-    "engine": " in its place, which answer for each cache of an engine; 'where={{backend: [fa2_tc, cudnn]}}' chooses rows",
-    "drafts": "; 'where={{s_qo: {one_more}}}' chooses rows with drafts of {value}",
-}
 
 
 def modes_with(key: str) -> tuple[str, ...]:
@@ -97,8 +94,6 @@ def complaint(overrides: Sequence[str], mode: str, question: str | None = None) 
             else:
                 does_not = f"question={question}"
                 does = " or ".join(f"question={name}" for name in _questions_of(override, "best"))
-                value = override.partition("=")[2]
-                does += ALSO.get(key, "").format(value=value, one_more=int(value) + 1 if value.isdecimal() else "N")
             return f"{path_of(override)}: {does_not} does not read it; leave it out, or type {does}"
     return _of_measuring(overrides, mode)
 

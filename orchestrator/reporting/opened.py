@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from orchestrator.analysis import finder, traffic
 from orchestrator.analysis.cards import learn_from
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions import open_views
-from orchestrator.analysis.questions.deployments import create_decisions
+from orchestrator.analysis.questions.deployments import create_decisions, parts
 from orchestrator.analysis.sql import OfEngines, query
 from orchestrator.analysis.traffic import Mix
 from orchestrator.config.engine import selected
@@ -21,6 +22,7 @@ from orchestrator.grouped import grouped
 from orchestrator.storage.columns.sections import EngineColumns
 
 ENGINE_COLUMNS = EngineColumns.__annotations__
+OF_ADVICE = "fp8"  # a question that of one engine compares its advised flags
 Asking = TypeVar("Asking", bound=ForDeployment)
 
 
@@ -39,8 +41,10 @@ def located(settings: Asking, overrides: Sequence[str]) -> Asking:
     rows: dict[str, Any] = {"device_name": tuple(dict.fromkeys((one.name, *one.match)))} if one else {}
     export = getattr(settings, "export", None)
     question = FOR_DEPLOYMENT[0] if export and export.format in ENGINES else getattr(settings, "question", None)
-    if question in (finder.IN_ENGINE, "best", "roofline") and settings.drafts is not None:
+    if question not in (None, *FOR_DEPLOYMENT) and settings.drafts is not None:
         rows["s_qo"] = (settings.drafts + 1,)
+    if question == OF_ADVICE and settings.engine is not None:
+        question = finder.FLAGS_OVER_BOTH
     wanted |= rows
     of_engines = _of_engines(settings) if question == finder.IN_ENGINE else {}
     changed: dict[str, Any] = {"where": {**wanted, **settings.where, **of_engines}}
@@ -66,8 +70,13 @@ def _of_engines(settings: ForDeployment) -> dict[str, tuple[Any, ...]]:
 
 
 def opened(settings: Answers, mix: Mix | None) -> Dataset:
-    """The rows of `results.path` that `where` keeps, with a view for every question. Raises UserError as `open_dataset` does."""
-    return open_views(
+    """The rows of `results.path` that `where` keeps, with a view for every question. Raises UserError as `open_dataset` does.
+
+    Of an engine that was asked for only its flags answer a question on kernels, `OF_ADVICE` those that are advised.
+    """
+    asked, question = settings if isinstance(settings, ForDeployment) else None, getattr(settings, "question", None)
+    read = partial(
+        open_views,
         settings.results.path,
         settings.draft,
         where=settings.where,
@@ -75,9 +84,21 @@ def opened(settings: Answers, mix: Mix | None) -> Dataset:
         max_rel_err=settings.best.max_rel_err,
         weights=settings.weights,
         traffic=mix,
-        engines=settings.engines if isinstance(settings, ForDeployment) else selected(),
-        drafts=settings.drafts if isinstance(settings, ForDeployment) else None,
+        engines=asked.engines if asked else selected(),
+        drafts=asked.drafts if asked else None,
     )
+    data = read()
+    if asked is None or asked.engine is None or question in (None, finder.IN_ENGINE, *FOR_DEPLOYMENT):
+        return data
+    found = read(flags=rows_of_flags(data, advised=question == OF_ADVICE))
+    found.memo["parts"] = parts(data)  # also where a default has no time
+    return found
+
+
+def rows_of_flags(data: Dataset, *, advised: bool) -> list[tuple[Any, ...]]:
+    """The rows of the flags of the engine that was asked for, or of its advised ones alone, each with the name of its flag."""
+    create_decisions(data)
+    return data.execute(query("rows_of_flags", advised=advised))
 
 
 def flags_near(near: Mapping[str, Sequence[int]], settings: AskSettings, overrides: Sequence[str]) -> list[str]:

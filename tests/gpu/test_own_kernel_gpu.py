@@ -17,9 +17,10 @@ def test_the_kernel_of_the_docs_is_right_and_has_a_rank(tmp_path: Path, monkeypa
         shutil.copy(file, tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     checked = run_from_scratch("mode=conformance", "adapters=[my_triton]", "format=markdown")
-    few = ("sweep.backend=[paged_triton,fa2_tc]", "sweep.batch_size=[1,32]", "sweep.s_kv=[8192]", "sweep.s_qo=[1]")
+    few = ("sweep.backend=[paged_triton,fa2_tc]", "sweep.batch_size=[1,32]", "sweep.s_kv=[8192]", "sweep.s_qo=[1,4]")
     path = f"results.path={tmp_path / 'rows'}"
-    swept = run_from_scratch("+sweep=smoke", "adapters=[my_triton]", "cluster=inline", *few, path)
+    dtypes = "sweep.dtype=[{q: bf16, kv: bf16}, {q: bf16, kv: fp8_e4m3}]"
+    swept = run_from_scratch("+sweep=smoke", "adapters=[my_triton]", "cluster=inline", *few, dtypes, path)
     ranked = run_from_scratch("mode=report", "question=one_backend", path, "format=markdown")
 
     assert checked.returncode == 0, checked.stdout + checked.stderr

@@ -80,6 +80,7 @@ class Assumed(TypedDict, total=False):
     weights, traffic how much each workload counts in `one_backend`; without them all count alike
     engines          the releases that answers are about; the newest of each engine if there are none
     drafts           keeps the steps with so many drafted tokens in the answers for a deployment; 0 is decode
+    flags            rows with the names of an engine's flags: only these are points
     """
 
     max_rel_err: float | None
@@ -87,6 +88,7 @@ class Assumed(TypedDict, total=False):
     traffic: Mix | None
     engines: Sequence[Engine] | None
     drafts: int | None
+    flags: Sequence[tuple[int, str]] | None
 
 
 def open_views(
@@ -163,6 +165,9 @@ def _define_ranking(data: Dataset, max_rel_err: float | None) -> Dataset:
 
 def define_views(data: Dataset, draft: Draft, **assumed: Unpack[Assumed]) -> Dataset:
     """Creates the parameters and views of all questions in a dataset, and returns it."""
+    if (flags := assumed.get("flags")) is not None:
+        data.create_table("of_flags(row BIGINT, flag VARCHAR)", flags)
+        data.execute(query("only_flags"))
     _define_ranking(data, assumed.get("max_rel_err"))
     data.draft = draft = _with_own_steps(data, draft)
     data.execute(f"SET VARIABLE same = {SAME}; SET VARIABLE spike = {SPIKE}; SET VARIABLE max_draft = {MAX_DRAFT}")

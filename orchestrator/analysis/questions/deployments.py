@@ -438,7 +438,8 @@ def _decision(part: Part) -> tuple[Any, ...]:
     margin = None if choice is None else choice.margin
     saved = (margin.saving, margin.words) if margin else (None, None)
     server = (place[key] for key in ("device_name", "model", "tp", "kv_dtype"))
-    told = (part.workloads, choice and choice.label, part.answer.keeps, *saved, part.answer.words, part.elsewhere[2:])
+    flag = (choice and choice.label, choice and choice.record["choice"])
+    told = (part.workloads, *flag, part.answer.keeps, *saved, part.answer.words, part.elsewhere[2:])
     return (*server, part.phase, part.layers, part.who, *told)
 
 

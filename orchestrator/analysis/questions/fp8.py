@@ -21,11 +21,10 @@ NEEDS = "the same workloads over 16-bit and over FP8 caches: sweep.dtype=[{q: bf
 EACH = "workloads"
 
 TITLE = (
-    "is an FP8 cache worth it? By time, with the fastest {} and dtype of queries; errors are of the kernel: what storing "
-    "K and V in FP8 loses is not measured here"
+    "is an FP8 cache worth it? By time, with {}; errors are of the kernel: what storing K and V in FP8 loses is not measured here"
 )
 DEPLOYMENT = ("device_name", "model", "tp", "l2")
-GAIN = "time over 16 bits / over FP8, each at its best (FP8's name, µs for the other's without the launch, err of its worst row)"
+GAIN = "time over 16 bits / over FP8 (FP8's name, µs for the other's without the launch, err of its worst row)"
 QUERIES = {"fp8_kv": "16-bit queries", "fp8_q": "FP8 queries"}
 
 
@@ -41,7 +40,8 @@ def grids(data: Dataset) -> list[Grid]:
 
 def _answers(data: Dataset) -> list[Grid]:
     parts = _by_deployment(data, "NOT too_big")
-    cells = [(name, words) for name, part in parts for words in sentences(part)]
+    any_queries = data.scalar("SELECT getvariable('engine') IS NULL")  # a flag decides of which dtype they are
+    cells = [(name, words) for name, part in parts for words in sentences(part, any_queries=any_queries)]
     rough = legend(*(side["rough"] for _, part in parts for record in part for side in _sides(record)))
     return [Grid(TITLE.format(data.scalar(query("fastest_by"))) + rough, ("workloads", "answer"), tuple(cells))] if cells else []
 
@@ -112,12 +112,15 @@ class Fp8Workload(NamedTuple):
         return self.gain > 1 + SAME
 
 
-def sentences(records: Sequence[Record]) -> list[str]:
-    """The answers of one deployment, from rows of the view `fp8`. Neighbouring batches that are told the same share one."""
+def sentences(records: Sequence[Record], *, any_queries: bool = True) -> list[str]:
+    """The answers of one deployment, from rows of the view `fp8`. Neighbouring batches that are told the same share one.
+
+    `any_queries`: their dtype may be chosen, so one without a time is named.
+    """
     right, lost = ([r for r in records if any(side["gain"] for side in _sides(r)) is wanted] for wanted in (True, False))
     batches = [(batch, _workloads(part)) for (batch,), part in group_by(right, ("batch_size",)).items()]
     missing = [words for words in QUERIES.values() if all(words != side["queries"] for r in records for side in _sides(r))]
-    found, unknown = [], f"; there is no time with {missing[0]}, which may be faster" if missing else ""
+    found, unknown = [], f"; there is no time with {missing[0]}, which may be faster" if missing and any_queries else ""
     for answer, same in groupby(batches, key=lambda batch: _answer(batch[1])):
         told, parts = zip(*same, strict=True)
         count = sum(record["batch_size"] in told for record in lost)

@@ -1,21 +1,16 @@
 -- Where is FP8 faster? The fastest time with a 16-bit cache over that with FP8 keys and values, and with FP8 queries too.
 -- Gains are of `own_us`, the time without the launch of the graph. `fp8_kv_rough`, `fp8_q_rough`: a time of that gain is only known
 -- within `rough` (5%). `paged` are paged decode and paged prefill together: a draft takes the faster one over each cache.
--- If one engine was asked for, backends are its flags, at the workloads whose cache fits the GPU.
+-- If one engine was asked for, rows are those of the flags that question=one_backend advises, at workloads whose cache fits the GPU.
 -- `too_big`: the 16-bit cache alone is larger than the GPU's memory (`cache_sizes`), so no server can choose it.
 -- Where no answer was right and some was wrong, `fp8_kv_backend` and `fp8_q_backend` are the worst of these, without a time;
 -- `fp8_q_wrong` says how far it was off, `fp8_q_wrong_err` is its relative error.
 WITH answers AS (
-    SELECT *, false AS wrong FROM fastest WHERE getvariable('engine') IS NULL
+    SELECT *, false AS wrong FROM fastest
     UNION ALL BY NAME
     SELECT problems.*, points.shown AS backend, points.kernel, points.rel_err, false AS rough, rows.tolerance, rows.reason, true AS wrong
     FROM points JOIN problems USING (problem) JOIN rows USING (row)
-    WHERE points.status = 'mismatch' AND NOT is_reference(points.backend) AND getvariable('engine') IS NULL
-    UNION ALL BY NAME
-    SELECT problems.*, format('{} ({})', one.flag, one.backend) AS backend, one.kernel, one.rel_err, one.us, one.own_us, coalesce(one.rough, false) AS rough,
-           one.tolerance, one.wrong_reason AS reason, one.wrong
-    FROM one_backend AS one JOIN points USING (row) JOIN problems USING (problem)
-    WHERE one.who = getvariable('engine') AND one.status IN ('ok', 'mismatch')
+    WHERE points.status = 'mismatch' AND NOT is_reference(points.backend)
 ), widths AS (
     SELECT * EXCLUDE (problem, family, q_dtype, kv_dtype, out_dtype, layers, memory_bytes, cache_bytes)
                REPLACE (if(routine IN ('paged_decode', 'paged_prefill'), 'paged', routine) AS routine),

@@ -11,6 +11,7 @@ from orchestrator.analysis.connection import Record
 from orchestrator.analysis.questions import fp8, open_views
 from orchestrator.analysis.questions.tables import times
 from orchestrator.config.engine import selected
+from orchestrator.reporting.opened import rows_of_flags
 from orchestrator.storage.row import Row, to_table
 from tests.helpers.command_line import Invoke
 from tests.helpers.datasets import RESULTS
@@ -205,12 +206,36 @@ def test_queries_whose_answers_were_wrong_are_said_to_be_and_not_to_be_slower():
 )
 def test_an_engine_is_asked_with_its_flags_over_both_caches(engine: str | None, gain: str, name: str):
     """The build of another engine is no choice for its user."""
-    engines = selected() if engine is None else selected(engine)
-    answer, *_, table = fp8.grids(views_of(to_table(BUILDS), engines=engines))
+    rows, engines = to_table(BUILDS), selected() if engine is None else selected(engine)
+    of_flags = None if engine is None else rows_of_flags(views_of(rows, engines=engines), advised=True)
+    answer, *_, table = fp8.grids(views_of(rows, engines=engines, flags=of_flags))
 
-    assert table.cells[1][3].startswith(f"{gain} {name}, ")
-    of_any = "backend of any engine (flags of one: engine=vllm)"
-    assert f"with the fastest {of_any if engine is None else f'flag of {engines[0].title}'} and dtype" in answer.title
+    assert any(cell.startswith(f"{gain} {name}, ") for row in table.cells for cell in row)
+    of_any = "the fastest backend of any engine and dtype of queries (flags of one: engine=vllm)"
+    of_one = f"the flags that question=one_backend names of {engines[0].title}"
+    assert f"By time, with {of_any if engine is None else of_one};" in answer.title
+
+
+def test_an_engine_is_asked_with_the_flag_that_its_answer_names():
+    """At batch 8 another flag is faster over FP8, which a server that also has batches 1 and 64 does not take."""
+    rows = [timed("flash_attn_3_vllm", 40.0, kv="bf16", batch_size=batch) for batch in (1, 8, 64)]
+    rows += [timed("flash_attn_3_vllm", us, "fp8_e4m3", batch_size=batch) for batch, us in ((1, 20.0), (8, 36.0), (64, 20.0))]
+    rows += [timed("trtllm-native", us, batch_size=batch) for batch, us in ((1, 60.0), (8, 30.0), (64, 60.0))]
+    table, engines = to_table(rows), selected("vllm")
+    found = {
+        advised: views_of(table, engines=engines, flags=rows_of_flags(views_of(table, engines=engines), advised=advised))
+        for advised in (True, False)
+    }
+
+    of_eight = "SELECT shown FROM points JOIN problems USING (problem) WHERE batch_size = 8 AND kv_dtype = 'fp8_e4m3' ORDER BY 1"
+    flags = [name for (name,) in found[False].execute(of_eight)]
+    assert flags == ["FLASHINFER (trtllm-native)", "FLASH_ATTN (flash_attn_3_vllm)"]
+    assert [name for (name,) in found[True].execute(of_eight)] == flags[1:]
+    assert found[True].execute("SELECT batch_size, fp8_q_gain, fp8_kv_gain FROM fp8 ORDER BY 1") == [
+        (1, 2.0, None),
+        (8, pytest.approx(40 / 36), None),
+        (64, 2.0, None),
+    ]
 
 
 def test_an_engine_whose_default_has_no_time_is_said_to_have_no_advice():

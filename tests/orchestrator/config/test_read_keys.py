@@ -65,28 +65,8 @@ STUDY = "results.path=results/h200_engines/vllm_triton"
             "device: mode=watch measures this machine's GPUs and does not read it; leave it out, or type mode=plan, compile,",
         ),
         (["weights=[]"], "report", "fp8", "weights: question=fp8 does not read it; leave it out, or type question=one_backend"),
-        (
-            ["engine=vllm"],
-            "report",
-            "q_len",
-            "engine: question=q_len does not read it; leave it out, or type question=one_backend or question=engine_default or "
-            "question=in_engine or question=fp8 in its place, which answer for each cache of an engine; "
-            "'where={backend: [fa2_tc, cudnn]}' chooses rows",
-        ),
-        (
-            ["drafts=3"],
-            "report",
-            "fp8",
-            "drafts: question=fp8 does not read it; leave it out, or type question=one_backend or question=engine_default or "
-            "question=in_engine or question=best or question=roofline; 'where={s_qo: 4}' chooses rows with drafts of 3",
-        ),
-        (
-            ["drafts=0"],
-            "report",
-            "fp8",
-            "drafts: question=fp8 does not read it; leave it out, or type question=one_backend or question=engine_default or "
-            "question=in_engine or question=best or question=roofline; 'where={s_qo: 1}' chooses rows with drafts of 0",
-        ),
+        (["engine=vllm"], "report", "draft", "engine: question=draft does not read it; leave it out"),
+        (["drafts=3"], "report", "q_len", "drafts: question=q_len does not read it; leave it out"),
         (
             ["tp=8"],
             "compare",
