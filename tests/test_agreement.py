@@ -11,6 +11,7 @@ import duckdb
 import pytest
 
 from orchestrator import ROOT
+from orchestrator.analysis import traffic
 from orchestrator.analysis.questions import best, engine_default, in_engine, one_backend, open_views
 from orchestrator.analysis.questions.deployments import HERE, PLACE, parts
 from orchestrator.config.draft_cost import Draft
@@ -228,7 +229,8 @@ def test_a_server_has_one_answer_whichever_command_finds_its_datasets(engine: st
     one, default = (
         ("mode=report", f"question={name}", f"engine={engine}", "format=markdown") for name in ("one_backend", "engine_default")
     )
-    asked = (one, default, (f"export={engine}",), ("mode=report", f"engine={engine}"), (*one, *weighed))
+    export = (f"export={engine}",)
+    asked = (one, default, export, ("mode=report", f"engine={engine}"), (*one, *weighed), (*export, *weighed))
     answers = [invoke(*words, *server) for words in asked]
     told = [" ".join(done.stdout.split()) for done in answers]
     where = {"model": "llama_3_1_70b", "tp": 8}
@@ -248,6 +250,11 @@ def test_a_server_has_one_answer_whichever_command_finds_its_datasets(engine: st
         assert part.answer.words != first.answer.words or "not measured" not in first.answer.words
         assert part.answer.words in told[0] and part.answer.words in told[1] and part.brief(at_worst=True) in told[3]
         assert (f"{choice.label}, {part.answer.why}" if not part.answer.keeps else part.answer.words) in told[2]
+    mix = traffic.read(str(tmp_path / "traffic.csv"))
+    for part in parts(open_views(SERVERS_AND_PAGES, threads=1, where=where, engines=selected(engine), traffic=mix)):
+        choice, keeps = part.answer.choice, part.answer.keeps
+        assert part.who == HERE or (part.answer.words if keeps or not choice else f"{choice.label}, {part.answer.why}") in told[5]
+    assert told[5].startswith(f"# weighed by traffic={tmp_path}")
     assert "not measured)" not in "".join(told) and "cache, page_size 64; 14 of 42 workloads" in told[3]
     assert "8 × 8,192: 75%, 64 × 8,192: 20%, 1 × 32,768: 5.0%" in told[4] and "page_size 1" not in told[4]
 

@@ -49,10 +49,12 @@ def _text(settings: ExportSettings, name: str) -> tuple[str, LeftOut, list[str]]
         return *results_csv.to_csv(rows), counted(row for row in rows if not results_csv.inexpressible(row))
     from orchestrator.analysis.questions import open_views
     from orchestrator.formats.engine_config import config_text
+    from orchestrator.reporting.opened import mix_of
 
-    (engine,), path = settings.engines, settings.results.path
-    data = open_views(path, settings.draft, where=settings.where, engines=[engine], drafts=settings.drafts)
-    return config_text(data, engine, settings.draft, path), Counter(), []
+    (engine,), path, mix, drafts = settings.engines, settings.results.path, mix_of(settings), settings.drafts
+    data = open_views(path, settings.draft, where=settings.where, engines=[engine], drafts=drafts, traffic=mix)
+    weighed = f"# weighed by traffic={settings.traffic}\n\n" if mix else ""
+    return weighed + config_text(data, engine, settings.draft, path), Counter(), []
 
 
 def _rows(settings: ExportSettings) -> list[dict[str, Any]]:

@@ -45,10 +45,11 @@ def resolve_files(config: Mapping[str, Any]) -> Config:
     """The configuration with points of `import=` as its sweep, or mode=import or export. Raises UserError if that cannot be."""
     source, export = config.get("import"), config.get("export")
     if config.get("traffic") is not None:
-        if export is not None and config.get("mode") in ("run", "export"):
-            words = "an export does not weigh workloads; leave traffic out, or type mode=report question=one_backend traffic=..."
-            raise UserError(f"export={export} traffic={config['traffic']}: {words}, which prints the flags too")
-        return with_traffic(config)
+        if export is None or config.get("mode") not in ("run", "export"):
+            return with_traffic(config)
+        if export not in exports.ENGINES or source is not None:
+            words = "traffic weighs flags alone; leave one of them out, or type export=vllm or export=sglang"
+            raise UserError(f"export={export} traffic={config['traffic']}: {words}")
     if source is None:
         return {**config} if export is None else _resolve_export(config, str(export))
     if export is not None:

@@ -64,7 +64,7 @@ def test_a_sweep_of_ragged_prefill_gets_prompts(trace: str):
     [
         ([], "type +sweep=NAME with it"),
         (["+sweep=specdec_long_ctx", "import=a.txt"], "allowed: one of them at a time"),
-        (["+sweep=specdec_long_ctx", "export=vllm"], "an export does not weigh workloads; leave traffic out"),
+        (["+sweep=specdec_long_ctx", "export=rows.csv"], "traffic weighs flags alone; leave one of them out, or type export=vllm"),
         (["+sweep=specdec_long_ctx", "mode=dashboard"], "mode=dashboard measures nothing"),
         (["+sweep=specdec_long_ctx", "traffic_points=0"], "traffic_points=0: allowed: a whole number from 1"),
         (
