@@ -264,7 +264,7 @@ def _table_comments(runs: Choice, batches: Sequence[BatchDrafts], draft: Draft) 
         gain = f"{batch.gain:.2f} times the tokens/s without drafts (geometric mean of {contexts})"
         line = f"#   batch {batch.size}: {batch.drafts} drafted, {gain}"
         line += f"; {batch.rough} of its times are rough, only known within {ROUGH:.0%}" * (batch.rough > 0)
-        line += "; the longest draft measured, so a longer one may be better" * (batch.drafts == batch.measured[-1])
+        line += "; the longest measured here: question=draft looks for longer ones" * (batch.drafts == batch.measured[-1])
         if len({*batch.by_context}) > 1:
             line += "; by context " + ", ".join(f"{k} at {c:,}" for c, k in zip(batch.contexts, batch.by_context, strict=True))
         yield line
