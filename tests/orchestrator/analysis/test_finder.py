@@ -63,6 +63,13 @@ def test_the_dataset_that_says_most_is_taken(wanted: finder.Wanted, engine: str,
     assert finder.find(wanted, selected(engine), drafts) == (found, wanted)
 
 
+def test_a_draft_is_asked_of_rows_that_have_steps_without_one():
+    """More draft lengths have no gain without them, and other names with the model's heads have one kind of its layers."""
+    path, _ = finder.find({"model": ("gpt_oss_120b",), "device_name": H200}, selected("vllm"), None, question="draft")
+
+    assert path == "results/h200_main/servers.parquet"
+
+
 @pytest.mark.parametrize(
     ("engine", "tp", "question", "found"),
     [
