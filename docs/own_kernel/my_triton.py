@@ -21,7 +21,7 @@ class PagedTriton(Adapter):
         return (
             Need("SM80 or later, or TRITON_INTERPRET=1", device.major >= 8 or environ.get("TRITON_INTERPRET") == "1"),
             Need("fp16, or bf16 on a GPU", p.q_dtype == "fp16" or (p.q_dtype == "bf16" and not on_cpu)),
-            Need("a cache of 16 bits, or of FP8 on SM89 or later", p.kv_dtype in ("fp16", "bf16") or self.is_fp8(p, device)),
+            Need("a cache of 16 or 32 bits, or of FP8 on SM89", p.kv_dtype in ("fp32", "fp16", "bf16") or self.is_fp8(p, device)),
             Need("a causal mask with drafts", p.s_qo == 1 or p.mask == "causal"),
             Need("an output of the query's dtype", p.output_dtype == p.q_dtype),
             Need("at most 128 rows: query tokens times query heads of a KV head", p.s_qo * p.num_qo_heads // p.num_kv_heads <= 128),
