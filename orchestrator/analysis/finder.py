@@ -32,6 +32,7 @@ from orchestrator.storage.columns import COLUMNS
 
 Wanted = Mapping[str, Sequence[Any]]  # values of columns
 Has = Mapping[str, Sequence[str]]  # what each file has, in words
+Typed = tuple[str, str, Model | None]  # what stands for a model in a command, the sweep that measures it, and the model
 Alike = tuple[LentRows, str]  # values of rows with the heads of a model's share, and SQL on all such rows of a dataset
 RESULTS = "results"  # the folder that datasets are looked for in
 SERVERS, HOPPER = "servers", 9  # the sweep of the flags of engines, and the GPUs that it is for
@@ -48,6 +49,7 @@ ALIKE = ("device_name", "routine", *LENGTHS, "s_qo", *HEADS, "q_dtype", "kv_dtyp
 OF_TIME = ("orchestrator_version", "timer", "in_step_us", "own_us", "launch_us")  # beside `READ`
 MAX_NEAR = 3  # of the deployments nearest to one that is not measured
 KEPT = (*LENGTHS, "s_qo", "tp", "device_name", "model")  # of a deployment; what comes last is changed last
+ELSEWHERE = " at other workloads"  # of rows of a flag that share no workload with what is read
 EVERY_DTYPE = 3  # of `answers` to question=fp8
 FLAGS_OVER_BOTH = "flags over both caches"  # question=fp8 about one engine
 IN_ENGINE = "in_engine"  # the question that compares rows of a running engine with isolated ones
@@ -77,12 +79,12 @@ def find(
     alike: Alike | None = None,
     *,
     question: str | None = None,
-    typed: tuple[str, str] = ("", SERVERS),
+    typed: Typed = ("", SERVERS, None),
 ) -> tuple[str, Wanted]:
     """The path of the dataset under results/ that says most about these values of columns, and the values that its rows have.
 
     `drafts` asks for steps with so many drafted tokens, `alike` also for rows with a model's heads, `question` for its answer.
-    `typed` is what stands for the model in a command, if not its name, and the sweep that measures it, if one does.
+    `typed` is what stands for the model in a command, if not its name, the sweep that measures it, if one does, and the model.
     Of a question on flags rows are those of attention. Raises NoRows, with what there is, for no such rows and no question.
     """
     places = _places()
@@ -130,10 +132,13 @@ def _flags(con: duckdb.DuckDBPyConnection, where: str, file: str, engines: Itera
     rows = con.execute(query("calls_of_datasets", workload=OF_ANY_PAGES, where=where, file=literal(file))).fetchall()
     found, caches = list[tuple[str, str]](), {kv for _, name, kv, *_ in rows if name == file}
     for flag, of in grouped((one.name, one) for engine in engines for one in engine.flags).items():
-        calls = {(kv, cc, *call) for one in of for kv in caches & {*one.kv} for cc in one.cc for *_, call in calls_of(one)}
+        ways = ((one, kv, cc, sinks) for one in of for kv in caches & {*one.kv} for cc in one.cc for sinks in {False, one.sinks})
+        calls = {(*way, *call) for one, *way in ways for *_, call in calls_of(one)}
         own = {one.page for one in of if one.default and one.page}
-        right = {(name, page) for _, name, *call, page in rows if (*call,) in calls}
-        found += sorted({(name, f"{flag} with pages of {page}" if page in own else flag) for name, page in right})
+        right = {(name, page, "" if shared else ELSEWHERE) for _, name, *call, page, shared in rows if (*call,) in calls}
+        found += sorted(
+            {(name, f"{flag} with pages of {page}{where}" if page in own else flag + where) for name, page, where in right}
+        )
     return grouped(found), {name for is_within, name, *_ in rows if is_within}
 
 
@@ -143,11 +148,12 @@ def _tell_others(best: str, others: Mapping[str, Path], flags: Has, read: Sequen
         first = LINES.join(map(str, [*others.values()][:MAX_NEAR])) + ", ..." * (len(others) > MAX_NEAR)
         note_once(f"{len(others)} more have such rows; results.path=DIR reads another:\n  {first}")
     known = {words for name in read for words in flags.get(name, ())}
-    found = {words: others[name] for name in reversed([*others]) for words in flags.get(name, ()) if words not in known}
+    listed = ((words, name) for name in reversed([*others]) for words in flags.get(name, ()))
+    found = {words: others[name] for words, name in listed if words.removesuffix(ELSEWHERE) not in known}
     if found:
-        listed = LINES.join(f"{words} in {place}" for words, place in sorted(found.items()))
+        lines = LINES.join(f"{words} in {place}" for words, place in sorted(found.items()))
         every = ",".join([best, *sorted(map(str, {*found.values()}))]).replace(".parquet", "").replace(LINES, ",")
-        note_once(f"right rows of other flags and pages; to read them too:\n  'results.path=[{every}]'\n  {listed}")
+        note_once(f"right rows of other flags and pages; to read them too:\n  'results.path=[{every}]'\n  {lines}")
 
 
 def _tell_other_values(found: Sequence[tuple[Any, ...]], read: Sequence[str]) -> None:
@@ -229,11 +235,11 @@ def of_one_model(path: str, wanted: Wanted, drafts: int | None) -> Wanted:
     return wanted
 
 
-def served_alike(names: Iterable[str] | None = None) -> list[tuple[str, int, str]]:
-    """Model, tp and device of shipped models, all by default, that rows with their heads answer for, and none of their name."""
+def served_alike(models: Iterable[Model] | None = None) -> list[tuple[str, int, str]]:
+    """Model, tp and device of models, by default all shipped, that rows with their heads answer for, and none of their name."""
     found = []
     with _opened(_places()) as con:
-        for model in (Model.model_validate(shipped()[name]) for name in (shipped() if names is None else names)):
+        for model in map(Model.model_validate, shipped().values()) if models is None else models:
             for tp, alike in ((tp, same_heads(model, tp, {})) for tp in model.tp):
                 values, having = alike or ({}, "false")
                 own = condition({"model": (model.name,), "tp": (tp,)})
@@ -294,7 +300,7 @@ def _listed(lines: Iterable[tuple[Any, ...]], wide: int = 2) -> str:
     return ", ".join(sorted({f"({', '.join(map(literal, one))})" for one in [*lines] or [("",) * wide]}))
 
 
-def _nothing(con: duckdb.DuckDBPyConnection, wanted: Wanted, drafts: int | None, heads: Wanted, typed: tuple[str, str]) -> NoRows:
+def _nothing(con: duckdb.DuckDBPyConnection, wanted: Wanted, drafts: int | None, heads: Wanted, typed: Typed) -> NoRows:
     """What is not measured, what comes nearest (`heads`: the model's share), and the command that measures it: a line each."""
     asked = {**wanted, **({} if drafts is None else {"s_qo": (drafts + 1,)})}
     if not wanted:
@@ -302,8 +308,8 @@ def _nothing(con: duckdb.DuckDBPyConnection, wanted: Wanted, drafts: int | None,
         return NoRows(f"nothing says which deployment; {hint}; there are: {'; '.join(_there(con, {}, MAX_LISTED))}")
 
     models = [model for (model,) in con.execute("SELECT DISTINCT model FROM rows ORDER BY model").fetchall() if model]
-    name = str(wanted["model"][0]) if heads else ""
-    alike = served_alike([name]) if name in shipped() and name not in models else []  # rows with its heads, and none of its name
+    model = typed[2]  # rows with its heads, and none of its name
+    alike = served_alike([model]) if heads and model and model.name not in models else []
     missing = _missing_alike(asked, alike) if alike else _missing(con, asked)
     rest = {name: values for name, values in asked.items() if name not in missing}
     near = get_close_matches(str(asked["model"][0]), models, n=1, cutoff=NEAR) if "model" in missing else []
@@ -346,11 +352,12 @@ def _missing(con: duckdb.DuckDBPyConnection, asked: Wanted) -> Sequence[str]:
 
     kept = {name: place for place, name in enumerate(KEPT) if name != "s_qo" or not _of_prompts(asked)}
     order = sorted(asked, key=lambda name: (is_there([name]), kept.get(name, kept["device_name"])))
-    some = (of for count in range(1, len(order)) for of in combinations(order, count) if is_there(asked.keys() - {*of}))
-    return next(some, tuple(order))
+    lengths = [name for name in order if name in LENGTHS]  # before a server, which may have others
+    some = (of for of_names in (lengths, order) for count in range(1, len(order)) for of in combinations(of_names, count))
+    return next((of for of in some if is_there(asked.keys() - {*of})), tuple(order))
 
 
-def _to_measure(con: duckdb.DuckDBPyConnection, asked: Wanted, missing: Sequence[str], typed: tuple[str, str]) -> str:
+def _to_measure(con: duckdb.DuckDBPyConnection, asked: Wanted, missing: Sequence[str], typed: Typed) -> str:
     """The command that measures a deployment, and on which machine if its device has no rows."""
     on = f", on a machine with {as_key('device_name', asked['device_name'])}" if "device_name" in missing else ""
     model = str(asked.get("model", ["NAME"])[0])

@@ -93,8 +93,8 @@ def complaint(overrides: Sequence[str], mode: str, question: str | None = None) 
                     does = TWO_DATASETS
             else:
                 does_not = f"question={question}"
-                does = " or ".join(f"question={name}" for name in _questions_of(override, "best"))
-            return f"{path_of(override)}: {does_not} does not read it; leave it out, or type {does}"
+                does = " or ".join(f"question={name}" for name in _questions_of(override))
+            return f"{path_of(override)}: {does_not} does not read it; leave it out{f', or type {does}' * bool(does)}"
     return _of_measuring(overrides, mode)
 
 

@@ -157,7 +157,7 @@ def _of_server(every: Sequence[Part], names: Sequence[str], width: int) -> list[
 def _maps(data: Dataset, width: int) -> Iterator[tuple[list[Text], list[Text], list[Record]]]:
     """A map for each deployment, with its head and records: the fastest of each workload, of the kind with most, and of kernels."""
     won = data.records(query("winners"))
-    letters = _letters(won)
+    letters, of_any = _letters(won), " of any engine" * data.scalar("SELECT getvariable('engine') IS NOT NULL")
     order = sorted(group_by(won, PLACE).items(), key=lambda of: (not is_usual(of[0]), of[0][PLACE.index("model")] == CUSTOM))
     for place, records in order:
         extra = varying_keys(records, (*PLACE, "routine", "q_dtype", "out_dtype", "batch_size", "s_qo", "s_kv"))
@@ -166,9 +166,9 @@ def _maps(data: Dataset, width: int) -> Iterator[tuple[list[Text], list[Text], l
         others = [f"{key} {value}" for key, value in zip(extra, values, strict=True) if value is not None]
         about = ", ".join((server_name(here), str(here["device_name"]), f"{here['kv_dtype']} cache", *others))
         drawn, lines = _blocks(of_one, letters, width)
-        more = f"; {drawn} of {len(records)} workloads, all with question=best" if drawn < len(records) else ""
+        more = f"; {drawn} of {len(records)} workloads, the others with question=best" if drawn < len(records) else ""
         compared = any(one["runner_up"] for one in of_one)
-        head = "fastest backend" if compared else "the only backend with a right answer (no comparison)"
+        head = f"fastest backend{of_any}" if compared else "the only backend with a right answer (no comparison)"
         yield wrapped(f"{head}, {about}{more}", width, "bold"), lines, of_one
 
 

@@ -52,7 +52,7 @@ def located(settings: Asking, overrides: Sequence[str]) -> Asking:
     alike = finder.same_heads(settings.model, settings.tp, rows | typed) if "model" in wanted else None
     if (path := settings.results.path) == NO_SWEEP_PATH:
         is_of_flags = question in (None, *FOR_DEPLOYMENT) or settings.engine is not None
-        typed_as = (of_model, "encoder" if settings.model.is_encoder else finder.SERVERS * is_of_flags)
+        typed_as = (of_model, "encoder" if settings.model.is_encoder else finder.SERVERS * is_of_flags, settings.model)
         path, found = finder.find(wanted | typed, settings.engines, settings.drafts, alike, question=question, typed=typed_as)
         changed |= {"results": Results(path=path), "where": found}
     elif alike:

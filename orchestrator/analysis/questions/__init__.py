@@ -49,7 +49,7 @@ PARTS = ("ranking", "costs", "steps", "engine_points")  # SQL that is no view by
 # The ranking is one query at three levels: of a problem, of a workload, whatever the routine and the dtype of its queries, and of a
 # call, whatever the routine: a draft may go through paged decode or paged prefill.
 OF_WORKLOADS = "(SELECT contenders.*, workload FROM contenders JOIN all_workloads USING (problem))"
-OF_CALLS = """(SELECT contenders.*, hash(workload, q_dtype) AS call_of
+OF_CALLS = """(SELECT contenders.*, hash(workload, if(getvariable('by_flag'), NULL, q_dtype)) AS call_of  -- which a flag decides
     FROM contenders JOIN all_workloads USING (problem) JOIN problems USING (problem))"""
 TEXTS = {
     "ranked": ("ranking", {"key": "problem", "contenders": "contenders"}),
@@ -165,7 +165,8 @@ def _define_ranking(data: Dataset, max_rel_err: float | None) -> Dataset:
 
 def define_views(data: Dataset, draft: Draft, **assumed: Unpack[Assumed]) -> Dataset:
     """Creates the parameters and views of all questions in a dataset, and returns it."""
-    if (flags := assumed.get("flags")) is not None:
+    data.execute(f"SET VARIABLE by_flag = {literal((flags := assumed.get('flags')) is not None)}")
+    if flags is not None:
         data.create_table("of_flags(row BIGINT, flag VARCHAR)", flags)
         data.execute(query("only_flags"))
     _define_ranking(data, assumed.get("max_rel_err"))

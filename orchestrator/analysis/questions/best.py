@@ -42,7 +42,8 @@ def fastest_grids(data: Dataset) -> list[Grid]:
 
 def by_title(data: Dataset) -> Iterator[tuple[str, list[Record]]]:
     """The winners of each table of this question, by its title, which does not name what comes with a winner."""
-    every = [r | {"out_dtype": None, "routine": "paged" if r["routine"] in PAGED else r["routine"]} for r in fetch(data, "best")]
+    with_winner = {"out_dtype": None} | ({"q_dtype": None} if data.scalar("SELECT getvariable('by_flag')") else {})
+    every = [r | with_winner | {"routine": "paged" if r["routine"] in PAGED else r["routine"]} for r in fetch(data, "best")]
     yield from split_by_title(every, ("s_qo", "batch_size", "s_kv"))
 
 
@@ -73,7 +74,11 @@ def summary(data: Dataset) -> str | None:
     told = [_imported(data)]
     if contested:
         measured = data.scalar("SELECT count(*) FROM noise")
-        source = f"measured{_over_other_states(data)}" if measured else "a default: no noise dataset lies beside this one"
+        source = (
+            f"measured{_over_other_states(data)}"
+            if measured
+            else "a default of 2%, more for short calls: no noise dataset lies beside"
+        )
         told = [f"{clear:,} of {contested:,} winners are ahead by more than noise (up to {percent(floor)}, {source})", *told]
     return "; ".join(filter(None, told)) or None
 

@@ -359,15 +359,15 @@ class Part:
             return Advice(right, f"the default {default.label} was {default.wrong}")
         unknown = f"; {', '.join(self.unmeasured)} not measured" * bool(self.unmeasured)
         if best is None or best.margin is None:
-            others = [one.record for one in self.choices if one is not default]
-            is_wrong, has_time = (any(record[key] for record in others) for key in ("wrong", "served"))
+            is_wrong, has_time = (any(one.record[key] for one in self.choices if one is not default) for key in ("wrong", "served"))
             few = "was right wherever it was" if is_wrong else f"has a time{' wherever it has' * has_time}"
             return Advice(default, f"no other flag {few}{unknown}{self.elsewhere}")
         # It is chosen if it is faster by more than noise, by the mean and at more than half of the workloads.
         coarse, coarser = default.coarser_than(best, f"{best.label}'s"), best.coarser_than(default, "its")
         if best.margin.saving > best.margin.floor and best.margin.share_ahead > 0.5:
             told = f"; {coarser}" * bool(coarser) or f", {coarse}" * bool(coarse)
-            return Advice(best, f"{best.margin.words} less time than the default {default.label}{told}")
+            build = f", as {best.record['other_builds']} runs it" * bool(best.differs)
+            return Advice(best, f"{best.margin.words} less time than the default {default.label}{build}{told}")
         rest = f"; {coarse}" * bool(coarse) + unknown * (best.margin.saving < 0)
         return Advice(default, best.margin.why_not(best.label) + self.elsewhere + rest)
 

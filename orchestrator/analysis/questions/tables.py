@@ -60,7 +60,7 @@ def split_by_title(
     extra = varying_keys(records, (*names, *down))
     for values, part in group_by(records, [*names, *extra]).items():
         key = dict(zip(names, values, strict=False))
-        dtypes = f"q {key['q_dtype']}, kv {key['kv_dtype']}" if "q_dtype" in key else None
+        dtypes = ", ".join(f"{name} {of}" for name in ("q", "kv") if (of := key.get(f"{name}_dtype")))
         others = (KINDS.get(k, {None: ""}).get(v, f"{k} {v}") for k, v in zip(extra, values[len(names) :], strict=True))
         state = None if part[0].get("context") == "step" else l2_words(key.get("l2"))  # a step leaves the L2 as it does
         pace = "without pause" if part[0].get("pace") == "sustained" and "pace" not in extra else None

@@ -176,7 +176,7 @@ def test_other_datasets_and_the_flags_that_they_alone_have_are_named(invoke: Inv
         "results/h200_mla/triton_mla.parquet",
     )
     (read,) = re.findall("note: read (.*), which says most", told)
-    assert f"{both.format(f'{read},{triton}'.replace('.parquet', ''))}  TRITON_MLA in {triton}\n" in told
+    assert f"{both.format(f'{read},{triton}'.replace('.parquet', ''))}  TRITON_MLA at other workloads in {triton}\n" in told
     pages = invoke("mode=report", "question=best", "model=llama_3_1_70b", "tp=8", "device=h200").stderr
     apart = ",\n".join(
         f"  {one} in results/h200_main/servers_pages.parquet" for one in ("FLASH_ATTN with pages of 16", "fa3 with pages of 1")
@@ -562,16 +562,18 @@ def test_rows_of_other_names_in_a_typed_dataset_answer_for_a_model_with_the_same
                 " not 12)\nto m",
             ],
         ),
+        ("llama_3_1_70b", 4, "h200", 3, ["not measured: batch_size=16, s_kv=65536\n", "in its place type s_kv: 32768\n"]),
         ("deepseek_v3", 4, "h200", 40, ["not measured: drafts=40\n", "nearest: deepseek_v3 on NVIDIA H200 (tp 4; drafts"]),
     ],
 )
 def test_what_is_near_a_model_that_only_its_heads_were_measured_of(
     model: str, tp: int, device: str, drafts: int | None, words: list[str]
 ):
-    wanted = {"device_name": known_devices()[device].match}
+    long = {"batch_size": (16,), "s_kv": (65536,)} if model == "llama_3_1_70b" else {}  # each was measured at other sizes
+    wanted = {"device_name": known_devices()[device].match, **long}
     alike = finder.same_heads(shape(model), tp, wanted)
     with pytest.raises(NoRows) as error:
-        finder.find({"model": (model,), "tp": (tp,), **wanted}, selected(), drafts, alike)
+        finder.find({"model": (model,), "tp": (tp,), **wanted}, selected(), drafts, alike, typed=("", "servers", shape(model)))
 
     assert [one for one in words if one not in str(error.value)] == []
 
@@ -595,7 +597,7 @@ def test_the_command_that_measures_a_typed_model_names_its_file(invoke: Invoke, 
     told = invoke("mode=report", f"model={config}", "device=h200", "tp=8").stderr
     _, _, *words = shlex.split(told.partition("to measure: ")[2].splitlines()[0])
 
-    assert "nearest: llama_3_1_70b on NVIDIA H200 (tp 8; " in told and "num_qo_heads 8, not 6)" in told
+    assert "nearest: qwen3_48_8_128 on NVIDIA H200 (tp 1, by its heads)\n" in told
     assert invoke("mode=plan", *words[1:]).returncode == 0
 
 

@@ -231,6 +231,8 @@ def test_an_engine_is_asked_with_the_flag_that_its_answer_names():
     flags = [name for (name,) in found[False].execute(of_eight)]
     assert flags == ["FLASHINFER (trtllm-native)", "FLASH_ATTN (flash_attn_3_vllm)"]
     assert [name for (name,) in found[True].execute(of_eight)] == flags[1:]
+    winners = "SELECT batch_size, backend FROM best WHERE kv_dtype = 'fp8_e4m3' ORDER BY 1"  # whatever the dtype of queries
+    assert found[False].execute(winners) == [(1, flags[1]), (8, flags[0]), (64, flags[1])]
     assert found[True].execute("SELECT batch_size, fp8_q_gain, fp8_kv_gain FROM fp8 ORDER BY 1") == [
         (1, 2.0, None),
         (8, pytest.approx(40 / 36), None),

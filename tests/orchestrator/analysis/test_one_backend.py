@@ -549,8 +549,8 @@ def test_an_answer_says_where_its_flag_was_wrong_at_workloads_that_do_not_count_
     rows = [of_size("flash_attn_3_vllm", 32, 10.0), of_size("trtllm-native", 32, us), of_size(other, 64, 10.0)]
     (part,) = (one for one in parts(views_of(to_table([*rows, of_size(name, 64, None, **wrong)]))) if one.who == VLLM)
 
-    words = "wrong at 1 larger (error up to 20%)"
-    assert typed + words in part.answer.words and part.brief().endswith("; wrong at 1 larger")
+    words = "wrong at 1 too big (error up to 20%)"
+    assert typed + words in part.answer.words and part.brief().endswith("; wrong at 1 too big")
 
 
 def test_the_weights_of_traffic_name_the_workloads_that_do_not_fit():
