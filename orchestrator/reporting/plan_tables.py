@@ -81,13 +81,16 @@ def why_nothing_runs(plan: Plan, sweep: Sweep) -> str:
 
 
 def _backends_grid(plan: Plan) -> Grid:
-    """How many points of each backend run and do not, in the order of the sweep."""
+    """How many points of each backend run and do not, in the order of the sweep, and the packages that it is from."""
     found: dict[str, Counter[str]] = defaultdict(Counter)
-    for decision in plan.decisions:
-        found[decision.point.backend][decision.kind] += 1
+    known, packages = registry.adapters(), dict[str, str]()
+    for point, kind in ((decision.point, decision.kind) for decision in plan.decisions):
+        found[point.backend][kind] += 1
+        if adapter := known.get((point.problem.routine, point.backend)):
+            packages[point.backend] = ", ".join(adapter.distributions)
     verdicts = _verdicts(plan)
-    cells = tuple((name, *(str(kinds[verdict]) for verdict in verdicts)) for name, kinds in found.items())
-    return Grid("which backends run", ("backend", *verdicts), cells)
+    cells = ((name, *(str(kinds[verdict]) for verdict in verdicts), packages.get(name, "–")) for name, kinds in found.items())
+    return Grid("which backends run", ("backend", *verdicts, "needs"), tuple(cells))
 
 
 def _modules_grid(plan: Plan) -> Grid:
@@ -110,7 +113,7 @@ def _compiling(plan: Plan, cores: Sequence[int]) -> list[tuple[str, str]]:
     times = ", ".join(f"about {_duration(compile_seconds(modules, count))} on {count} cores" for count in cores)
     unknown = not_measured(modules)
     usual = f"; a guess for {unknown} of {len(modules)} modules: no committed run has compiled their kind"
-    return [("compilation, once a machine, if none is cached", times + (usual if unknown else ""))]
+    return [("compilation, once, if none is cached", times + (usual if unknown else ""))]
 
 
 def _heads_grid(plan: Plan) -> Grid:

@@ -15,7 +15,7 @@ from orchestrator.reporting import plan_tables
 from orchestrator.tables import Grid
 
 LARGE = ("+sweep=specdec_long_ctx", "sweep.dtype=[{q: bf16, kv: bf16}]", "sweep.batch_size=[64]", "sweep.s_qo=[1]")
-COMPILATION = "compilation, once a machine, if none is cached"
+COMPILATION = "compilation, once, if none is cached"
 VERSIONS = [f"flashinfer:0.7.{number}" for number in range(4)]
 
 
