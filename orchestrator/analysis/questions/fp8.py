@@ -26,6 +26,7 @@ TITLE = (
 DEPLOYMENT = ("device_name", "model", "tp", "l2")
 GAIN = "time over 16 bits / over FP8 (FP8's name, µs for the other's without the launch, err of its worst row)"
 QUERIES = {"fp8_kv": "16-bit queries", "fp8_q": "FP8 queries"}
+ALL_QUERIES = {**QUERIES, "fp8_each": "16-bit queries for one kind of layers, FP8 for the other"}
 
 
 def grids(data: Dataset) -> list[Grid]:
@@ -39,7 +40,8 @@ def grids(data: Dataset) -> list[Grid]:
 
 
 def _answers(data: Dataset) -> list[Grid]:
-    parts = _by_deployment(data, "NOT too_big")
+    models = [(f"all layers · {name}", part) for name, part in _by_deployment(data, view="fp8_of_models")]
+    parts = [*models, *_by_deployment(data, "NOT too_big")]
     any_queries = data.scalar("SELECT getvariable('engine') IS NULL")  # a flag decides of which dtype they are
     cells = [(name, words) for name, part in parts for words in sentences(part, any_queries=any_queries)]
     rough = legend(*(side["rough"] for _, part in parts for record in part for side in _sides(record)))
@@ -58,9 +60,9 @@ def _left_out(data: Dataset) -> list[Grid]:
     return [Grid("warning: what the answer leaves out", ("deployment", "note"), tuple(cells))] if cells else []
 
 
-def _by_deployment(data: Dataset, where: str = "true") -> list[tuple[str, list[Record]]]:
+def _by_deployment(data: Dataset, where: str = "true", view: str = "fp8") -> list[tuple[str, list[Record]]]:
     """The rows of each table by its title, those of layers with a window or with queries of drawn lengths last."""
-    records = fetch(data, "fp8", ("device_name", "model", "tp", "dtype", "l2"), where=where)
+    records = fetch(data, view, ("device_name", "model", "tp", "dtype", "l2"), where=where)
     parts = split_by_title(records, ("s_qo", "batch_size", "s_kv", "dtype"), DEPLOYMENT)
     return sorted(parts, key=lambda part: [part[1][0][key] is not None for key in KINDS])
 
@@ -69,7 +71,7 @@ def _sides(record: Record) -> list[Record]:
     """A row of the view for each dtype of queries that has a right answer over the FP8 cache, or only `wrong` ones."""
     shared = {key: record[key] for key in ("s_qo", "batch_size", "s_kv", "half_rel_err", "half_own_us")}
     told = ("gain", "rel_err", "rough", "backend", "kernel", "wrong")
-    sides = ((words, {key: record.get(f"{kind}_{key}") for key in told}) for kind, words in QUERIES.items())
+    sides = ((words, {key: record.get(f"{kind}_{key}") for key in told}) for kind, words in ALL_QUERIES.items())
     return [{**shared, "queries": words, **side} for words, side in sides if side["gain"] or side["wrong"]]
 
 
@@ -161,7 +163,7 @@ def _place(some: Sequence[Fp8Workload], workloads: Sequence[Fp8Workload]) -> tup
 
 def _queries(workloads: Sequence[Fp8Workload]) -> str:
     """`FP8 queries`, or which dtype where, and whether the others were wrong there."""
-    of = {words: [one for one in workloads if one.queries == words] for words in QUERIES.values()}
+    of = {words: [one for one in workloads if one.queries == words] for words in ALL_QUERIES.values()}
     few, *most = sorted((words for words, some in of.items() if some), key=lambda words: len(of[words]))
     why = f" (where {' and '.join(most)} were wrong)" * all(one.wrong for one in of[few])
     return ", else ".join((f"{few} at {_place(of[few], workloads)[1]}{why}", *most)) if most else few

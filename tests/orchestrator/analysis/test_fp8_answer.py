@@ -240,6 +240,20 @@ def test_an_engine_is_asked_with_the_flag_that_its_answer_names():
     ]
 
 
+def test_a_model_with_full_and_windowed_layers_has_an_answer_for_all_of_them():
+    """gpt-oss has as many of each: (40 + 10) / (20 + 20). One kind without an FP8 time leaves no answer for the model."""
+    rows = [
+        {**timed(backend, us, queries, kv, model="gpt_oss_120b", window=window), "point_id": f"{backend} {kv} {window}"}
+        for window, half, fp8_us, queries_of in ((None, 40.0, 20.0, "bf16"), (128, 10.0, 20.0, "fp8_e4m3"))
+        for backend, us, queries, kv in (("fa2", half, "bf16", "bf16"), ("flash_attn_3", fp8_us, queries_of, "fp8_e4m3"))
+    ]
+    data, one_kind = views_of(to_table(rows)), views_of(to_table(rows[:-1]))
+
+    told = "SELECT fp8_each_gain, fp8_kv_gain, fp8_q_gain, half_own_us FROM fp8_of_models"
+    assert data.execute(told) == [(1.25, None, None, 25.0)] and one_kind.execute(told) == []
+    assert fp8.grids(data)[0].cells[0][1].startswith("yes at batch 8: 25% faster (5.0 µs a call), with 16-bit queries for one kind")
+
+
 def test_an_engine_whose_default_has_no_time_is_said_to_have_no_advice():
     rows = to_table([timed("trtllm-native", 20.0, kv="bf16"), timed("trtllm-native", 10.0)])
     _, left_out, *_ = fp8.grids(views_of(rows, engines=selected("vllm")))
