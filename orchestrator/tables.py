@@ -74,9 +74,9 @@ def lines_of(grid: Grid, width: int) -> list[str]:
     return [line.rstrip() for line in file.getvalue().splitlines()]
 
 
-def fitted(grid: Grid, width: int) -> Grid:
-    """The columns of a table that fit without a cut in a word, the weightiest first, at least one. The title names the others."""
-    least, kept = _least_widths(grid.header, grid.cells, width)[1], list[int]()
+def fitted(grid: Grid, width: int, rows: int | None = None) -> Grid:
+    """The columns that fit without a cut in a word of the first rows, weightiest first, at least one. The title names others."""
+    least, kept = _least_widths(grid.header, grid.cells[:rows], width)[1], list[int]()
     for place in _by_weight(grid):
         if not kept or sum(least[one] + GAP for one in (*kept, place)) <= width:
             kept.append(place)

@@ -12,6 +12,7 @@ from typing import Any
 
 import duckdb
 
+from kernels.device import Device
 from orchestrator.analysis.keys import OF_ANY_PAGES, ORIGINS, OWN_US, PROBLEM_KEYS, USUAL_TIMING
 from orchestrator.analysis.names import of_references
 from orchestrator.analysis.noise import SAME
@@ -44,6 +45,7 @@ WORKLOAD = ("device_name", "routine", *HEADS, "tp", "sinks", "window", "mask", "
 OF_GPU = ("compute_capability", "device_uuid")
 OF_ROW = ("model", "sweep", "context", "backend", *OF_GPU, "finished_at", "libraries", "median_us", "energy_j", "plan_host_us")
 READ = (*WORKLOAD, *OF_ROW, *PROBLEM_KEYS, "q_dtype", "tree")  # columns that queries name
+POINT = ("backend", "tree", *(key for key in PROBLEM_KEYS if key not in ("device_name", "env", *USUAL_TIMING)))
 # What a measured row and an imported one of its workload have in common.
 ALIKE = ("device_name", "routine", *LENGTHS, "s_qo", *HEADS, "q_dtype", "kv_dtype", "mask", "window", "sinks")
 OF_TIME = ("orchestrator_version", "timer", "in_step_us", "own_us", "launch_us")  # beside `READ`
@@ -117,6 +119,33 @@ def find(
         _tell_others(best, {name: place for name, place in here.items() if name not in read}, flags, read)
         _tell_other_values(found, read)
     return best.replace(LINES, ","), asked[turn][0]
+
+
+def find_pair(wanted: Wanted, gpus: Mapping[str, Device], alike: Alike | None, typed: Typed) -> tuple[Any, Wanted]:
+    """What chooses the rows of each of two GPUs, by what was typed for it, in a dataset; and the values that all of them have.
+
+    The datasets share most workloads and backends of the same releases, with decode, which every server has, if any do.
+    Raises NoRows, with what there is, for a GPU without such rows, and for two without a common point.
+    """
+    places, asked = _places(), [(wanted, "true"), *([alike] if alike else [])]
+    parts = (query("rows_of_whole", turn=turn, where=condition(of), having=having) for turn, (of, having) in enumerate(asked))
+    every, sides = " UNION ALL ".join(parts), {side: {"device_name": (one.name, *one.match)} for side, one in gpus.items()}
+    with _opened(places, *(name for values, _ in asked for name in values)) as con:
+        first, second = map(condition, sides.values())
+        shared = query("most_shared", every=every, point=", ".join(map(quoted, POINT)), first=first, second=second)
+        if not (pairs := con.execute(shared).fetchall()):
+            for side, of_gpu in sides.items():
+                if not con.execute(f"SELECT 1 FROM ({every}) WHERE {condition(of_gpu)} LIMIT 1").fetchall():
+                    raise NoRows(f"{side}: {_nothing(con, {**wanted, **of_gpu}, None, alike[0] if alike else {}, typed)}")
+            there = "; ".join(_there(con, asked[-1][0], MAX_LISTED))
+            raise NoRows(f"{' and '.join(gpus)}: no point was measured on both; there are: {there}")
+    read = [[str(places[file]).removesuffix(".parquet") for file in files] for *files, _, _, _, _ in pairs]
+    (_, _, *devices, turn, lender) = pairs[0]
+    told = f"; rows of {lender} answer, whose heads are the same" * turn
+    told += "; {} more pairs share some, next baseline={} candidate={}".format(len(read) - 1, *read[1]) if read[1:] else ""
+    note_once(f"read {' and '.join(read[0])}, which share most workloads and backends of the same releases{told}")
+    chosen = [(path, f"device:{device}") for path, device in zip(read[0], devices, strict=True)]
+    return chosen, {**asked[turn][0], **({"model": (lender,)} if turn else {})}
 
 
 def _best_first(queries: Iterable[tuple[str, str]], engines: Sequence[Engine], question: str | None) -> str:

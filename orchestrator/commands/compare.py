@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 # What a command to measure suspects again takes from the comparison; the rest is of the candidate's rows.
 OF_COMPARISON = ("baseline=", "candidate=", "where=", "noise=", "same=", "cards=", "missing=")
 EVERY = "every line of every table: full=true"
-MORE, BY_YOURS = "every point, and how the verdicts were reached: full=true", "by your requests: traffic=FILE or weights=[...]"
+MORE = "each workload, every point, and how the verdicts were reached: full=true"
+BY_YOURS = "by your requests: traffic=FILE or weights=[...]"
 NOT_OF_ROWS = ("mode=", "point=", "rerun=", "cluster.workers=", "modules=")
 
 
@@ -24,9 +25,9 @@ def execute(invocation: Invocation[CompareSettings]) -> int:
     """Prints the comparison of `baseline` and `candidate`; 1 on a regression. Published times are not judged."""
     from orchestrator.analysis.compare import best_of, published, tables
     from orchestrator.reporting import screen
-    from orchestrator.reporting.opened import mix_of
+    from orchestrator.reporting.opened import mix_of, sides_found
 
-    settings = invocation.settings
+    settings = sides_found(invocation.settings, invocation.overrides)
     if published_tables := published.published_grids(settings):
         if settings.format == "terminal" and not settings.full:
             screen.comparison(invocation.console, "", published_tables, [EVERY], [], most=screen.LINES)
@@ -43,14 +44,15 @@ def execute(invocation: Invocation[CompareSettings]) -> int:
         more = MORE if "weight" in best.problems else f"{MORE}; {BY_YOURS}"
         notes = [*best_of.not_counted(best), *tables.lacking(found, screen.LACKS), *tables.of_gate(found), *counted, more]
         largest, rest = ([], []) if of_devices else tables.of_screen(found)
-        screen.comparison(invocation.console, headline, [*largest, *best_of.grids(best), *rest], notes, commands)
+        most = best_of.FEW if len(best.problems) <= best_of.FEW else screen.FEW
+        screen.comparison(invocation.console, headline, [*largest, *best_of.grids(best), *rest], notes, commands, most=most)
         return BAD_POINTS if found.regressed else OK
     notes = [*best_of.not_counted(best), *tables.lacking(found, len(found.points)), *tables.notes(found), *commands]
     if settings.format == "markdown":
         print(f"**{for_markdown(headline)}**\n")
     elif settings.format == "terminal":  # and at the end, which is in sight
         invocation.say(f"{headline}\n")
-    invocation.show([*best_of.grids(best), *tables.grids(found)], title=headline)
+    invocation.show([*best_of.grids(best, full=settings.full), *tables.grids(found)], title=headline)
     if settings.format == "markdown":
         print("\n" + "\n".join(f"- {for_markdown(note)}" for note in notes))
     elif settings.format == "terminal":

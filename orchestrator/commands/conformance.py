@@ -56,6 +56,4 @@ def _chosen(plugins: tuple[str, ...], names: tuple[str, ...]) -> dict[tuple[str,
     known = {name for _, name in found}
     if wrong := [name for name in names if name not in known]:
         raise UserError(unknown("backend", wrong[0], known))
-    if names:
-        return {key: one for key, one in found.items() if key[1] in names}
-    return {key: one for key, one in found.items() if not plugins or one.module in plugins}
+    return {key: one for key, one in found.items() if (key[1] in names if names else not plugins or one.module in plugins)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from orchestrator.config.settings import OF_MODE, ForDeployment, RunSettings, SuspectSettings, keys_of
+from orchestrator.config.settings import OF_MODE, RunSettings, SuspectSettings, keys_of
 from orchestrator.errors import UserError
 
 READ_BY_QUESTIONS = {  # of mode=report with a question, the questions that read a key; a whole key goes before its first part
@@ -20,11 +20,10 @@ READ_BY_NO_QUESTION = {  # the questions that do not: `draft` and `q_len` compar
 # these modes pass them over; in any other command nobody can have meant them.
 OF_MEASURING = ("adapters", "check", "cluster", "limits", "model", "modules", "timing", "trees", "versions")
 MEASURE_NOTHING = ("report", "compare", "dashboard", "site", "document", "export", "support", "conformance")
-CHOOSE_A_MODEL = ("report", "site", "export")  # of the rows
+CHOOSE_A_MODEL = ("report", "site", "export", "compare")  # of the rows
 TAKE_ADAPTERS = ("support", "conformance")
 SWEEPS = ("sweep", "import")  # the keys that name one
 SUSPECTS = "rerun=suspects"
-TWO_DATASETS = "baseline=DIR candidate=DIR 'where={model: NAME, tp: 8}' with two folders of results/"
 
 
 def modes_with(key: str) -> tuple[str, ...]:
@@ -89,8 +88,6 @@ def complaint(overrides: Sequence[str], mode: str, question: str | None = None) 
             if mode not in modes_with(key):
                 here = " measures this machine's GPUs and" * (key == "device" and mode not in MEASURE_NOTHING)
                 does_not, does = f"mode={mode}{here}", f"mode={', '.join(modes_with(key))}"
-                if mode == "compare" and key in ForDeployment.__annotations__:
-                    does = TWO_DATASETS
             else:
                 does_not = f"question={question}"
                 does = " or ".join(f"question={name}" for name in _questions_of(override))

@@ -129,12 +129,17 @@ class Answers(Chosen):
     cards: str | None = None
 
 
-class ForDeployment(Chosen):
-    """What a deployment has: rows of a model, of one GPU of `tp`, on a device, with so many drafted tokens, for an engine."""
+class Served(Chosen):
+    """What a server has on any GPU: rows of a model, of one GPU of `tp`, with so many drafted tokens."""
 
-    engine: EngineName | None = None
     drafts: Annotated[int, Field(ge=0, lt=MAX_DRAFT)] | None = None
     tp: PositiveInt | None = None
+
+
+class ForDeployment(Served):
+    """What a deployment has: such rows on a device, for an engine."""
+
+    engine: EngineName | None = None
     device: Device | None = None
 
     @property
@@ -258,7 +263,7 @@ class DocumentSettings(Settings):
     document: parts.UserPath | None = None
 
 
-class CompareSettings(Compared):
+class CompareSettings(Compared, Served):
     """mode=compare."""
 
     format: Format = "terminal"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from orchestrator.errors import UserError
 from orchestrator.storage import access
@@ -11,10 +11,8 @@ from orchestrator.tables import Grid
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from orchestrator.analysis.compare.selection import Selection
+    from orchestrator.analysis.connection import Record
     from orchestrator.config.settings import ReplaySettings
-
-Record = dict[str, Any]
 
 SHOWN = (
     *("status", "reason", "resolved_backend", "median_us", "ci95_rel", "rel_err", "energy_j", "throttle_reasons", "device_name"),
@@ -43,10 +41,8 @@ def rows_of(table: pa.Table, point_id: str | None) -> list[Record]:
     """The rows of a point, the newest last."""
     import pyarrow.compute as pc
 
-    found: list[Record] = (
-        table.filter(pc.equal(table.column("point_id"), point_id)).select(list(dict.fromkeys((*SHOWN, *ROW_KEYS)))).to_pylist()
-    )
-    return sorted(found, key=lambda row: row["finished_at"])
+    found = table.filter(pc.equal(table.column("point_id"), point_id)).select([*dict.fromkeys((*SHOWN, *ROW_KEYS))])
+    return sorted(found.to_pylist(), key=lambda row: row["finished_at"])
 
 
 def grid(before: Record | None, after: Record) -> Grid:
@@ -68,17 +64,13 @@ def change(settings: ReplaySettings, before: Record, after: Record) -> str | Non
     if not (before["status"] == after["status"] == "ok" and before["device_name"] == after["device_name"]):
         return None
     from orchestrator.analysis.compare.comparison import compare_rows
+    from orchestrator.analysis.compare.selection import select
 
+    rows = ("baseline", source_of(settings), before), ("candidate", settings.written_path, after)
     try:
-        sides = _only("baseline", source_of(settings), before), _only("candidate", settings.written_path, after)
+        sides = [select(side, (path,), path, {name: row[name] for name in ROW_KEYS}) for side, path, row in rows]
         one = compare_rows(*sides, same=settings.same).points.iloc[0]
     except UserError as error:  # another timer or state of the caches, or a dataset that was changed by hand
         return f"time: not compared: {error}"
     meant = MEANT[one["verdict"]].format(same=100 * settings.same)
     return f"time: {one['change']:+.1%} (95% interval {one['change_low']:+.1%} to {one['change_high']:+.1%}); {meant}"
-
-
-def _only(side: str, path: str, row: Record) -> Selection:
-    from orchestrator.analysis.compare.selection import select
-
-    return select(side, (path,), path, {name: row[name] for name in ROW_KEYS})

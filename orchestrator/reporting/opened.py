@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from orchestrator.analysis import finder, traffic
 from orchestrator.analysis.cards import learn_from
+from orchestrator.analysis.compare.selection import exists
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions import open_views
 from orchestrator.analysis.questions.deployments import create_decisions, parts
@@ -19,7 +20,11 @@ from orchestrator.config.parts import Results
 from orchestrator.config.ranges import several
 from orchestrator.config.settings import FOR_DEPLOYMENT, NO_SWEEP_PATH, Answers, AskSettings, ForDeployment, Settings
 from orchestrator.grouped import grouped
+from orchestrator.machines import known_devices
 from orchestrator.storage.columns.sections import EngineColumns
+
+if TYPE_CHECKING:
+    from orchestrator.config.settings import CompareSettings, Served
 
 ENGINE_COLUMNS = EngineColumns.__annotations__
 OF_ADVICE = "fp8"  # a question that of one engine compares its advised flags
@@ -31,12 +36,32 @@ def mix_of(settings: Settings) -> Mix | None:
     return None if settings.traffic is None else traffic.read(settings.traffic)
 
 
+def _asked(settings: Served, typed: Sequence[str], others: dict[str, Any]) -> tuple[str, dict[str, Any], finder.Alike | None]:
+    """What stands for the model in a command; values of its rows and of its tp, and those of rows with its heads, with others."""
+    *_, of_model = "", *(word.partition("=")[2] for word in typed if word.startswith("model="))
+    wanted: dict[str, Any] = {"model": (settings.model.name,)} if of_model else {}
+    wanted |= {} if settings.tp is None else {"tp": (settings.tp,)}
+    return of_model, wanted | others, finder.same_heads(settings.model, settings.tp, others) if of_model else None
+
+
+def sides_found(settings: CompareSettings, overrides: Sequence[str]) -> CompareSettings:
+    """Settings whose rows are of the typed model, tp and drafts, in two datasets if both sides are GPUs. Raises NoRows."""
+    of_drafts = {} if settings.drafts is None else {"s_qo": (settings.drafts + 1,)}
+    rows = of_drafts | {name: several(value) for name, value in settings.where.items()}
+    of_model, wanted, alike = _asked(settings, overrides, rows)
+    sides, known = {"baseline": settings.baseline, "candidate": settings.candidate}, known_devices()
+    gpus = {side: one for side, of in sides.items() for one in of if one in known and not exists(one)}
+    if len(gpus) < len(sides) or settings.results.path != NO_SWEEP_PATH:
+        return settings.model_copy(update={"where": {**wanted, **settings.where}})
+    typed_as = (of_model, "encoder" if settings.model.is_encoder else finder.SERVERS, settings.model)
+    found, where = finder.find_pair(wanted, {f"{side}={one}": known[one] for side, one in gpus.items()}, alike, typed_as)
+    read = {side: (*of, *(one for one in sides[side] if one != gpus[side])) for side, of in zip(sides, found, strict=True)}
+    typed = {word.partition("=")[0] for word in overrides}  # what was found need not have the same points
+    return settings.model_copy(update={**read, "where": where, "missing": settings.missing if "missing" in typed else "allow"})
+
+
 def located(settings: Asking, overrides: Sequence[str]) -> Asking:
     """Settings whose rows are of the typed model, tp and device, in the dataset that has them unless given. Raises NoRows."""
-    *_, of_model = "", *(word.partition("=")[2] for word in overrides if word.startswith("model="))
-    wanted: dict[str, tuple[Any, ...]] = {"model": (settings.model.name,)} if of_model else {}
-    if settings.tp is not None:
-        wanted["tp"] = (settings.tp,)
     one = settings.device
     rows: dict[str, Any] = {"device_name": tuple(dict.fromkeys((one.name, *one.match)))} if one else {}
     export = getattr(settings, "export", None)
@@ -45,19 +70,17 @@ def located(settings: Asking, overrides: Sequence[str]) -> Asking:
         rows["s_qo"] = (settings.drafts + 1,)
     if question == OF_ADVICE and settings.engine is not None:
         question = finder.FLAGS_OVER_BOTH
-    wanted |= rows
     of_engines = _of_engines(settings) if question == finder.IN_ENGINE else {}
-    changed: dict[str, Any] = {"where": {**wanted, **settings.where, **of_engines}}
     typed = {name: several(value) for name, value in settings.where.items()} | of_engines
-    alike = finder.same_heads(settings.model, settings.tp, rows | typed) if "model" in wanted else None
-    if (path := settings.results.path) == NO_SWEEP_PATH:
+    of_model, wanted, alike = _asked(settings, overrides, rows | typed)
+    path, where = settings.results.path, cast(finder.Wanted, {**wanted, **settings.where, **of_engines})
+    if path == NO_SWEEP_PATH:
         is_of_flags = question in (None, *FOR_DEPLOYMENT) or settings.engine is not None
         typed_as = (of_model, "encoder" if settings.model.is_encoder else finder.SERVERS * is_of_flags, settings.model)
-        path, found = finder.find(wanted | typed, settings.engines, settings.drafts, alike, question=question, typed=typed_as)
-        changed |= {"results": Results(path=path), "where": found}
+        path, where = finder.find(wanted, settings.engines, settings.drafts, alike, question=question, typed=typed_as)
     elif alike:
-        changed["where"] = finder.held(path, changed["where"], alike)
-    return settings.model_copy(update={**changed, "where": finder.of_one_model(path, changed["where"], settings.drafts)})
+        where = finder.held(path, where, alike)
+    return settings.model_copy(update={"results": Results(path=path), "where": finder.of_one_model(path, where, settings.drafts)})
 
 
 def _of_engines(settings: ForDeployment) -> dict[str, tuple[Any, ...]]:

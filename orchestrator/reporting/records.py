@@ -25,15 +25,13 @@ from orchestrator.tables import Grid
 from orchestrator.untrusted.text import for_csv, for_json
 
 POINT_ID = "point_id"
-# What a short table says of a column that its name does not explain: on a slide nobody looks it up.
+# What a short table of question=best says of a column that its name does not explain: on a slide nobody looks it up.
 EXPLAINED = {
-    "best": {
-        "margin": "margin: how much longer the next kernel takes, as a share (0.02 is 2%)",
-        "above_noise": "above_noise False: that lead is no more than noise",
-        "noise_floor": "noise_floor: the difference that two measurements of the same may have, as a share",
-        "rel_err": "rel_err: the error of the answer's worst row, as a share of its size",
-        "err_ratio": "err_ratio: that error over the next kernel's",
-    }
+    "margin": "margin: how much longer the next kernel takes, as a share (0.02 is 2%)",
+    "above_noise": "above_noise False: that lead is no more than noise",
+    "noise_floor": "noise_floor: the difference that two measurements of the same may have, as a share",
+    "rel_err": "rel_err: the error of the answer's worst row, as a share of its size",
+    "err_ratio": "err_ratio: that error over the next kernel's",
 }
 INTERNAL = ("problem", "family", "row", "workload", "lengths")  # numbers that only hold within one opened dataset
 
@@ -55,7 +53,7 @@ def short_table(settings: AskSettings) -> Grid:
     """The answer to `question` in the `columns` that were asked for alone, for a slide. Raises UserError as `_answer` does."""
     data, columns, rows = _answer(settings)
     _tell_of_problems_alike(data, str(settings.question), columns, rows)
-    of_question = EXPLAINED.get(str(settings.question), {})
+    of_question = EXPLAINED if settings.question == "best" else {}
     legend = "; ".join(of_question[name] for name in columns if name in of_question)
     if "margin" in columns and "margin" in of_question and "above_noise" not in columns:
         note_once("margin: a lead may be no more than noise; add above_noise to columns, which says where it is more")

@@ -60,7 +60,7 @@ def columns(console: Console, grids: Sequence[Grid]) -> None:
 
 def tables_in(grids: Sequence[Grid], room: int, width: int, most: int = LINES) -> tuple[list[Text], list[int]]:
     """As much of tables as fits into so many lines, at most `most` rows of each, and how many rows of each are left."""
-    tables = [once if (once := _common_once(grid)).whole else fitted(once, width) for grid in grids if grid.cells]
+    tables = [once if (once := _common_once(grid)).whole else fitted(once, width, most) for grid in grids if grid.cells]
     found, left = list[Text](), [len(grid.cells) for grid in tables]
     of_one = sum(len(grid.cells) for grid in tables if grid.whole) <= OF_SERVER
     for number, grid in enumerate(tables):

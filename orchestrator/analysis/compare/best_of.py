@@ -7,6 +7,7 @@ would. No side is better than the other in the words of the tables.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, replace
 from statistics import geometric_mean
 from typing import Any, NamedTuple
@@ -16,22 +17,22 @@ import pandas as pd
 
 from orchestrator.analysis.compare.pairs import LIST_COLUMNS, PLACE_COLUMNS, tree_texts
 from orchestrator.analysis.compare.selection import Selection
+from orchestrator.analysis.connection import Record
 from orchestrator.analysis.keys import GRID_AXES, ORIGINS, PROBLEM_KEYS, TIMING_KEYS
 from orchestrator.analysis.names import shown
 from orchestrator.analysis.noise import SAME, first_of_aa_pairs
 from orchestrator.analysis.questions import cache_size, contenders_by, place_of, ranked_by, ranking_of
 from orchestrator.analysis.questions.exactness import error, named
-from orchestrator.analysis.questions.tables import describe_point, l2_words, percent
+from orchestrator.analysis.questions.tables import l2_words, percent, varying_keys
 from orchestrator.analysis.questions.traffic_weights import far_line, warnings
 from orchestrator.analysis.sql import query, quoted
 from orchestrator.analysis.traffic import Mix, axes_to_measure, weights
 from orchestrator.config.weights import WEIGHT, WeightRules
-from orchestrator.tables import Grid
+from orchestrator.tables import DOT, Grid
 
 ALIKE = 0.05  # neighbouring batches whose ratios differ by less are one range
 OF_LINE = ("model", "q_dtype", "kv_dtype", "l2")  # each combination is a line of the answer
-IN_DESCRIPTION = ("routine", "q_dtype", "kv_dtype", "out_dtype", "batch_size", "s_kv", "s_qo")  # by a point's description
-MAX_CHANGED = 20  # problems in the list
+FEW = 16  # workloads that are all listed
 TOO_BIG = "cache larger than the GPU"  # no deployment has such a problem
 
 
@@ -89,8 +90,7 @@ def best_of(baseline: Selection, candidate: Selection, max_rel_err: float | None
         is_there = [bool({(at, name.partition("(")[0]), (at, kernel)} & tried) for at, name, kernel in best]
         problems[f"lacks_{side}"] = problems[f"backend_{of}"].mask(np.array(is_there, dtype=bool) | imported, None)
     problems = problems.merge(ran, left_on=["place", "kernel_a"], right_on=["place", "kernel"], how="left")
-    for name, us in (("speed_up", "own_us_a"), ("keeping", "kept_us")):
-        problems[name] = problems[us] / problems["own_us_b"]
+    problems[["speed_up", "keeping"]] = problems[["own_us_a", "kept_us"]].div(problems["own_us_b"], axis=0)
     names = (str(devices[0][0]), str(devices[1][0])) if of_devices else (baseline.name, candidate.name)
     measured = problems[["lacks_a", "lacks_b"]].isna().all(axis=1)
     return BestOfSides(names, of_devices, problems[measured].reset_index(drop=True), problems[~measured])
@@ -124,7 +124,7 @@ def too_small(*sides: Selection) -> list[str]:
 
 def not_counted(found: BestOfSides) -> list[str]:
     """In a sentence, if there are any, at how many problems each side lacks the best of the other: these are in no ratio."""
-    told = f"{len(found.lacking):,} of {len(found.problems) + len(found.lacking):,} problems"
+    told = f"{len(found.lacking):,} of {len(found.problems) + len(found.lacking):,} workloads"
     for name, column in zip(found.names, ("lacks_a", "lacks_b"), strict=True):
         counts = ", ".join(f"{shown(backend)} at {count:,}" for backend, count in found.lacking[column].value_counts().items())
         told += f"; {name} lacks {counts}" * bool(counts)
@@ -144,25 +144,24 @@ def by_batch(part: pd.DataFrame) -> list[BatchRange]:
     found: list[tuple[list[int], list[float]]] = []
     for batch, rows in part.groupby("batch_size"):
         ratios = rows["speed_up"].tolist()
-        if found and abs(geometric_mean(found[-1][1]) / geometric_mean(ratios) - 1) < ALIKE:
-            found[-1][0].append(int(batch))
-            found[-1][1].extend(ratios)
-        else:
-            found.append(([int(batch)], list(ratios)))
+        if not found or abs(geometric_mean(found[-1][1]) / geometric_mean(ratios) - 1) >= ALIKE:
+            found.append(([], []))
+        found[-1][0].append(int(batch))
+        found[-1][1].extend(ratios)
     return [BatchRange(batches[0], batches[-1], geometric_mean(ratios)) for batches, ratios in found]
 
 
-def grids(found: BestOfSides, same: float = SAME) -> list[Grid]:
-    """The ratio by dtypes, and where another kernel is best: keeping one costs something beyond `same`. Empty without problems."""
-    return [] if found.problems.empty else [_lines(found), *warnings("workloads", found.far), *_changed(found, same)]
+def grids(found: BestOfSides, same: float = SAME, *, full: bool = False) -> list[Grid]:
+    """The ratio by dtypes, and by workload: all if `full` or they are few, else where keeping a kernel costs. Empty without any."""
+    return [] if found.problems.empty else [_lines(found), *warnings("workloads", found.far), *_by_workload(found, same, full)]
 
 
 def headline(found: BestOfSides) -> str:
     baseline, candidate = found.names
-    parts = [f"{_title(key, found.problems)} {''.join(own) or _words(ranges, few=True)}" for key, ranges, own in _parts(found)]
+    parts = [f"{_title(key, found.problems)} {''.join(own) or _words(ranges, few=True)}" for key, _, ranges, own in _parts(found)]
     of = " by your weights" if "weight" in found.problems else ""
     every = len(found.problems) + len(found.lacking)
-    parts += [f"{len(found.lacking):,} of {every:,} problems not counted"] if len(found.lacking) else []
+    parts += [f"{len(found.lacking):,} of {every:,} workloads not counted"] if len(found.lacking) else []
     return f"{candidate} over {baseline}, best against best{of}: {'; '.join(parts)}"
 
 
@@ -174,21 +173,20 @@ def _yours(part: pd.DataFrame) -> tuple[str, ...]:
     return (f"{math.exp(logs / whole):.2f}" if whole else "–",)
 
 
-def _parts(found: BestOfSides) -> list[tuple[dict[str, Any], list[BatchRange], tuple[str, ...]]]:
+def _parts(found: BestOfSides) -> list[tuple[Record, pd.DataFrame, list[BatchRange], tuple[str, ...]]]:
     groups = found.problems.groupby(list(OF_LINE), sort=True)
-    return [(dict(zip(OF_LINE, values, strict=True)), by_batch(part), _yours(part)) for values, part in groups]
+    return [(dict(zip(OF_LINE, values, strict=True)), part, by_batch(part), _yours(part)) for values, part in groups]
 
 
 def _lines(found: BestOfSides) -> Grid:
     baseline, candidate = found.names
-    counts = found.problems.groupby(list(OF_LINE), sort=True)["speed_up"].agg(["size", "min", "max"])
-    cells = tuple(
-        (_title(key, found.problems, whole=True), _words(ranges), f"{least:.2f} to {most:.2f}", f"{count:,.0f}", *own)
-        for (key, ranges, own), (count, least, most) in zip(_parts(found), counts.to_numpy().tolist(), strict=True)
-    )
+    cells = []
+    for key, part, ranges, own in _parts(found):
+        ends = f"{part['speed_up'].min():.2f} to {part['speed_up'].max():.2f}"
+        cells.append((_title(key, found.problems, whole=True), _words(ranges), ends, f"{len(part):,}", *own))
     title = f"{candidate} over {baseline}, the best backend of each: how many times as fast, geometric mean"
-    header = ("what", "times as fast", "least to most", "problems", *(("by your weights",) if "weight" in found.problems else ()))
-    return Grid(title, header, cells)
+    header = ("what", "times as fast", "least to most", "workloads", *(("by your weights",) if "weight" in found.problems else ()))
+    return Grid(title, header, tuple(cells))
 
 
 def _title(key: dict[str, Any], problems: pd.DataFrame, *, whole: bool = False) -> str:
@@ -196,7 +194,7 @@ def _title(key: dict[str, Any], problems: pd.DataFrame, *, whole: bool = False) 
     dtypes = f"q {key['q_dtype']}, kv {key['kv_dtype']}"
     model = key["model"] if whole or problems["model"].nunique() > 1 else None
     l2 = l2_words(key["l2"]) if whole or problems["l2"].nunique() > 1 else None
-    return " · ".join(part for part in (model, dtypes, l2) if part)
+    return DOT.join(part for part in (model, dtypes, l2) if part)
 
 
 def _words(ranges: list[BatchRange], *, few: bool = False) -> str:
@@ -210,32 +208,25 @@ def _words(ranges: list[BatchRange], *, few: bool = False) -> str:
     return ", ".join(f"{one.mean:.2f} at batch {one.first}{end}" for one, end in zip(ranges, ends, strict=True))
 
 
-def _changed(found: BestOfSides, same: float) -> list[Grid]:
-    """Where another kernel is best, and what keeping the baseline's costs on the candidate: what fits, and costs most, first."""
-    changed, (baseline, candidate) = found.problems.query("kernel_a != kernel_b"), found.names
-    if changed.empty:
-        return []
-    order = ["too_big", "keeping", "speed_up"]
-    changed = changed.sort_values(order, ascending=[True, False, False], na_position="first", kind="stable")
-    extra = [key for key in PROBLEM_KEYS if key in changed and key not in IN_DESCRIPTION and changed[key].nunique() > 1]
-    costs = changed["keeping"] > 1 + same
-    matter, too_big = int((costs & ~changed["too_big"]).sum()), int((costs & changed["too_big"]).sum())
-    cells = tuple(
-        (
-            ", ".join((describe_point(r), *(f"{key} {str(r[key]).partition(' ')[0]}" for key in extra))),  # no tree
-            *(
-                f"{named(r[f'backend_{side}'], r[f'kernel_{side}'])} {r[f'own_us_{side}']:,.1f} {error(r[f'rel_err_{side}'])}"
-                for side in "ab"
-            ),
-            f"{r['speed_up']:.2f}",
-            ("it has no time" if r["keeping"] != r["keeping"] else percent(r["keeping"] - 1)) + f", {TOO_BIG}" * r["too_big"],
-        )
-        for r in changed.head(MAX_CHANGED).to_dict("records")
-    )
-    more = f", {MAX_CHANGED} of them here" if len(changed) > MAX_CHANGED else ""
-    title = (
-        f"another kernel is best at {len(changed):,} of {len(found.problems):,} problems{more}; "
-        f"keeping the baseline's costs more than {same:.0%} at {matter:,}{f', and at {too_big:,} with a {TOO_BIG}' * bool(too_big)}"
-    )
-    own_us, costs = (f"{baseline}, own_us", f"{candidate}, own_us"), f"keeping the baseline's on {candidate} costs"
-    return [Grid(title, ("problem", *own_us, "times as fast", costs), cells)]
+def _by_workload(found: BestOfSides, same: float, full: bool) -> list[Grid]:
+    """Both bests of each workload, or of those with another kernel: what fits, and costs most to keep on the candidate, first."""
+    every, (baseline, candidate) = found.problems.to_dict("records"), found.names
+    changed = [r for r in every if r["kernel_a"] != r["kernel_b"]]
+    costs = Counter(bool(r["too_big"]) for r in changed if r["keeping"] > 1 + same)
+    each, cells = full or len(every) <= FEW, []
+    keys = varying_keys(every if each else changed, (*OF_LINE, *GRID_AXES))
+    axes, told = (GRID_AXES, keys) if each else ((), [*keys, *GRID_AXES])  # beside long names a screen has no room for more columns
+    every.sort(key=lambda r: [r[key] for key in (*OF_LINE, *keys, *GRID_AXES)])
+    changed.sort(key=lambda r: (r["too_big"], r["keeping"] > 0, -r["keeping"], -r["speed_up"]))  # first what has no time
+    for r in every if each else changed:
+        what = (_title(r, found.problems), *(f"{key} {str(r[key]).partition(' ')[0]}" for key in told))  # without a tree
+        names = (named(r[f"backend_{side}"], r[f"kernel_{side}"]).replace("(", " (").replace("  ", " ") for side in "ab")  # to wrap
+        ran = (f"{name} {r[f'own_us_{side}']:,.1f} {error(r[f'rel_err_{side}'])}" for name, side in zip(names, "ab", strict=True))
+        kept = [percent(r["keeping"] - 1) if r["keeping"] > 0 else "it has no time"] * (r["kernel_a"] != r["kernel_b"])
+        lengths = (f"{r[axis]:,}" for axis in axes)
+        cells.append((DOT.join(what), *lengths, f"{r['speed_up']:.2f}", *ran, ", ".join([*kept, *[TOO_BIG] * r["too_big"]])))
+    title = f"{'the best backend of each workload; ' * each}another kernel is best at {len(changed):,} of {len(every):,} workloads"
+    keeping = f"; keeping the baseline's costs more than {same:.0%} at {costs[False]:,}" * bool(changed)
+    with_too_big = f", and at {costs[True]:,} with a {TOO_BIG}" * bool(costs[True])
+    header = ("workload", *axes, "times as fast", f"{baseline}, own_us", f"{candidate}, own_us", "keeping the baseline's")
+    return [Grid(f"{title}{keeping}{with_too_big}", header, tuple(cells))] * bool(cells)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypedDict, Unpack
 
 import numpy as np
 import pandas as pd
@@ -53,10 +54,7 @@ class Comparison:
     @property
     def red_groups(self) -> dict[str, float]:
         """The groups that the gate found slower, as people read them, and their `adjusted` change."""
-        if self.groups.empty:
-            return {}
-        red = self.groups.loc[self.groups["red"], ["by", "value", "adjusted"]]
-        return {f"{by} {value}".strip(): change for by, value, change in red.itertuples(index=False)}
+        return {f"{of['by']} {of['value']}".strip(): of["adjusted"] for of in self.groups.to_dict("records") if of["red"]}
 
     @property
     def suspects(self) -> pd.DataFrame:
@@ -64,30 +62,28 @@ class Comparison:
         return self.points[(self.points["verdict"] == "slower") & self.has_gate]
 
 
+class Judging(TypedDict, total=False):
+    """How points are judged."""
+
+    noise: str | None  # a dataset of mode=noise; else the one beside the candidate's or the baseline's is used (`<its path>_noise`)
+    same: float  # the largest change that counts as none, as a share of the time
+    missing: str  # "allow" lets points of the baseline have no row in the candidate
+    cards: str | None  # a dataset, or a pattern of several, that tells how GPUs of one kind differ
+
+
 def compare(
-    baseline: Sequence[str],
-    candidate: Sequence[str],
-    path: str,
-    *,
-    noise: str | None = None,
-    same: float = SAME,
-    missing: str = "fail",
-    cards: str | None = None,
-    where: Where | None = None,
+    baseline: Sequence[str], candidate: Sequence[str], path: str, *, where: Where | None = None, **judging: Unpack[Judging]
 ) -> Comparison:
     """Compares the rows that the conditions select from the dataset under `path`, or from a dataset that they name.
 
-    `noise` is a dataset of mode=noise. Without it the one beside the candidate's or the baseline's dataset is used
-    (`<its path>_noise`). `same` is the largest change that counts as none, as a share of the time. `missing="allow"` lets points
-    of the baseline have no row in the candidate. `cards` is a dataset, or a pattern of several, that tells how GPUs of one kind
-    differ. Raises UserError if the conditions select nothing, the same rows, or no common point, or a median is not its samples'.
+    Raises UserError if the conditions select nothing, the same rows, or no common point, or a median is not its samples'.
     """
     sides = select("baseline", baseline, path, where), select("candidate", candidate, path, where)
     if sides[0].path == sides[1].path and sides[0].rows.index.equals(sides[1].rows.index):
         others = choices("candidate", read(sides[1].path))
         raise UserError(f"candidate={sides[1].name}: it selects the same rows as baseline={sides[0].name}; {others}")
     hint = partial(_hint, *sides, where or {}, partial(map, select, ("baseline", "candidate"), (baseline, candidate), (path, path)))
-    return compare_rows(*sides, noise=noise, same=same, missing=missing, cards=cards, hint=hint)
+    return compare_rows(*sides, hint=hint, **judging)
 
 
 def _hint(baseline: Selection, candidate: Selection, where: Where, every: Callable[[], Iterable[Selection]]) -> str:
@@ -105,27 +101,20 @@ def _hint(baseline: Selection, candidate: Selection, where: Where, every: Callab
 
 
 def compare_rows(
-    baseline: Selection,
-    candidate: Selection,
-    *,
-    noise: str | None = None,
-    same: float = SAME,
-    missing: str = "fail",
-    cards: str | None = None,
-    hint: Callable[[], str] = str,
+    baseline: Selection, candidate: Selection, *, hint: Callable[[], str] = str, **judging: Unpack[Judging]
 ) -> Comparison:
     """As `compare`, of rows that are chosen already. `hint` says more of sides without a common point."""
-    sides = baseline, candidate
+    sides, same, missing = (baseline, candidate), judging.get("same", SAME), judging.get("missing", "fail")
     for side in sides:
         require_own_medians(side)
-    floors = find_noise_floors([side.path for side in reversed(sides)], noise)
+    floors = find_noise_floors([side.path for side in reversed(sides)], judging.get("noise"))
     points = judge(pair(sides[0].rows, sides[1].rows), floors, same)
     if "dataset_a" in points and points[["dataset_a", "dataset_b"]].stack().nunique() > 1 and baseline.path == candidate.path:
         elsewhere = (points["verdict"] == "missing") & ~points["run_id_a"].isin(candidate.rows["run_id"])
         points.loc[elsewhere, "verdict"] = "not measured"
     _require_comparable(points, *sides, hint)
     by = [name for name in GROUP_COLUMNS if points.loc[points["counted"], name].nunique(dropna=False) > 1]
-    groups, learned = judge_groups(points, by, same), find_cards(sides, cards)
+    groups, learned = judge_groups(points, by, same), find_cards(sides, judging.get("cards"))
     decided = decide_gate(given := evidence(points, by, floors, learned))
     points = points.assign(red=red_points(points, decided, missing), limit=np.nan, adjusted=np.nan)
     points.loc[points["counted"], ["adjusted", "limit"]] = np.expm1(np.column_stack([decided.changes, decided.limits]))

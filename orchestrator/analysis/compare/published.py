@@ -49,12 +49,7 @@ RULE = (
 
 def published_grids(settings: CompareSettings) -> list[Grid]:
     """The tables if a side holds imported rows alone; else none. Raises UserError if no workload is in both."""
-    if not settings.baseline or not settings.candidate:
-        return []
-    sides = [
-        select(name, given, settings.results.path, settings.where)
-        for name, given in (("baseline", settings.baseline), ("candidate", settings.candidate))
-    ]
+    sides = [select(side, getattr(settings, side), settings.results.path, settings.where) for side in ("baseline", "candidate")]
     imported = [bool(side.rows["orchestrator_version"].isin(ORIGINS).all()) for side in sides]
     if not any(imported):
         return []
@@ -101,16 +96,11 @@ def _summary(joined: pd.DataFrame) -> Grid:
         cells.append((*kernel, str(len(part)), *of_both, *sides))
     header = ("its kernel", "routine", "q", "kv", "workloads", *HERE, "published", "on", "measured on")
     others = joined[joined["device_name_a"] != joined["device_name_b"]]
-    ratios = "published times beside measured ones"
-    if len(others) < len(joined):
-        ratios = "measured time over the published one (geometric mean)"
-    differing = []
-    for name in NAMED_IF_UNLIKE:
-        there, here = (" and ".join(sorted(map(str, joined[f"{name}_{side}"].dropna().unique()))) for side in "ab")
-        if there != here:
-            differing.append(f"{name} {there or 'not stated'} there, {here or 'not stated'} here")
-    unlike = "; ".join(differing) or "imported rows have no samples"
-    return Grid(f"{ratios}; not judged: {unlike}{_why_no_ratio(others)}", header, tuple(cells))
+    told = "measured time over the published one (geometric mean)", "published times beside measured ones"
+    both = [joined[[f"{name}_{side}" for name in NAMED_IF_UNLIKE]].set_axis(NAMED_IF_UNLIKE, axis=1) for side in "ab"]
+    differing = (f"{name} {there} there, {here} here" for name, there, here in differences((), NAMED_IF_UNLIKE, both).cells)
+    unlike = "; ".join(differing).replace("–", "not stated") or "imported rows have no samples"
+    return Grid(f"{told[len(others) == len(joined)]}; not judged: {unlike}{_why_no_ratio(others)}", header, tuple(cells))
 
 
 def _why_no_ratio(others: pd.DataFrame) -> str:
@@ -135,11 +125,10 @@ def _workloads(joined: pd.DataFrame) -> Grid:
             f"{shown(r['backend_b'])} {r['own_us_b']:,.1f}",
             *(str(r[f"{key}_a"]) for key in ("kv_dtype", "q_dtype", "routine")),
         )
-        for r in lines[:MAX_WORKLOADS]
+        for r in lines
     )
-    more = f"; the first {MAX_WORKLOADS} of {len(lines)}" if len(lines) > MAX_WORKLOADS else ""
     header = ("batch", "s_qo", "s_kv", "published µs", *HERE, "kv", "q", "routine")
-    return Grid(f"by workload, without the launch of the graph (own_us){more}", header, cells)
+    return Grid("by workload, without the launch of the graph (own_us)", header, cells).first(MAX_WORKLOADS)
 
 
 def _of_both(baseline: Selection, candidate: Selection, max_rel_err: float | None = None) -> list[Grid]:
@@ -165,7 +154,7 @@ def _counts(found: best_of.BestOfSides) -> Grid:
     ahead = _ahead(found.problems)
     words = {1: f"{candidate} takes less time", -1: f"{baseline} takes less time", 0: "cannot be told apart"}
     cells = tuple((told, f"{(ahead == of).sum():,}") for of, told in words.items() if (ahead == of).any())
-    return Grid(f"published times of both; {RULE}", ("the best of each at a problem", "problems"), cells)
+    return Grid(f"published times of both; {RULE}", ("the best of each at a workload", "workloads"), cells)
 
 
 def _ahead(problems: pd.DataFrame) -> pd.Series:

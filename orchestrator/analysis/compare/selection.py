@@ -26,6 +26,7 @@ CONDITION_COLUMNS = {  # the column of each kind of condition
 }  # fmt: skip
 DEFAULT_ENV = "default"  # how the environment that ran the command is named, whose rows have none
 MAX_CHOICES = 6  # values that an error lists
+TWO_GPUS = "baseline=h100 candidate=h200 for two GPUs"
 
 
 @dataclass(frozen=True)
@@ -50,13 +51,12 @@ def select(side: str, conditions: Sequence[str], path: str, where: Where | None 
     rest = [c for c in conditions if c not in folders]
     path = folders[0] if folders else path
     rows = read(path)
-    if rows.empty and not conditions:
-        raise UserError(f"{side}: mode=compare needs one; type {side}=DIR with a folder that holds {parquet.DATA}")
     if rows.empty:
         wanted = [c for c in conditions if c.partition(":")[0] not in CONDITION_COLUMNS]
         given = f"{side}={wanted[0]}" if wanted else f"results.path={path!r}"
-        near = nearest_dataset(wanted[0] if wanted else path)
-        raise UserError(f"{given}: no rows there;{near} type {side}=DIR with a folder that holds {parquet.DATA}")
+        lacks = f"{given}: no rows there;{nearest_dataset(wanted[0] if wanted else path)}"
+        lacks = lacks if conditions else f"{side}: mode=compare needs one;"
+        raise UserError(f"{lacks} type {side}=DIR with a folder that holds {parquet.DATA}, or {TWO_GPUS}")
     rows = rows[(alone := rows["engine"].isna())]
     if rows.empty:
         raise UserError(f"{path} holds rows of a running engine; type mode=report question=in_engine results.path={path}")

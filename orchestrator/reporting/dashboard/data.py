@@ -135,12 +135,9 @@ def compared(data: Dataset) -> dict[str, dict[str, Any]]:
         return {}
     names = ", ".join(quoted(name) for name in COLUMNS if name not in LIST_COLUMNS)
     rows = data.to_arrow(f"SELECT {names} FROM current WHERE status = 'ok' ORDER BY row").to_pandas()
-    of_gpu = {str(gpu): part for gpu, part in rows.groupby("device_name")}
-    found: dict[str, dict[str, Any]] = {}
-    for a, b in combinations(of_gpu, 2):
-        best = best_of.best_of(Selection(a, data.path, of_gpu[a]), Selection(b, data.path, of_gpu[b]))
-        found |= {f"{a} {b}": {"title": grid.title, "header": grid.header, "rows": grid.cells} for grid in best_of.grids(best)[:1]}
-    return found
+    sides = [Selection(str(gpu), data.path, part) for gpu, part in rows.groupby("device_name")]
+    first = {f"{a.name} {b.name}": best_of.grids(best_of.best_of(a, b))[:1] for a, b in combinations(sides, 2)}
+    return {names: {"title": of.title, "header": of.header, "rows": of.cells} for names, grids in first.items() for of in grids}
 
 
 def deployments(data: Dataset) -> list[dict[str, Any]]:

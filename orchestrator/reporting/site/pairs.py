@@ -18,6 +18,7 @@ from orchestrator.analysis.compare.selection import Selection
 from orchestrator.analysis.names import libraries_of
 from orchestrator.analysis.sql import Where
 from orchestrator.errors import UserError
+from orchestrator.grouped import grouped
 from orchestrator.reporting.site.datasets import POINT_KEYS, Facts, Listed, Names, Page, joined
 from orchestrator.storage import parquet
 from orchestrator.tables import markdown
@@ -39,6 +40,11 @@ class ComparedRows(NamedTuple):
         """What differs from the other side, in words."""
         return self.gpu if self.gpu != other.gpu or self.library is None else self.library
 
+    def of(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """Those of rows that are of this side."""
+        rows = rows[rows["device_name"] == self.gpu]
+        return rows if self.library is None else rows[_has(_with_torch(rows), self.library)]
+
 
 @dataclass(frozen=True)
 class ComparisonPage:
@@ -58,9 +64,8 @@ def find(measured: pd.DataFrame) -> list[tuple[int, ComparedRows, ComparedRows]]
     rows = measured.assign(point=measured.groupby(keys, dropna=False, sort=False).ngroup())
     gpus = {str(gpu): part for gpu, part in rows.groupby("device_name", sort=True)}
     pairs = [*combinations([_side(part, gpu) for gpu, part in gpus.items()], 2)]
-    for gpu, part in gpus.items():
-        pairs += _versions(part, gpu)
-    counted = [(len(_points(rows, a) & _points(rows, b)), a, b) for a, b in pairs]
+    pairs += [pair for gpu, part in gpus.items() for pair in _versions(part, gpu)]
+    counted = [(len({*a.of(rows)["point"]} & {*b.of(rows)["point"]}), a, b) for a, b in pairs]
     return sorted([pair for pair in counted if pair[0]], key=lambda pair: -pair[0])
 
 
@@ -69,11 +74,9 @@ def _versions(part: pd.DataFrame, gpu: str) -> list[tuple[ComparedRows, Compared
     with_torch = _with_torch(part)
     names = libraries_of(with_torch.dropna().unique())
     first = {name: part["finished_at"][_has(with_torch, name)].min() for name in names}
-    found = []
-    for library in dict.fromkeys(name.split(" ")[0] for name in names):
-        ordered = _ordered([name for name in names if name.split(" ")[0] == library], first)
-        found += [*pairwise([_side(part[_has(with_torch, name)], gpu, name) for name in ordered])]
-    return found
+    every = grouped((name.split(" ")[0], name) for name in names).values()
+    ordered = ([_side(part[_has(with_torch, name)], gpu, name) for name in _ordered(of, first)] for of in every)
+    return [pair for sides in ordered for pair in pairwise(sides)]
 
 
 def _ordered(names: Sequence[str], first: Mapping[str, Any]) -> list[str]:
@@ -97,13 +100,6 @@ def _has(libraries: pd.Series, name: str) -> pd.Series:
 
 def _side(rows: pd.DataFrame, gpu: str, library: str | None = None) -> ComparedRows:
     return ComparedRows(gpu, library, tuple(sorted(rows["dataset"].unique())))
-
-
-def _points(rows: pd.DataFrame, side: ComparedRows) -> set[int]:
-    chosen = rows[rows["device_name"] == side.gpu]
-    if side.library is not None:
-        chosen = chosen[_has(_with_torch(chosen), side.library)]
-    return set(chosen["point"])
 
 
 def pages(
@@ -141,9 +137,7 @@ def _selection(side: ComparedRows, name: str, datasets: Sequence[Listed], where:
     for number in side.datasets:
         path = datasets[number].path  # a folder, an object store, or a Parquet file by itself
         whole = parquet.read_sealed(Path(path), path, path).to_pandas() if Path(path).is_file() else selection.read(path)
-        rows = selection.chosen(whole, where)
-        rows = rows[rows["device_name"] == side.gpu]
-        frames.append(rows if side.library is None else rows[_has(_with_torch(rows), side.library)])
+        frames.append(side.of(selection.chosen(whole, where)))
         if (count := sum(map(len, frames))) > MAX_ROWS:
             raise UserError(f"{name} has {count:,} rows or more, and a site compares up to {MAX_ROWS:,}; choose some by where=")
     largest = max(range(len(frames)), key=lambda i: len(frames[i]))

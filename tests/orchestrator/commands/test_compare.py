@@ -239,7 +239,7 @@ def test_what_was_not_measured_on_a_side_is_in_no_ratio_and_no_regression(tmp_pa
     new = {"run_id": "r2", "flashinfer_version": "0.8.0"}
     base = dataset(tmp_path / "base", [timed("fa2_tc", 10), timed("cudnn", 8)])
     later = dataset(tmp_path / "later", [timed("fa2_tc", 10, MORNING, **new), timed("fa3", 5, MORNING, **new)])
-    lacks = "1 of 1 problems; {0} lacks fa3 (FlashInfer) at 1; {1} lacks cudnn at 1"
+    lacks = "1 of 1 workloads; {0} lacks fa3 (FlashInfer) at 1; {1} lacks cudnn at 1"
     folders = invoke("mode=compare", f"baseline={base}", f"candidate={later}", "full=true")
     both = ("mode=compare", f"results.path=[{base},{later}]", "baseline=flashinfer:0.7.2", "candidate=flashinfer:0.8.0")
     listed = invoke(*both)

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from orchestrator.analysis.compare import best_of as module
 from orchestrator.analysis.compare.best_of import BestOfSides, best_of, by_batch, grids, headline, not_counted
 from orchestrator.analysis.compare.comparison import compare
 from orchestrator.analysis.compare.selection import Selection, select
@@ -19,6 +20,7 @@ from tests.helpers.compared import dataset, table, timed
 
 OTHER: Row = {"device_name": "NVIDIA H100", "device_uuid": "GPU-2"}
 BATCHES = (1, 8, 32)
+GPUS = ("h100", "h200")
 
 
 def at(backend: str, us: float, batch: int, kv_dtype: str = "bf16", **keys: Any) -> Row:
@@ -63,12 +65,42 @@ def test_each_problem_has_the_best_of_each_side_whichever_it_is(devices: BestOfS
     assert one["speed_up"] == pytest.approx(22.0 / 20.0)
 
 
-def test_a_winner_that_changed_says_what_keeping_the_first_costs(devices: BestOfSides):
+def test_a_winner_that_changed_says_what_keeping_the_first_costs(devices: BestOfSides, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "FEW", 5)
     _, changed = grids(devices)
 
-    assert changed.title.startswith("another kernel is best at 1 of 6 problems; keeping the baseline's costs more than 2% at 1")
+    assert changed.title.startswith("another kernel is best at 1 of 6 workloads; keeping the baseline's costs more than 2% at 1")
     (line,) = changed.cells
-    assert line[1:] == ("trtllm-native(xqa) 22.0 err 0.3%", "fa2_tc 20.0 err 0.3%", "1.10", "25%")
+    assert line[0].endswith("batch_size 1 · s_qo 1 · s_kv 8192")
+    assert line[1:] == ("1.10", "trtllm-native (xqa) 22.0 err 0.3%", "fa2_tc 20.0 err 0.3%", "25%")
+
+
+@pytest.mark.parametrize(("few", "full"), [(5, True), (6, False)])
+def test_each_workload_has_a_line_with_both_bests_if_they_are_few_or_all_are_asked_for(
+    few: int, full: bool, devices: BestOfSides, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module, "FEW", few)
+    _, each = grids(devices, full=full)
+
+    assert each.title.startswith("the best backend of each workload; another kernel is best at 1 of 6 workloads; keeping")
+    assert each.header[:5] == ("workload", "batch_size", "s_qo", "s_kv", "times as fast")
+    assert [cells[:5] for cells in each.cells] == [
+        (f"q bf16, kv {kv}", str(batch), "1", "8,192", ratio)
+        for kv, ratios in (("bf16", ("1.10", "1.43", "1.43")), ("fp8_e4m3", ("1.05", "1.05", "1.05")))
+        for batch, ratio in zip(BATCHES, ratios, strict=True)
+    ]
+    assert each.cells[1][5:] == ("fa2_tc 143.0 err 0.3%", "fa2_tc 100.0 err 0.3%", "")
+
+
+def test_workloads_that_differ_in_more_than_lengths_say_in_what():
+    rows = [
+        [{**at("fa2_tc", us, 8, page_size=size, **keys), "point_id": f"{size}"} for size in (16, 64)]
+        for us, keys in ((20.0, OTHER), (10.0, {}))
+    ]
+    _, each = grids(best_of(*(Selection("x", "nowhere", table(*side)) for side in rows)))
+
+    assert [cells[0] for cells in each.cells] == ["q bf16, kv bf16 · page_size 16", "q bf16, kv bf16 · page_size 64"]
+    assert each.title == "the best backend of each workload; another kernel is best at 0 of 2 workloads"
 
 
 def test_the_times_beside_a_ratio_are_those_that_it_is_of():
@@ -77,17 +109,18 @@ def test_the_times_beside_a_ratio_are_those_that_it_is_of():
     rows += [[at("fa2_tc", 30.0, 1, own_us=26.0), at("cudnn", 20.0, 1, own_us=16.0)]]
     _, changed = grids(best_of(*(Selection("x", "nowhere", table(*side)) for side in rows)))
 
-    assert changed.header[1:3] == ("NVIDIA H100, own_us", "NVIDIA H200, own_us")
-    assert [cell.split(" err")[0] for cell in changed.cells[0][1:4]] == ["fa2_tc 18.0", "cudnn 16.0", "1.12"]
+    assert changed.header[4:7] == ("times as fast", "NVIDIA H100, own_us", "NVIDIA H200, own_us")
+    assert [cell.split(" err")[0] for cell in changed.cells[0][4:7]] == ["1.12", "fa2_tc 18.0", "cudnn 16.0"]
 
 
-def test_what_no_gpu_can_hold_comes_last_and_is_named():
+def test_what_no_gpu_can_hold_comes_last_and_is_named(monkeypatch: pytest.MonkeyPatch):
     """70B's cache of 1,024 tokens is 336 MB, and that of 1,024 requests 344 GB."""
     sizes = {"model": "llama_3_1_70b", "num_kv_heads": 8, "head_dim_qk": 128, "head_dim_vo": 128}
     rows = [
         [at(name, us, batch, s_kv=1024, **sizes, **keys) for batch in (1, 1024) for name, us in (("fa2_tc", a), ("cudnn", b))]
         for a, b, keys in ((10.0, 20.0, OTHER), (20.0, 10.0, {}))
     ]
+    monkeypatch.setattr(module, "FEW", 0)
     _, changed = grids(best_of(*(Selection("x", "nowhere", table(*side)) for side in rows)))
 
     assert "costs more than 2% at 1, and at 1 with a cache larger than the GPU" in changed.title
@@ -118,8 +151,8 @@ def test_a_best_that_the_other_side_has_no_row_of_is_not_counted_unless_it_faile
     failed = best_of(sides[0], Selection("b", "p", table(*both, {**lost, "status": "failed", "median_us": None})))
 
     assert found.problems["batch_size"].tolist() == [32]
-    assert headline(found).endswith("q bf16, kv bf16 1.00; 1 of 2 problems not counted")
-    assert not_counted(found) == ["not counted, since a side has no row of the other's best: 1 of 2 problems; b lacks cudnn at 1"]
+    assert headline(found).endswith("q bf16, kv bf16 1.00; 1 of 2 workloads not counted")
+    assert not_counted(found) == ["not counted, since a side has no row of the other's best: 1 of 2 workloads; b lacks cudnn at 1"]
     assert sorted(failed.problems["speed_up"]) == [0.5, 1.0] and not_counted(failed) == []
 
 
@@ -167,6 +200,19 @@ def test_two_gpus_are_a_screen_without_an_exit_code_for_points_that_have_a_reaso
     assert ("4 missing" in told) is (order == (1, 0))  # an H100 skipped them: too big
     fits = [told.count(f"llama_3_1_70b at tp 1 does not fit one {gpu}") for gpu in ("NVIDIA H100 80GB HBM3", "NVIDIA H200")]
     assert fits == [1, 1]
+
+
+@pytest.mark.parametrize("sides", [[GPUS[0], GPUS[1]], [f"results/{gpu}_mla/sparse_and_dense" for gpu in GPUS]])
+def test_few_workloads_are_each_on_the_first_screen(sides: list[str], invoke: Invoke):
+    asked = ("model=deepseek_v3_2", "tp=16", "where={batch_size: 64, s_kv: 32768}")
+    lines = invoke("mode=compare", f"baseline={sides[0]}", f"candidate={sides[1]}", *asked).stdout.splitlines()
+    _, _, told = " ".join(" ".join(lines).split()).partition("the best backend of each workload; another kernel is best at ")
+
+    assert len(lines) <= OF_TWO and max(map(len, lines)) <= WIDTH
+    assert told.startswith("1 of 4 workloads; keeping the baseline's costs more than 2% at 0 · batch_size 64 · s_kv 32,768")
+    assert [line.split()[3:6] for line in lines if line.startswith("q bf16, kv")][-4:] == [
+        ["1", "1.31", "fa3"], ["4", "1.23", "fa3"], ["1", "1.04", "flash_mla"], ["4", "1.02", "flash_mla"]
+    ]  # fmt: skip
 
 
 def test_two_gpus_are_a_screen_even_if_a_problem_needs_many_words(invoke: Invoke):
