@@ -104,10 +104,13 @@ def _seen(path: str, again: str) -> str:
 
 
 def _head(data: Dataset, width: int) -> list[Text]:
-    """What was measured, and how many points have which status; wrong and failed ones in red."""
+    """What was measured, how many points have which status, lengths if they fit the line; wrong and failed ones in red."""
     known, counts = facts(data), dict(data.execute("SELECT status, count(*) FROM current GROUP BY status"))
     told = ", ".join(f"{counts[status]:,} {status}" for status in STATUSES if status in counts)
-    found = wrapped(" · ".join((*(", ".join(known[kind]) or f"no {kind}" for kind in ("model", "GPU")), told)), width, "bold")
+    head = " · ".join((*(", ".join(known[kind]) or f"no {kind}" for kind in ("model", "GPU")), told))
+    ends = data.single_row("SELECT min(batch_size), max(batch_size), min(s_kv), max(s_kv) FROM problems")
+    lengths = " · batch {}–{}, kv {}–{}".format(*map(_short, ends)) if None not in ends else ""
+    found = wrapped(head + lengths * (len(head + lengths) <= width), width, "bold")
     if bad := [status for status in BAD if status in counts]:
         large = data.scalar(f"SELECT count(*) FROM points JOIN workloads USING (problem) WHERE too_big AND status IN {(*bad, '')}")
         where = f"; {large:,} at caches that do not fit" * bool(large)
