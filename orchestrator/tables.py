@@ -107,7 +107,7 @@ def _draw_body(console: Console, grid: Grid, *, bare: bool = False) -> None:
     cells = [tuple(map(for_terminal, line)) for line in grid.cells]
     flags, words = _least_widths(grid.header, cells, console.width if bare else 2 * NARROW)
     borders = GAP * len(flags) if bare else 3 * len(flags) + 1
-    if (bare or any(flags)) and sum(words if bare else (max(width, NARROW) for width in flags)) + borders > console.width:
+    if sum(words if bare else _least_widths(grid.header, cells, NARROW)[1]) + borders > console.width:
         _draw_lines(console, grid.header, cells)
         return
     longest = [max(map(len, column)) for column in zip(grid.header, *cells, strict=True)]
@@ -132,7 +132,7 @@ def _shared(least: Sequence[int], most: Sequence[int], width: int) -> list[int]:
 
 
 def _draw_lines(console: Console, header: Sequence[str], cells: Iterable[Sequence[str]]) -> None:
-    """A table that is too wide to leave its flags whole: a line for each cell, and a free line between two rows."""
+    """A table that is too wide to leave flags and short words whole: a line for each cell, and a free line between two rows."""
     for number, line in enumerate(cells):
         told = [f"{name}: {cell}" for name, cell in zip(header, line, strict=True) if cell]
         wrapped = (

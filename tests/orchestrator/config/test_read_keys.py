@@ -314,7 +314,10 @@ def test_a_plan_says_which_backends_run_and_that_a_model_s_windows_are_not_measu
     asked = ("+sweep=smoke", "mode=plan", "device=h200", "model=gpt_oss_120b", "format=csv")
     plain, windowed = invoke(*asked), invoke(*asked, "sweep.window=[null,128]")
 
-    assert "\nbackend,run,unsupported,skipped,needs\nfa2_tc,8,0,0,flashinfer-python\ntrtllm-native,8,0,0,flashinfer-python\ntorch_sdpa,0,8,0,torch\n" in plain.stdout
+    assert (
+        "\nbackend,run,unsupported,skipped,needs\nfa2_tc,8,0,0,flashinfer-python\ntrtllm-native,8,0,0,flashinfer-python\ntorch_sdpa,0,8,0,torch\n"
+        in plain.stdout
+    )
     assert "see 128 tokens alone" in plain.stderr and "'sweep.window=[null,128]'" in plain.stderr
     cascade = invoke("+sweep=cascade", "model=gpt_oss_120b", "mode=plan", "device=h200").stderr
     assert "routine=cascade takes no window" in cascade and "sweep.window=" not in cascade

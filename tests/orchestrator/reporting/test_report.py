@@ -576,3 +576,15 @@ def test_a_word_beside_a_long_cell_is_never_cut(width: int):
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
 
     assert any("draft.layers" in line for line in lines) and max(map(len, lines)) <= width
+
+
+def test_a_table_with_more_columns_than_a_terminal_has_room_for_has_a_line_for_each_cell():
+    """Twelve columns in 80 letters would cut `default` into two lines."""
+    header = tuple(f"column {name}" for name in "abcdefghijkl")
+    wide, narrow = (Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None) for _ in range(2))
+    draw(wide, [Grid("wide", header, (("default",) * 12,) * 2)])
+    draw(narrow, [Grid("narrow", header[:5], (("default",) * 5,))])
+    told, boxed = (console.file.getvalue() for console in (wide, narrow))  # type: ignore[attr-defined]
+
+    assert told.splitlines()[1:4] == [f"{name}: default" for name in header[:3]] and "│" not in told
+    assert "│ default" in boxed
