@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import duckdb
@@ -21,6 +21,13 @@ def was_interrupted(error: Exception) -> bool:
     return type(error).__name__ in ("RuntimeError", "InterruptException") and "interrupted" in str(error).lower()
 
 
+def plan_quickly(con: duckdb.DuckDBPyConnection) -> None:
+    """For few rows: planning takes most of the time then, and of several counts of distinct values twice as much as need be."""
+    con.execute("SET threads = 1")
+    with suppress(duckdb.Error):  # of a release without this optimizer
+        con.execute("SET disabled_optimizers = 'distinct_aggregate_rewrite'")
+
+
 class Connection:
     """A connection of DuckDB, as `con`, for queries that may read `files`.
 
@@ -28,10 +35,11 @@ class Connection:
     project's. A query through `con` raises DuckDB's own error.
 
     `later` has views by name, each after those it reads, for the first query that names one (through `con`: `create_later`).
+    Those of `kept` are tables then, so that several queries plan and compute one once.
     """
 
     def __init__(self, files: list[str], *, threads: int | None = None) -> None:
-        self._unverified, self.later = unverified(files), dict[str, str]()
+        self._unverified, self.later, self.kept = unverified(files), dict[str, str](), frozenset[str]()
         self.con = duckdb.connect(config={"threads": threads} if threads else {})
         self.con.execute("SET preserve_insertion_order = false; SET enable_progress_bar = false; SET TimeZone = 'UTC'")
         self.con.execute("SET autoinstall_known_extensions = false")  # nothing is fetched from anywhere
@@ -70,7 +78,8 @@ class Connection:
         while more := {name for of in names for name in self._later_in(self.later[of])} - names:
             names |= more
         for name in [name for name in self.later if name in names]:
-            self.con.execute(f"CREATE TEMP VIEW {name} AS {self.later.pop(name)}")
+            kind = "TABLE" if query and name in self.kept else "VIEW"
+            self.con.execute(f"CREATE TEMP {kind} {name} AS {self.later.pop(name)}")
 
     def _later_in(self, query: str) -> set[str]:
         return self.later.keys() & re.findall(r"\w+", re.sub(r"--.*", "", query)) if self.later else set()

@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from orchestrator import PROGRAM
 from orchestrator.analysis.cards import Cards
-from orchestrator.analysis.connection import Connection, Record
+from orchestrator.analysis.connection import Connection, Record, plan_quickly
 from orchestrator.analysis.keys import OWN_US
 from orchestrator.analysis.sources import find_sources, no_dataset, rows_in, source_of, typed, union_sql, values_there
 from orchestrator.analysis.sql import LentRows, Where, condition, quoted
@@ -71,6 +71,8 @@ class Dataset(Connection):
         few = min(FEW_ROWS * len(sources), MAX_ROWS_READ_ONCE)
         is_few = rows_in(self.con, sources) <= few or self.scalar(f"SELECT count(*) {rows}") <= few
         self.kind = "TABLE" if is_few else "VIEW"  # of what questions share
+        if is_few:
+            plan_quickly(self.con)
         self.execute(f"CREATE TEMP {self.kind} rows AS {rows}")
         self.count = self.scalar("SELECT count(*) FROM rows")
         one_file = len(sources) == 1 and isinstance(sources[0], str)

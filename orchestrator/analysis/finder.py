@@ -13,6 +13,7 @@ from typing import Any
 import duckdb
 
 from kernels.device import Device
+from orchestrator.analysis.connection import plan_quickly
 from orchestrator.analysis.keys import OF_ANY_PAGES, ORIGINS, OWN_US, PROBLEM_KEYS, USUAL_TIMING
 from orchestrator.analysis.names import of_references
 from orchestrator.analysis.noise import SAME
@@ -296,6 +297,7 @@ def _rows(files: tuple[tuple[str, int], ...], columns: Set[str]) -> duckdb.DuckD
     con, kept = duckdb.connect(), ", ".join(map(quoted, sorted(columns)))
     usual = " AND ".join(f"coalesce({key}, '{value}') = '{value}'" for key, value in USUAL_TIMING.items())
     con.execute(query("rows_of_servers", kept=kept, every=_every(file for file, _ in files), usual=usual))
+    plan_quickly(con)
     return con
 
 

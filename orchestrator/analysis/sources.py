@@ -201,14 +201,21 @@ def source_of(row: int) -> int:
     return row // ROWS_PER_SOURCE
 
 
+_known: dict[object, dict[str, str]] = {}  # of files that were found to be ours, while they do not change
+
+
 def columns_of(con: duckdb.DuckDBPyConnection, relation: str, source: object) -> dict[str, str]:
     """The SQL types of a relation's columns by name. Raises DamagedDataset for a file that is no Parquet, or not ours."""
+    of = Path(source).stat() if isinstance(source, str) else None
+    if (key := of and (relation, of.st_ino, of.st_size, of.st_mtime_ns)) in _known:
+        return _known[key]
     try:
         columns = {name: kind for name, kind, *_ in con.execute(f"DESCRIBE SELECT * FROM {relation}").fetchall()}
     except duckdb.Error:
         raise DamagedDataset(f"results.path: {source} is no readable Parquet file, or is damaged; move it away") from None
     if isinstance(source, str):
         _require_ours(con, relation, source, columns)
+        _known[key] = columns
     return columns
 
 

@@ -46,9 +46,7 @@ def _varies(data: Connection, columns: Iterable[str], table: str, rows: int) -> 
 def _has_several_versions(data: Connection, rows: int) -> bool:
     """Whether a point may have rows of several versions. Backends of one dataset may come from different libraries."""
     others = [name for name in VERSION_COLUMNS if name != "libraries"]
-    differ = "min(libraries) IS DISTINCT FROM max(libraries) OR count(libraries) BETWEEN 1 AND count(*) - 1"
-    several = f"SELECT 1 FROM rows GROUP BY backend HAVING {differ} LIMIT 1"
-    return bool(_varies(data, others, "rows", rows) or data.execute(several))
+    return bool(_varies(data, others, "rows", rows) or data.execute(query("several_libraries")))
 
 
 def _view_current(data: Connection, kind: str, *, only_rows: bool) -> None:

@@ -26,7 +26,7 @@ from orchestrator.analysis.questions.exactness import share
 from orchestrator.analysis.questions.one_backend import but_at_worst, of_default, stands_on
 from orchestrator.analysis.questions.tables import group_by, times
 from orchestrator.analysis.rough import ROUGH, mark
-from orchestrator.analysis.sql import literal, quoted
+from orchestrator.analysis.sql import literal, query, quoted
 from orchestrator.analysis.step_rest import PRESET, PRESETS, ModelPlace
 from orchestrator.config.draft_cost import Draft
 from orchestrator.config.engine import Engine
@@ -176,11 +176,9 @@ def steps_of(data: Dataset, part: Part, runs: Choice) -> list[Record]:
     here = " AND ".join(f"{key} IS NOT DISTINCT FROM {literal(value)}" for key, value in zip(PLACE, part.place, strict=True))
     others = [quoted(key) for key in PROBLEM_KEYS if key not in (*PLACE, *OF_ONE_STEP, "routine", "q_dtype", "out_dtype")]
     layers = "" if part.layers == "all" else f" AND layers = {literal(part.layers)}"
-    rows = f"""(
-        SELECT * EXCLUDE (layers), hash({", ".join(others)}) AS alike FROM one_backend
-        WHERE who = {literal(part.who)} AND choice = {literal(runs.record["choice"])} AND phase IN ('decode', 'drafts')
-            AND status = 'ok' AND NOT left_out AND {here}{layers})"""
-    return data.records(f"FROM ({query_text('steps').format(source=rows)}) ORDER BY batch_size, s_kv, alike, s_qo")
+    chosen = {"who": literal(part.who), "choice": literal(runs.record["choice"]), "here": here + layers}
+    rows = query("rows_of_choice", others=", ".join(others), **chosen)
+    return data.records(f"FROM ({query_text('steps').format(source=f'({rows})')}) ORDER BY batch_size, s_kv, alike, s_qo")
 
 
 def best_drafts(steps: Sequence[Record]) -> list[BatchDrafts]:

@@ -32,6 +32,7 @@ from orchestrator.analysis.questions import cache_size, in_engine, traffic_weigh
 from orchestrator.analysis.sql import Where, literal, query, quoted, weight_sql
 from orchestrator.analysis.step_rest import PRESET, create_measured_rest
 from orchestrator.analysis.traffic import Mix
+from orchestrator.analysis.views import MANY_ROWS
 from orchestrator.code_version import OF_PLUGIN
 from orchestrator.config.draft_cost import CURVES, Draft
 from orchestrator.config.engine import MAX_DRAFT, Engine, Known, Workload, calls_of, releases, selected
@@ -150,13 +151,9 @@ def _define_ranking(data: Dataset, max_rel_err: float | None) -> Dataset:
     """Creates `contenders` and `ranked`, and what they read."""
     data.execute(f"SET VARIABLE max_rel_err = {literal(max_rel_err)}")
     if max_rel_err is not None:
-        data.execute(
-            "UPDATE points SET status = 'too coarse' WHERE status = 'ok' AND coalesce(rel_err > getvariable('max_rel_err'), true)"
-        )
+        data.execute(query("too_coarse"))
     data.execute(f"SET VARIABLE noise_floor = {DEFAULT_NOISE_FLOOR}; SET VARIABLE rough = {OFF - 1}")
-    data.execute(f"CREATE TEMP MACRO floor_at(known, us, own_us) AS {FLOOR_AT}")
-    data.execute(f"CREATE TEMP MACRO is_reference(backend) AS regexp_matches(backend, {literal(of_references())})")
-    data.execute(f"CREATE TEMP MACRO is_of_plugin(version) AS regexp_matches(version, {literal(OF_PLUGIN)})")
+    data.execute(query("macros", floor=FLOOR_AT, references=literal(of_references()), plugin=literal(OF_PLUGIN)))
     _create_own_builds(data)
     for view in RANKING:
         data.execute(f"CREATE TEMP {data.kind} {view} AS {query_text(view)}")
@@ -171,10 +168,10 @@ def define_views(data: Dataset, draft: Draft, **assumed: Unpack[Assumed]) -> Dat
         data.execute(query("only_flags"))
     _define_ranking(data, assumed.get("max_rel_err"))
     data.draft = draft = _with_own_steps(data, draft)
-    data.execute(f"SET VARIABLE same = {SAME}; SET VARIABLE spike = {SPIKE}; SET VARIABLE max_draft = {MAX_DRAFT}")
     weights, engines = assumed.get("weights", ()), assumed.get("engines")
     engine = engines[0].title if engines and len(engines) == 1 else None
-    data.execute(f"SET VARIABLE drafts = {literal(assumed.get('drafts'))}; SET VARIABLE engine = {literal(engine)}")
+    asked = {"drafts": literal(assumed.get("drafts")), "engine": literal(engine)}
+    data.execute(query("assumed", same=SAME, spike=SPIKE, longest=MAX_DRAFT, **asked))
     costs = (draft.layers, draft.rest_us, draft.start_us, draft.cost_us, draft.rest is not None)
     data.create_table("draft_costs(layers DOUBLE, rest_us DOUBLE, start_us DOUBLE, cost_us DOUBLE, rest_measured BOOLEAN)", [costs])
     models = [model for (model,) in data.execute("SELECT DISTINCT model FROM rows WHERE plan_host_us IS NOT NULL")]
@@ -187,11 +184,12 @@ def define_views(data: Dataset, draft: Draft, **assumed: Unpack[Assumed]) -> Dat
     _create_workloads(data, weights, assumed.get("traffic"))
     _create_engine_tables(data, selected() if engines is None else engines)
     in_engine.create(data, query_text("engine_points").format(layers=LAYERS))
-    data.execute(query("off_the_line"))
-    data.execute(query("why_wrong"))
-    data.execute(f"CREATE TEMP {data.kind} ranked_workloads AS {query_text('ranked_workloads')}")
-    data.later = {view: query_text(view) for view in VIEWS if view not in (*RANKING, "ranked_workloads")}
-    create_measured_rest(data, _steps_of(data, draft), draft)
+    data.later = {view: query_text(view) for view in VIEWS if view not in RANKING}
+    # Of more rows those that take long and are read several times.
+    data.kept = frozenset(data.later if data.kind == "TABLE" else ("spikes", "one_backend")[: 1 + (data.count <= MANY_ROWS)])
+    own = not data.where and draft.rest == data.path  # else rows may be missing
+    rest = None if draft.rest in (None, PRESET) else data if own else open_views(str(draft.rest), Draft(layers=1))
+    create_measured_rest(data, rest, draft)
     _note_unused(data, weights)
     return data
 
@@ -203,13 +201,6 @@ def _with_own_steps(data: Dataset, draft: Draft) -> Draft:
     models = data.execute(query("models_in_engines"))
     known = models and all(layers_of(model) is not None for (model,) in models)
     return draft.model_copy(update={"rest": data.path}) if known else draft
-
-
-def _steps_of(data: Dataset, draft: Draft) -> Dataset | None:
-    """What `draft.rest` names: the dataset itself, if all of it is open, or another."""
-    if draft.rest in (None, PRESET):
-        return None
-    return data if not data.where and draft.rest == data.path else open_views(str(draft.rest), Draft(layers=1))
 
 
 def _create_workloads(data: Dataset, weights: WeightRules, traffic: Mix | None) -> None:

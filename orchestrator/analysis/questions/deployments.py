@@ -22,7 +22,6 @@ from orchestrator.analysis.questions.exactness import COARSE, error, named, shar
 from orchestrator.analysis.questions.tables import group_by, l2_words, times
 from orchestrator.analysis.rough import ROUGH, mark
 from orchestrator.analysis.sql import query
-from orchestrator.analysis.views import MANY_ROWS
 from orchestrator.config.model import CUSTOM
 
 PHASES = ("decode", "drafts", "tree drafts", "chunked prefill", "prefill")
@@ -417,10 +416,6 @@ def _title(record: Record, varying: Sequence[str]) -> str:
 def parts(data: Dataset) -> list[Part]:
     """Every deployment of the dataset in each phase with each engine that was asked for, and with all backends here."""
     if "parts" not in data.memo:
-        if data.scalar("SELECT count(*) FROM points") <= MANY_ROWS:  # else too many; `costs.sql` and others read it several times
-            data.execute("CREATE TEMP TABLE kept_rows AS FROM one_backend")
-            data.execute("DROP VIEW one_backend")
-            data.execute("CREATE TEMP VIEW one_backend AS FROM kept_rows")
         data.memo["parts"] = _parts(data)
     found: list[Part] = data.memo["parts"]
     return found

@@ -66,10 +66,11 @@ def grids(data: Dataset) -> list[Grid]:
 
 def summary(data: Dataset) -> str | None:
     """The figures of each GPU and engine in a sentence."""
+    ran = data.scalar("SELECT count(*) FROM engine_points")  # planning the rest takes a tenth of a screen
     found = (
         f"{r['engine']} {r['engine_version']} on {r['device_name']}: attention is {percent(r['share'])} of a step "
         f"at the median of {r['points']:,} points, and {_held(r)}"
-        for r in data.records(f"FROM in_engine_figures ORDER BY {NEWEST_FIRST}")
+        for r in (data.records(f"FROM in_engine_figures ORDER BY {NEWEST_FIRST}") if ran else ())
     )
     return "; ".join(found) or None
 

@@ -30,10 +30,7 @@ KINDS = {
 
 def grids(data: Dataset) -> list[Grid]:
     """The number of points of each kind, then lists: bad points, points that never ran, impossible rates, spikes."""
-    # The slowest query of all; its answer is counted and listed.
-    data.execute("CREATE OR REPLACE TEMP TABLE found_spikes AS FROM spikes")
-    names = {view: words for view, (words, _) in KINDS.items()}
-    counts = count_by_kind(data, spikes="found_spikes")
+    names, counts = {view: words for view, (words, _) in KINDS.items()}, count_by_kind(data)
     if data.points is not None:
         names["holes"] = "never run: points of the sweep without a row"
     elif "holes" not in counts:
@@ -47,10 +44,10 @@ def grids(data: Dataset) -> list[Grid]:
     return [Grid("missing or odd", ("what", "points"), cells), *(grid for grid in lists if grid.cells)]
 
 
-def count_by_kind(data: Dataset, spikes: str = "spikes") -> dict[str, int]:
-    """The number of points of each kind that is known, by its view. `spikes` is a table of those if they were found already."""
+def count_by_kind(data: Dataset) -> dict[str, int]:
+    """The number of points of each kind that is known, by its view."""
     known = [view for view in KINDS if view != "holes" or data.where.keys() <= OF_POINTS]
-    counts = {view: int(data.scalar(f"SELECT count(*) FROM {spikes if view == 'spikes' else view}")) for view in known}
+    counts = {view: int(data.scalar(f"SELECT count(*) FROM {view}")) for view in known}
     return counts if data.points is None else {**counts, "holes": len(never_run(data, data.points))}
 
 

@@ -6,6 +6,7 @@ from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.noise import SAME
 from orchestrator.analysis.questions.tables import TITLE_KEYS, fetch, group_by, split_by_title
 from orchestrator.analysis.rough import legend, mark
+from orchestrator.analysis.sql import query
 from orchestrator.tables import Grid
 
 NEEDS = "paged_decode, mla or gated_delta with s_qo 1 beside more, such as sweep.s_qo=[1,4]"
@@ -42,8 +43,7 @@ def measure_grids(data: Dataset, measure: str) -> list[Grid]:
 
 def summary(data: Dataset) -> str | None:
     """The number of problems where a draft costs more than its tokens, by either measure."""
-    steps, dearer, as_singles, slower = data.single_row(f"""
-        SELECT count(cost), count_if(cost > s_qo * (1 + {SAME})), count(gain), count_if(gain < 1 / (1 + {SAME})) FROM q_len""")
+    steps, dearer, as_singles, slower = data.single_row(query("draft_costs_more", same=SAME))
     sentences = []
     if steps:
         sentences.append(f"more than its tokens one after another at {dearer:,} of {steps:,} problems")

@@ -13,7 +13,7 @@ import pytest
 from pandas.testing import assert_frame_equal
 
 from orchestrator import ROOT, notes
-from orchestrator.analysis import dataset, views
+from orchestrator.analysis import dataset, sources, views
 from orchestrator.analysis.compare import selection
 from orchestrator.analysis.dataset import open_dataset
 from orchestrator.analysis.questions import VIEWS, best, open_views
@@ -303,6 +303,21 @@ def test_what_is_read_once_answers_as_what_is_read_for_each_question(monkeypatch
     for answer in (*VIEWS, "measured_rest", "engine_attention"):
         assert once.execute(f"FROM {answer} ORDER BY ALL") == each.execute(f"FROM {answer} ORDER BY ALL"), answer
     assert all(once.scalar(f"SELECT count(*) FROM {answer}") for answer in ("ranked", "in_engine", "measured_rest"))
+    tables, plans = "SELECT table_name FROM duckdb_tables()", "SELECT current_setting('disabled_optimizers')"
+    computed = [{*VIEWS} & {name for (name,) in data.execute(tables)} for data in (once, each)]
+    assert computed == [{*VIEWS}, {"one_backend", "spikes"}]  # once, for all that ask
+    assert [data.scalar(plans) for data in (once, each)] == ["distinct_aggregate_rewrite", ""]
+
+
+def test_a_file_is_checked_again_if_it_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    checked, check = [], sources._require_ours
+    monkeypatch.setattr(sources, "_require_ours", lambda *given: (checked.append(given[2]), check(*given)))
+    place = kept(tmp_path / "d", made("a", 10.0))
+    for _ in range(2):
+        open_dataset(place)
+    pq.write_table(to_table([made("a", 10.0), made("b", 10.0)]), place / parquet.DATA)
+
+    assert open_dataset(place).count == 2 and checked == [str(place / parquet.DATA)] * 2
 
 
 def test_lines_that_older_rows_call_cold_are_dirty(tmp_path: Path):
