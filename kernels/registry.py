@@ -158,7 +158,7 @@ def _adapters_in(module: str) -> tuple[Adapter, ...]:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):  # an import inside the plugin
             raise BadPlugin(f"{module} cannot be imported: {error}") from error
-        hint = "start the command in its folder, or put that folder on PYTHONPATH, here and on the workers"
+        hint = "put its folder on PYTHONPATH, here and on the workers"
         raise BadPlugin(f"there is no module '{error.name}'; {hint}") from None
     except KeyboardInterrupt:
         raise

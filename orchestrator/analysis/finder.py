@@ -54,7 +54,6 @@ MAX_NEAR = 3  # of the deployments nearest to one that is not measured
 KEPT = (*LENGTHS, "s_qo", "tp", "device_name", "model")  # of a deployment; what comes last is changed last
 ELSEWHERE = " at other workloads"  # of rows of a flag that share no workload with what is read
 EVERY_DTYPE = 3  # of `answers` to question=fp8
-FLAGS_OVER_BOTH = "flags over both caches"  # question=fp8 about one engine
 IN_ENGINE = "in_engine"  # the question that compares rows of a running engine with isolated ones
 
 
@@ -111,7 +110,7 @@ def find(
         elif question == "fp8" and answers < EVERY_DTYPE:
             read = _together(con, where, _over_both(con, where, here)) or [file]
         else:  # other questions have a table for each page
-            beside = within & here.keys() if question in (None, FLAGS_OVER_BOTH, *FOR_DEPLOYMENT) else {file}
+            beside = within & here.keys() if question in (None, *FOR_DEPLOYMENT) else {file}
             read = _together(con, where, {name: flags.get(name, []) for name in beside}, file)
     best = LINES.join(str(places[one]).removesuffix(".parquet" * bool(read[1:])) for one in read)
     why = "together say most about this" if question != IN_ENGINE else "have rows of running engines, and isolated ones beside them"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from kernels.problem.dtypes import SIZE_BITS
 from orchestrator.analysis import finder, traffic
 from orchestrator.analysis.cards import learn_from
 from orchestrator.analysis.compare.selection import exists
@@ -68,8 +69,8 @@ def located(settings: Asking, overrides: Sequence[str]) -> Asking:
     question = FOR_DEPLOYMENT[0] if export and export.format in ENGINES else getattr(settings, "question", None)
     if question not in (None, *FOR_DEPLOYMENT) and settings.drafts is not None:
         rows["s_qo"] = (settings.drafts + 1,)
-    if question == OF_ADVICE and settings.engine is not None:
-        question = finder.FLAGS_OVER_BOTH
+    if question == OF_ADVICE and settings.engine is not None and settings.results.path == NO_SWEEP_PATH:
+        settings = _over_both(settings, overrides)
     of_engines = _of_engines(settings) if question == finder.IN_ENGINE else {}
     typed = {name: several(value) for name, value in settings.where.items()} | of_engines
     of_model, wanted, alike = _asked(settings, overrides, rows | typed)
@@ -81,6 +82,15 @@ def located(settings: Asking, overrides: Sequence[str]) -> Asking:
     elif alike:
         where = finder.held(path, where, alike)
     return settings.model_copy(update={"results": Results(path=path), "where": finder.of_one_model(path, where, settings.drafts)})
+
+
+def _over_both(settings: Asking, overrides: Sequence[str]) -> Asking:
+    """Settings whose rows are in the datasets that name an engine's flags over 16-bit and over FP8 caches. Raises NoRows."""
+    caches = ("bf16", "fp16"), tuple(one for one in SIZE_BITS if one.startswith("fp8"))
+    asked = ({"question": FOR_DEPLOYMENT[0], "where": {"kv_dtype": kinds, **settings.where}} for kinds in caches)
+    found = (located(settings.model_copy(update=one), overrides).results.path for one in asked)
+    paths = dict.fromkeys(one.removesuffix(".parquet") for path in found for one in path.split(","))
+    return settings.model_copy(update={"results": Results(path=",".join(paths))})
 
 
 def _of_engines(settings: ForDeployment) -> dict[str, tuple[Any, ...]]:
@@ -110,18 +120,17 @@ def opened(settings: Answers, mix: Mix | None) -> Dataset:
         engines=asked.engines if asked else selected(),
         drafts=asked.drafts if asked else None,
     )
-    data = read()
     if asked is None or asked.engine is None or question in (None, finder.IN_ENGINE, *FOR_DEPLOYMENT):
-        return data
-    found = read(flags=rows_of_flags(data, advised=question == OF_ADVICE))
+        return read()
+    return of_flags(read, advised=question == OF_ADVICE)
+
+
+def of_flags(read: Callable[..., Dataset], *, advised: bool) -> Dataset:
+    """The rows of the flags of the engine that was asked for, or of its advised ones alone, under the names of flags."""
+    create_decisions(data := read())
+    found = read(flags=data.execute(query("rows_of_flags", advised=advised)))
     found.memo["parts"] = parts(data)  # also where a default has no time
     return found
-
-
-def rows_of_flags(data: Dataset, *, advised: bool) -> list[tuple[Any, ...]]:
-    """The rows of the flags of the engine that was asked for, or of its advised ones alone, each with the name of its flag."""
-    create_decisions(data)
-    return data.execute(query("rows_of_flags", advised=advised))
 
 
 def flags_near(near: Mapping[str, Sequence[int]], settings: AskSettings, overrides: Sequence[str]) -> list[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from orchestrator.analysis.connection import Record
 from orchestrator.analysis.questions import fp8, open_views
 from orchestrator.analysis.questions.tables import times
 from orchestrator.config.engine import selected
-from orchestrator.reporting.opened import rows_of_flags
+from orchestrator.reporting.opened import of_flags
 from orchestrator.storage.row import Row, to_table
 from tests.helpers.command_line import Invoke
 from tests.helpers.datasets import RESULTS
@@ -207,8 +209,8 @@ def test_queries_whose_answers_were_wrong_are_said_to_be_and_not_to_be_slower():
 def test_an_engine_is_asked_with_its_flags_over_both_caches(engine: str | None, gain: str, name: str):
     """The build of another engine is no choice for its user."""
     rows, engines = to_table(BUILDS), selected() if engine is None else selected(engine)
-    of_flags = None if engine is None else rows_of_flags(views_of(rows, engines=engines), advised=True)
-    answer, *_, table = fp8.grids(views_of(rows, engines=engines, flags=of_flags))
+    read = partial(views_of, rows, engines=engines)
+    answer, *_, table = fp8.grids(read() if engine is None else of_flags(read, advised=True))
 
     assert any(cell.startswith(f"{gain} {name}, ") for row in table.cells for cell in row)
     of_any = "the fastest backend of any engine and dtype of queries (flags of one: engine=vllm)"
@@ -222,10 +224,7 @@ def test_an_engine_is_asked_with_the_flag_that_its_answer_names():
     rows += [timed("flash_attn_3_vllm", us, "fp8_e4m3", batch_size=batch) for batch, us in ((1, 20.0), (8, 36.0), (64, 20.0))]
     rows += [timed("trtllm-native", us, batch_size=batch) for batch, us in ((1, 60.0), (8, 30.0), (64, 60.0))]
     table, engines = to_table(rows), selected("vllm")
-    found = {
-        advised: views_of(table, engines=engines, flags=rows_of_flags(views_of(table, engines=engines), advised=advised))
-        for advised in (True, False)
-    }
+    found = {advised: of_flags(partial(views_of, table, engines=engines), advised=advised) for advised in (True, False)}
 
     of_eight = "SELECT shown FROM points JOIN problems USING (problem) WHERE batch_size = 8 AND kv_dtype = 'fp8_e4m3' ORDER BY 1"
     flags = [name for (name,) in found[False].execute(of_eight)]
@@ -238,6 +237,17 @@ def test_an_engine_is_asked_with_the_flag_that_its_answer_names():
         (8, pytest.approx(40 / 36), None),
         (64, 2.0, None),
     ]
+
+
+def test_an_engine_is_asked_over_the_datasets_that_name_its_flags_over_each_cache(invoke: Invoke):
+    """A dataset with both caches may have fallbacks of the engine alone over one of them."""
+    asked = ("mode=report", "model=deepseek_v3", "tp=8", "device=h200", "engine=vllm")
+    each = (invoke(*asked, "question=one_backend", f"where={{kv_dtype: {kv}}}").stderr for kv in ("bf16", "fp8_e4m3"))
+    read = [name for told in each for name in re.findall(r"note: read (\S+?)(?:\.parquet)?,", told)]
+    told = invoke(*asked, "question=fp8")
+
+    assert len({*read}) == 2 and f"results.path=[{','.join(read)}" in "".join(told.stdout.split("\n  "))
+    assert "yes at batch 1 to 128" in told.stdout and "FLASHMLA" in told.stdout
 
 
 def test_a_model_with_full_and_windowed_layers_has_an_answer_for_all_of_them():
@@ -254,12 +264,13 @@ def test_a_model_with_full_and_windowed_layers_has_an_answer_for_all_of_them():
     assert fp8.grids(data)[0].cells[0][1].startswith("yes at batch 8: 25% faster (5.0 µs a call), with 16-bit queries for one kind")
 
 
-def test_an_engine_whose_default_has_no_time_is_said_to_have_no_advice():
+def test_an_engine_whose_default_has_no_time_has_no_answer_and_is_said_to_have_no_advice():
+    """The flags that have one may be fallbacks, over which FP8 looks slow or fast."""
     rows = to_table([timed("trtllm-native", 20.0, kv="bf16"), timed("trtllm-native", 10.0)])
-    _, left_out, *_ = fp8.grids(views_of(rows, engines=selected("vllm")))
-    words = "over bf16 and fp8_e4m3 vLLM 0.33.0's default has no time: what is compared are flags to type, and question=one_backend"
+    (left_out,) = fp8.grids(of_flags(partial(views_of, rows, engines=selected("vllm")), advised=True))
+    words = "over bf16, decode; fp8_e4m3, decode: question=one_backend names no flag of vLLM 0.33.0, so nothing is compared"
 
-    assert [note for _, note in left_out.cells] == [f"{words} gives no advice"]
+    assert [note.partition("; without")[0] for _, note in left_out.cells] == [words]
     assert len(fp8.grids(views_of(rows))) == 2
 
 
