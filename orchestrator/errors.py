@@ -108,7 +108,7 @@ class WroteInputs(OrchestratorError):
 
 def unknown(what: str, given: object, allowed: Iterable[str]) -> str:
     """`what` has no `given`; the nearest name, and all that are allowed."""
-    names, near = sorted(allowed), did_you_mean(given, allowed := [*allowed])
+    near = did_you_mean(given, names := sorted(allowed))
     left = f", ... ({len(names) - MAX_NAMES} more)" * (len(names) > MAX_NAMES and bool(near))
     return f"{what}: there is no '{given}';{near} allowed: {', '.join(names[: MAX_NAMES if left else None])}{left}"
 
