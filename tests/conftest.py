@@ -71,7 +71,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     for folder in MARKED:
-        if ROOT / "tests" / folder in item.path.parents:
+        if item.nodeid.startswith(f"tests/{folder}/"):
             item.add_marker(folder)
 
 
