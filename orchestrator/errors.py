@@ -28,7 +28,7 @@ from typing import Literal
 import yaml
 from pydantic import ValidationError
 
-MAX_LINES, MAX_SHOWN, MAX_NAMES = 20, 200, 80  # of a name that is near one, a list of columns is no help
+MAX_LINES, MAX_SHOWN, MAX_NAMES, FEW = 20, 200, 80, 8  # of a name that is near one, a list of columns is no help
 HELP = "type python -m orchestrator --help for all keys"
 _WORDS: dict[str, dict[str, str]] = yaml.safe_load(files(__package__).joinpath("errors.yaml").read_text(encoding="utf-8"))
 ALLOWED, SHORT_NAMES = _WORDS["allowed"], _WORDS["short_names"]
@@ -109,8 +109,8 @@ class WroteInputs(OrchestratorError):
 def unknown(what: str, given: object, allowed: Iterable[str]) -> str:
     """`what` has no `given`; the nearest name, and all that are allowed."""
     near = did_you_mean(given, names := sorted(allowed))
-    left = f", ... ({len(names) - MAX_NAMES} more)" * (len(names) > MAX_NAMES and bool(near))
-    return f"{what}: there is no '{given}';{near} allowed: {', '.join(names[: MAX_NAMES if left else None])}{left}"
+    left = f", ... ({len(names) - FEW} more)" * (len(names) > MAX_NAMES and bool(near))
+    return f"{what}: there is no '{given}';{near} allowed: {', '.join(names[: FEW if left else None])}{left}"
 
 
 def did_you_mean(given: object, names: Iterable[str]) -> str:

@@ -15,7 +15,7 @@ from orchestrator.config.settings import PARQUET, TRACES, Chosen, ExportSettings
 from orchestrator.errors import CannotStore, DatasetGone, UserError
 from orchestrator.storage.columns import Row
 from orchestrator.untrusted.door import reading
-from orchestrator.untrusted.text import for_terminal
+from orchestrator.untrusted.text import for_line, for_terminal
 
 LeftOut = Counter[str]  # the number of rows that a format cannot hold, by reason
 
@@ -47,14 +47,19 @@ def _text(settings: ExportSettings, name: str) -> tuple[str, LeftOut, list[str]]
 
         rows = _rows(settings)
         return *results_csv.to_csv(rows), counted(row for row in rows if not results_csv.inexpressible(row))
-    from orchestrator.analysis.questions import open_views
+    from orchestrator.analysis.questions import open_views, traffic_weights
     from orchestrator.formats.engine_config import config_text
     from orchestrator.reporting.opened import mix_of
 
     (engine,), path, mix, drafts = settings.engines, settings.results.path, mix_of(settings), settings.drafts
     data = open_views(path, settings.draft, where=settings.where, engines=[engine], drafts=drafts, traffic=mix)
-    weighed = f"# weighed by traffic={settings.traffic}\n\n" if mix else ""
-    return weighed + config_text(data, engine, settings.draft, path), Counter(), []
+    text = config_text(data, engine, settings.draft, path)
+    if mix:
+        far = (f"{grid.title}: {', '.join(cells)}" for grid in traffic_weights.grids(data, mix)[1:] for cells in grid.cells)
+        text = (
+            "".join(f"# {for_line(line)}\n" for line in (f"weighed by traffic={settings.traffic}", *mix.notes, *far)) + f"\n{text}"
+        )
+    return text, Counter(), []
 
 
 def _rows(settings: ExportSettings) -> list[dict[str, Any]]:

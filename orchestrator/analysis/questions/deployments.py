@@ -351,7 +351,7 @@ class Part:
             return Advice(None, "no flag of the engine serves such workloads")
         if default is None or not default.served:
             why = f"the default {default.label} has no time ({default.not_right})" if default else "the engine's default is unknown"
-            fastest = next((f"; of what was measured, {one.label} is fastest" for one in self.measured), "")
+            fastest = next((f"; of what was right, {one.label} is fastest" for one in self.measured if not one.record["wrong"]), "")
             return Advice(None, why + fastest)
         right = next((one for one in self.measured if one.is_complete and one.margin is not None), None)
         if default.record["wrong"] and right is not None:

@@ -174,7 +174,7 @@ def test_what_ran_and_was_wrong_is_called_wrong_and_is_left(told: dict[Key, Part
 
     assert part.default is not None and part.default.not_right == wrong
     assert part.answer.words == (
-        f"no advice: the default FLASH_ATTN has no time ({wrong}); of what was measured, TRITON_ATTN is fastest"
+        f"no advice: the default FLASH_ATTN has no time ({wrong}); of what was right, TRITON_ATTN is fastest"
     )
 
 
@@ -201,7 +201,7 @@ def test_a_kept_default_that_was_wrong_somewhere_says_so_first():
 
 def test_a_default_that_was_not_measured_supports_no_advice(told: dict[Key, Part]):
     assert told["other", "decode", VLLM].answer.words == (
-        "no advice: the default FLASH_ATTN has no time (not measured at 1); of what was measured, FLASHINFER is fastest"
+        "no advice: the default FLASH_ATTN has no time (not measured at 1); of what was right, FLASHINFER is fastest"
     )
 
 

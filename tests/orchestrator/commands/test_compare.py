@@ -308,6 +308,7 @@ def test_a_candidate_without_any_time_is_a_regression(tmp_path: Path):
     [
         (["mode=compare"], ["baseline: mode=compare needs one", "type baseline=DIR"]),
         (["mode=compare", "baseline=/no/such", "candidate=x"], ["baseline=/no/such: no rows there"]),
+        (["mode=compare", "baseline=torch:2.11", "candidate=x"], ["baseline=torch:2.11: of which datasets? type results.path="]),
         (["mode=compare", f"baseline={NOISE}", "same=3"], ["same=3"]),
     ],
 )

@@ -321,3 +321,11 @@ def test_the_docs_show_what_a_committed_dataset_prints(invoke: Invoke, tmp_path:
 
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert flags(file.read_text())[0] == "--decode-attention-backend trtllm_mha"
+
+
+def test_an_export_that_is_weighed_by_traffic_warns_of_what_is_near_no_workload(invoke: Invoke, tmp_path: Path):
+    (far := tmp_path / "far.csv").write_text("share,batch,context\n50%,8,8192\n50%,8,200000\n")
+    told = invoke("export=vllm", "model=llama_3_1_70b", "tp=8", "device=h200", "drafts=0", f"traffic={far}").stdout
+
+    assert told.startswith(f"# weighed by traffic={far}\n# warning: no measured workload is near this part of your traffic")
+    assert "sweep.s_kv=[200000]" in told.partition("\n\n")[0]
