@@ -338,8 +338,8 @@ def _nothing(con: duckdb.DuckDBPyConnection, wanted: Wanted, drafts: int | None,
         return NoRows(f"nothing says which deployment; {hint}; there are: {'; '.join(_there(con, {}, MAX_LISTED))}")
 
     models = [model for (model,) in con.execute("SELECT DISTINCT model FROM rows ORDER BY model").fetchall() if model]
-    model = typed[2]  # rows with its heads, and none of its name
-    alike = served_alike([model]) if heads and model and model.name not in models else []
+    *_, model = typed
+    alike = served_alike([model]) if heads and model and model.name not in models else []  # rows with its heads alone
     missing = _missing_alike(asked, alike) if alike else _missing(con, asked)
     rest = {name: values for name, values in asked.items() if name not in missing}
     near = get_close_matches(str(asked["model"][0]), models, n=1, cutoff=NEAR) if "model" in missing else []

@@ -56,9 +56,8 @@ def _text(settings: ExportSettings, name: str) -> tuple[str, LeftOut, list[str]]
     text = config_text(data, engine, settings.draft, path)
     if mix:
         far = (f"{grid.title}: {', '.join(cells)}" for grid in traffic_weights.grids(data, mix)[1:] for cells in grid.cells)
-        text = (
-            "".join(f"# {for_line(line)}\n" for line in (f"weighed by traffic={settings.traffic}", *mix.notes, *far)) + f"\n{text}"
-        )
+        told = (f"weighed by traffic={settings.traffic}", *mix.notes, *far)
+        text = "\n".join([*(f"# {for_line(line)}" for line in told), "", text])
     return text, Counter(), []
 
 

@@ -74,11 +74,8 @@ def summary(data: Dataset) -> str | None:
     told = [_imported(data)]
     if contested:
         measured = data.scalar("SELECT count(*) FROM noise")
-        source = (
-            f"measured{_over_other_states(data)}"
-            if measured
-            else "a default of 2%, more for short calls: no noise dataset lies beside"
-        )
+        default = "a default of 2%, more for short calls: no noise dataset lies beside"
+        source = f"measured{_over_other_states(data)}" if measured else default
         told = [f"{clear:,} of {contested:,} winners are ahead by more than noise (up to {percent(floor)}, {source})", *told]
     return "; ".join(filter(None, told)) or None
 

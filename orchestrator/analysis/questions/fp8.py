@@ -54,8 +54,8 @@ def _left_out(data: Dataset) -> list[Grid]:
     parts = [one for one in deployments.parts(data) if one.who == asked and one.answer.choice is None] if asked else []
     places = ((one.choices[0].record, f"{one.what}: {one.answer.words}") for one in parts)
     caches = grouped((f"{deployments.server_name(of)} · {of['device_name']}", f"{of['kv_dtype']}, {why}") for of, why in places)
-    so = "so nothing is compared; without engine= kernels are"
-    no_default = ((name, f"over {why}, {so}") for name, of in caches.items() for why in sorted({*of}))
+    so = "nothing is compared; leave engine out to compare kernels"
+    no_default = ((name, f"over {why}; {so}") for name, of in caches.items() for why in sorted({*of}))
     cells = [*(data.execute(query("left_out_of_fp8")) if found else ()), *no_default]
     return [Grid("warning: what the answer leaves out", ("deployment", "note"), tuple(cells))] if cells else []
 

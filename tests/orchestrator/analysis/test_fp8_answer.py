@@ -271,7 +271,7 @@ def test_an_engine_whose_default_has_no_time_has_no_answer_and_is_said_to_have_n
     why = "no advice: the default FLASH_ATTN has no time (not measured at 1); of what was right, FLASHINFER is fastest"
 
     assert [note for _, note in left_out.cells] == [
-        f"over {kv}, decode: {why}, so nothing is compared; without engine= kernels are" for kv in ("bf16", "fp8_e4m3")
+        f"over {kv}, decode: {why}; nothing is compared; leave engine out to compare kernels" for kv in ("bf16", "fp8_e4m3")
     ]
     assert len(fp8.grids(views_of(rows))) == 2
 
