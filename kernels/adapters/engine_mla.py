@@ -46,7 +46,7 @@ class FlashAttn3Mla(Adapter):
     distributions: tuple[str, ...] = ("vllm",)
     rules_hold_for: tuple[str, ...] = engines.VLLM_READ
     imports: str = "vllm"
-    passes: frozenset[Feature] | None = engines.TOLD_TO_FLASH_ATTN_3
+    passes: frozenset[Feature] | None = USUAL - {"scales of keys and values"}
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         return engines.needs_of_flash_attn_3(problem, device)

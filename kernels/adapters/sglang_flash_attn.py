@@ -13,16 +13,17 @@ For one query token and no window SGLang makes the plan once a step, else a smal
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from kernels.adapter import Adapter, Device, EngineMaximum, Inputs, Need, Problem, QueryLengths, Runner, nothing_to_plan
 from kernels.lazy import Tensor
 from kernels.libraries import flash_attn_3_common as common
-from kernels.libraries.engine_common import SGLANG_KERNEL_READ, TOLD_TO_FLASH_ATTN_3, needs_of_flash_attn_3
+from kernels.libraries.engine_common import SGLANG_KERNEL_READ, needs_of_flash_attn_3
 from kernels.libraries.flash_attn_common import all_keys
-from kernels.problem.features import ALL_BUT_BLOCKS, Feature
+from kernels.problem.dtypes import FP8, size_bytes
+from kernels.problem.features import ALL_BUT_BLOCKS, USUAL, Feature
 from kernels.problem.fields import TMA_MEMORY, KvMemory
 
 ONE_SPLIT = 1
@@ -74,29 +75,41 @@ class FlashAttn3OfSglang(OfSglang):
 
 @dataclass(frozen=True, kw_only=True)
 class FlashAttn3MlaOfSglang(OfSglang):
-    """The same function with `qv`, SGLang's default for MLA on Hopper."""
+    """The same function with `qv`, SGLang's default for MLA on Hopper.
+
+    Over an FP8 latent each call first converts the cache to 16 bits, without its scale (`get_key_buffer(...).to(q.dtype)`): here
+    the problem's pages, in an engine its whole pool, so there it takes longer.
+    """
 
     routine: str = "mla"
     gives_lse: bool = True
-    passes: frozenset[Feature] | None = TOLD_TO_FLASH_ATTN_3
+    passes: frozenset[Feature] | None = USUAL
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
-        return needs_of_flash_attn_3(problem, device)
+        return needs_of_flash_attn_3(problem, device, converts_8_bits=True)
+
+    def workspace_bytes(self, problem: Problem) -> int:
+        p = problem
+        copied = size_bytes(p.q_dtype, p.num_pages * p.page_size * p.kv_token_elements) if p.kv_dtype in FP8 else 0
+        return common.partial_bytes(p) + copied
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         from sgl_kernel.flash_attn import flash_attn_with_kvcache
 
         p, out, width = inputs.problem, inputs.empty_output(), inputs.problem.value_dim
-        latent = inputs.latent[:, :, None]  # [P, N, 1, D]
         given: dict[str, Any] = {
-            "q": inputs.q[..., width:], "qv": inputs.q[..., :width], "k_cache": latent[..., width:],
-            "v_cache": latent[..., :width], "page_table": inputs.page_table, "cache_seqlens": inputs.kv_lens,
-            "cu_seqlens_q": inputs.qo_indptr, "max_seqlen_q": p.s_qo, "softmax_scale": inputs.sm_scale,
-            "causal": p.mask == "causal", "num_splits": self.num_splits or common.HEURISTIC, "out": out,
+            "q": inputs.q[..., width:], "qv": inputs.q[..., :width], "page_table": inputs.page_table,
+            "cache_seqlens": inputs.kv_lens, "cu_seqlens_q": inputs.qo_indptr, "max_seqlen_q": p.s_qo,
+            "softmax_scale": inputs.sm_scale * inputs.k_scale, "causal": p.mask == "causal", "out": out,
+            "num_splits": self.num_splits or common.HEURISTIC, "return_softmax_lse": p.return_lse,
         }  # fmt: skip
 
-        attend = partial(flash_attn_with_kvcache, **given, return_softmax_lse=p.return_lse)
-        return common.runner_of(inputs, attend, out, common.MADE_IN_CALL, nothing_to_plan)
+        def attend() -> Any:
+            latent = inputs.latent[:, :, None].to(inputs.q.dtype)  # [P, N, 1, D], a copy of 8 bits alone
+            return flash_attn_with_kvcache(**given, k_cache=latent[..., width:], v_cache=latent[..., :width])
+
+        runner = common.runner_of(inputs, attend, out, common.MADE_IN_CALL, nothing_to_plan)
+        return replace(runner, caller_scale=inputs.v_scale)
 
 
 def _shared(inputs: Inputs, out: Tensor) -> dict[str, Any]:

@@ -7,15 +7,12 @@ from __future__ import annotations
 from kernels.adapter import Device, Inputs, Need, Problem
 from kernels.lazy import Tensor
 from kernels.problem.dtypes import FP8, HALF
-from kernels.problem.features import USUAL, Feature
 
 # Releases of the packages whose attention calls are as the adapters make them.
 VLLM_READ = ("vllm>=0.25.1,<0.34",)  # FlashAttention and FlashMLA: read in 0.25.1, 0.32.0 and 0.33.0
 # FlashAttention-3: read in 0.4.2.post2, which is for torch 2.11, and in 0.4.10.
 SGLANG_KERNEL_READ = ("sglang-kernel>=0.4.2.post2,<=0.4.10",)
 DEEPSEEK = (512, 64)
-# The features of a problem that FlashAttention-3 with `qv` is told of, in vLLM's build and SGLang's.
-TOLD_TO_FLASH_ATTN_3: frozenset[Feature] = USUAL - {"scales of keys and values"}
 MAX_PROCESSORS = 160  # no GPU of the SM90 or SM100 family has more
 
 
@@ -47,20 +44,21 @@ def queries_by_request(inputs: Inputs) -> Tensor:
     return inputs.q.view(p.batch_size, p.s_qo, p.num_qo_heads, -1)
 
 
-def latent_needs(p: Problem) -> tuple[Need, ...]:
+def latent_needs(p: Problem, *, converts_8_bits: bool = False) -> tuple[Need, ...]:
+    fits = p.kv_dtype == p.q_dtype or (converts_8_bits and p.kv_dtype in FP8)
     return (
         Need("a causal or full mask", p.tree is None),
         Need("a latent of 512 + 64", (p.head_dim_ckv, p.head_dim_kpe) == DEEPSEEK),
-        Need("a latent of the query's dtype", p.kv_dtype == p.q_dtype),
+        Need("a latent of the query's dtype" + " or in FP8" * converts_8_bits, fits),
     )
 
 
-def needs_of_flash_attn_3(p: Problem, device: Device) -> tuple[Need, ...]:
+def needs_of_flash_attn_3(p: Problem, device: Device, *, converts_8_bits: bool = False) -> tuple[Need, ...]:
     """The rule of FlashAttention-3 with `qv`, in vLLM's build and SGLang's."""
     return (
         Need("SM90 (FlashAttention-3)", device.is_sm(9)),
         Need("fp16 or bf16 queries", p.q_dtype in HALF),
         Need("output of the query's dtype", p.output_dtype == p.q_dtype),
         # Any page_size: vLLM's are multiples of 16, but on an H100 vLLM's build was right with 1, 15 and 24 too.
-        *latent_needs(p),
+        *latent_needs(p, converts_8_bits=converts_8_bits),
     )

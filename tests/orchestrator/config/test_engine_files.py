@@ -100,7 +100,7 @@ def test_sglang_names_one_default_for_a_workload():
         ("sglang_0_5_23", 9, "full", "verify", "bf16", True, False, "flashinfer", "fa2"),
         ("sglang_0_5_23", 9, "sliding", "verify", "bf16", True, True, "fa3", "flash_attn_3_sglang"),
         ("sglang_0_5_23", 8, "sliding", "decode", "bf16", False, True, "triton", "sglang_triton"),
-        ("sglang_0_5_23", 9, "mla", "decode", "fp8_e4m3", False, False, "fa3", None),
+        ("sglang_0_5_23", 9, "mla", "decode", "fp8_e4m3", False, False, "fa3", "flash_attn_3_sglang"),
     ],
 )
 def test_what_an_engine_takes_by_itself(
