@@ -16,7 +16,7 @@ from orchestrator.config.weights import WEIGHT, WeightRules
 from orchestrator.errors import UserError, unknown
 from orchestrator.storage.columns import CALLED, COLUMNS, Column, ColumnType, FromColumn
 
-Where = Mapping[str, object]  # a column's value, or several in a tuple, by its name
+Where = Mapping[str, object]  # a column's value (None: rows without one), or several in a tuple, by its name
 LISTS: tuple[ColumnType, ...] = ("list<double>", "list<int32>")
 NUMBERS: tuple[ColumnType, ...] = ("int64", "double")
 NUMBER = re.compile(r"[-+]?\d*\.?\d*(e[-+]?\d+)?")
@@ -92,9 +92,10 @@ def condition(where: Where) -> str:
 
 def among(column: str, values: Sequence[object]) -> str:
     """The condition in SQL that a column has one of these values, of which some may be ranges. Raises UserError for a text."""
-    words = [_as_text(value) for value in values if not isinstance(value, Bounds)]
+    words = [_as_text(value) for value in values if not isinstance(value, Bounds | None)]
     listed = ", ".join(literal(COLUMNS[column].renamed.get(word, word)) for word in words) or "NULL"
     parts, of_numbers = [f"CAST({quoted(column)} AS VARCHAR) IN ({listed})"], COLUMNS[column].type in NUMBERS
+    parts += [f"{quoted(column)} IS NULL"] * (None in values)
     for one in values:
         if isinstance(one, str) and of_numbers and not NUMBER.fullmatch(one):
             allowed = "allowed for columns of numbers: a number, [several], or a range with from, to or both"

@@ -74,7 +74,7 @@ def several(value: object) -> tuple[Any, ...]:
 
 
 def _filter(given: Any) -> object:
-    """Columns, each with one value, several, or a range. None selects every row."""
+    """Columns, each with one value (null: none), several, or a range. None selects every row."""
     wrong = ValueError(
         f"where={as_typed(given)}: allowed: columns with a value, several or a range, such as "
         "{s_qo: [1, 4], kv_dtype: bf16, s_kv: {from: 4096, to: 60000}}"
@@ -84,17 +84,17 @@ def _filter(given: Any) -> object:
     found = {}
     for key, value in (given or {}).items():
         values = tuple(filters(f"where.{key}", several(value)))
-        if not values or not all(isinstance(one, Scalar | Bounds) for one in values):
+        if not values or not all(isinstance(one, Scalar | Bounds | None) for one in values):
             raise wrong
         if key.endswith("dtype"):
             values = tuple(ALIASES.get(str(one), one) for one in values)
-            if others := {*map(str, values)}.difference(DTYPES):
+            if others := {str(one) for one in values if one is not None}.difference(DTYPES):
                 raise ValueError(unknown(f"where.{key}", others.pop(), DTYPES))
         found[key] = values if len(values) > 1 or isinstance(value, list | tuple) else values[0]
     return found
 
 
-Value = Scalar | Bounds
+Value = Scalar | Bounds | None  # None: rows without a value
 Filter = Annotated[dict[str, Value | tuple[Value, ...]], BeforeValidator(_filter)]
 
 

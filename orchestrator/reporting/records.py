@@ -12,7 +12,7 @@ from orchestrator.analysis.dataset import Dataset, replay
 from orchestrator.analysis.keys import PROBLEM_KEYS
 from orchestrator.analysis.questions import traffic_weights
 from orchestrator.analysis.questions.tables import in_form
-from orchestrator.analysis.sql import quoted
+from orchestrator.analysis.sql import quoted, text_of
 from orchestrator.config.ranges import several
 from orchestrator.config.settings import AskSettings
 from orchestrator.errors import UserError, unknown
@@ -66,7 +66,7 @@ def _about(data: Dataset, settings: AskSettings) -> str:
     """What all rows of a short table have in common: the device, and what `where=` chose."""
     named = "SELECT DISTINCT device_name FROM current WHERE device_name IS NOT NULL ORDER BY ALL"
     devices = [name for (name,) in data.execute(named)]
-    chosen = [f"{key} {' or '.join(map(str, several(value)))}" for key, value in settings.where.items()]
+    chosen = [f"{key} {' or '.join(text_of(one, 'null') for one in several(value))}" for key, value in settings.where.items()]
     return ", ".join([*devices, *chosen])
 
 

@@ -178,6 +178,6 @@ def chosen(rows: pd.DataFrame, where: Where) -> pd.DataFrame:
     for name, wanted in where.items():
         require_column(name)
         ranges = [one for one in several(wanted) if isinstance(one, Bounds)]
-        texts = {COLUMNS[name].renamed.get(text, text) for text in map(text_of, several(wanted))}
-        rows = rows.loc[[text_of(value) in texts or any(value in one for one in ranges) for value in rows[name]]]
+        texts = {COLUMNS[name].renamed.get(text, text) for text in (text_of(value, "null") for value in several(wanted))}
+        rows = rows.loc[[text_of(value, "null") in texts or any(value in one for one in ranges) for value in rows[name]]]
     return rows

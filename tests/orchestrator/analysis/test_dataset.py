@@ -190,6 +190,16 @@ def test_two_trees_of_one_name_never_compete():
     assert "tree" not in alone.title and "-1" not in alone.title
 
 
+def test_null_selects_rows_without_a_value_in_a_report_and_in_a_comparison(tmp_path: Path):
+    windows = {"a": None, "b": 128, "c": 1024}
+    path = kept(tmp_path / "d", *(made(name, 1.0, window=window) for name, window in windows.items()))
+    wanted = (None, (None, 1024), (None, Bounds(high=500)), "128")
+    reported = [[*open_dataset(path, where={"window": where}).current()["backend"]] for where in wanted]
+    compared = [[*selection.chosen(pd.read_parquet(path), {"window": where})["backend"]] for where in wanted]
+
+    assert reported == compared == [["a"], ["a", "c"], ["a", "b"], ["b"]]
+
+
 def test_where_selects_rows_by_the_values_of_columns(tmp_path: Path):
     rows = [made("a", 1.0), made("b", 2.0, sinks=True), made("it's", 3.0, s_kv=7), made("d", None, "failed")]
     path = kept(tmp_path / "d", *rows)

@@ -54,6 +54,14 @@ def test_a_dtype_may_have_the_name_that_vllm_gives_it():
     assert {point.problem.kv_dtype for point in points} == {"fp8_e4m3"}
 
 
+@pytest.mark.parametrize(
+    ("typed", "where"),
+    [("{window: null}", {"window": None}), ("{window: [null, 1024], kv_dtype: null}", {"window": (None, 1024), "kv_dtype": None})],
+)
+def test_where_takes_null(typed: str, where: dict[str, object]):
+    assert load(composed("+sweep=smoke", "mode=report", f"where={typed}")).where == where  # type: ignore[union-attr]
+
+
 def test_settings_are_frozen(settings: Callable[..., Settings]):
     with pytest.raises(ValidationError, match="frozen"):
         settings("+sweep=smoke").limits.point_seconds = 3  # type: ignore[misc]
@@ -98,7 +106,7 @@ def test_settings_are_frozen(settings: Callable[..., Settings]):
         (["+sweep=smoke", "sweep.s_kv=[{from: 0, to: 9, factor: 2}]"], ["a factor greater than 1 from a number above 0"]),
         (["+sweep=smoke", "sweep.s_kv=[{from: 1, to: 1e9, step: 1}]"], ["more than 10,000 values; take a larger step"]),
         (["+sweep=smoke", "sweep.s_kv=[{from: 1, to: many, step: 1}]"], ["sweep.s_kv={from: 1, to: many, step: 1}: allowed"]),
-        (["+sweep=smoke", "mode=report", "where={s_qo: null}"], ["where={s_qo: null}", "columns with a value, several or a range"]),
+        (["+sweep=smoke", "mode=report", "where={s_qo: []}"], ["where={s_qo: []}", "columns with a value, several or a range"]),
         (["+sweep=smoke", "sweep.backend=[]"], ["no points", "sweep.backend"]),
         (["+sweep=smoke", "sweep.exclude=[{bach_size: 1}]"], ["sweep.exclude[0]", "did you mean 'batch_size'?"]),
         (["+sweep=smoke", "sweep.exclude=[{batch_spec: 8q1s1k}]"], ["type {batch_size: 8, s_qo: 1, s_kv: 1024}"]),

@@ -62,6 +62,12 @@ def test_a_range_chooses_and_excludes_points():
     assert lengths("sweep.exclude=[{s_kv: {to: 4}}]") == [5]
 
 
+def test_null_chooses_points_without_a_value():
+    chosen = load(from_words([*ONE, "sweep.window=[null,64,128]", "where={window: [null, 128]}"]))
+
+    assert isinstance(chosen, Points) and [point.problem.window for point in points_of(chosen)] == [None, 128]
+
+
 def test_a_mapping_moves_its_keys_together(settings: Callable[..., Settings]):
     points = expand(settings(*ONE, "sweep.dtype=[{q: bf16, kv: bf16}, {q: fp16, kv: fp8_e5m2, out: fp16}]"))
 
