@@ -51,8 +51,8 @@ def _columns(invocation: Invocation[AskSettings]) -> int:
         print(columns_page.page(), end="")
         return OK
     grids = columns_page.grids(settings.columns, settings.where, path)
-    if settings.format == "terminal" and not (settings.full or settings.columns or settings.where):
-        screen.columns(invocation.console, grids)
+    if settings.format == "terminal" and not settings.full:
+        screen.columns(invocation.console, grids, columns_page.ABOUT["first"], whole=bool(settings.columns or settings.where))
     else:
         invocation.show(grids, title="python -m orchestrator mode=report question=columns")
     return OK

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.resources import files
 from inspect import getdoc
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import yaml
 
@@ -19,16 +18,13 @@ from orchestrator.errors import UserError, unknown
 from orchestrator.storage.columns import COLUMNS, SECTIONS, Column
 from orchestrator.tables import Grid, markdown
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 KEYS = ("section", "type", "unit")  # of a column, for where=
-BEGINNING = "columns_page.yaml"  # how the page begins
+ABOUT = yaml.safe_load(files(__package__).joinpath("columns_page.yaml").read_text(encoding="utf-8"))
 
 
 def page() -> str:
     """`docs/columns.md`."""
-    parts: list[str] = [yaml.safe_load(files(__package__).joinpath(BEGINNING).read_text(encoding="utf-8"))["page"]]
+    parts: list[str] = [ABOUT["page"]]
     for section, grid in _grids().items():
         # As code: Markdown would take `list<double>` for HTML.
         cells = tuple((f"`{name}`", f"`{kind}`", *rest) for name, kind, *rest in grid.cells)
@@ -43,17 +39,12 @@ def grids(names: Sequence[str] = (), where: Where | None = None, path: str | Non
     are not in that dataset, and which have no value in it. Raises UserError for what no column has, and if no rows are there.
     """
     kept = _chosen(names, where or {})
-    there, found = {} if path is None else columns_there(path, kept if names else ()), []
+    there, found = {} if path is None else {"column": path, **columns_there(path, kept if names else ())}, list[Grid]()
     for section, grid in _grids().items():
-        if cells := tuple(_with_dataset(line, there) for line in grid.cells if line[0] in kept):
-            header = _with_dataset(grid.header, {grid.header[0]: path} if path else {})
-            found.append(Grid(f"{section}: {grid.title}", header, cells))
-    return found
-
-
-def _with_dataset(line: tuple[str, ...], there: Mapping[str, str]) -> tuple[str, ...]:
-    """A line with what a dataset has of its column, before the meaning; as it is without a dataset."""
-    return (*line[:-1], there[line[0]], line[-1]) if there else line
+        lines = [line for line in (grid.header, *grid.cells) if line[0] in ("column", *kept)]
+        header, *cells = [(*line[:-1], there[line[0]], line[-1]) for line in lines] if there else lines
+        found.append(Grid(f"{section}: {grid.title}", header, tuple(cells)))
+    return [grid for grid in found if grid.cells]
 
 
 def _chosen(names: Sequence[str], where: Where) -> list[str]:
@@ -67,12 +58,9 @@ def _chosen(names: Sequence[str], where: Where) -> list[str]:
         for value in several(wanted):
             if str(value) not in values:
                 raise UserError(unknown(f"where={{{key}: ...}} of question=columns", str(value), filter(None, values)))
-    kept = [
-        name
-        for name, column in COLUMNS.items()
-        if (not names or any(fnmatch.fnmatchcase(name, wanted) for wanted in names))
-        and all(str(getattr(column, key)) in map(str, several(wanted)) for key, wanted in where.items())
-    ]
+    named = {name for wanted in names or "*" for name in fnmatch.filter(COLUMNS, wanted)}
+    fits = {key: [*map(str, several(wanted))] for key, wanted in where.items()}
+    kept = [name for name in COLUMNS if name in named and all(str(getattr(COLUMNS[name], key)) in fits[key] for key in fits)]
     if not kept:
         raise UserError(f"question=columns: no column is both among columns=[{','.join(names)}] and in where={dict(where)}")
     return kept
@@ -92,7 +80,10 @@ def _line(column: Column) -> tuple[str, ...]:
 def columns_there(path: str | Path, asked: Sequence[str] = ()) -> dict[str, str]:
     """Of each column: not in the files (a default then), or empty; values of those `asked` for. UserError as `open_dataset`."""
     data = open_dataset(path)
-    held = [_names(data, source) for source in data.sources]
+    held = [  # rows that a journal holds, or an object store, have all columns
+        {*columns_of(data.con, f"read_parquet({file_literal(one)})", one)} if isinstance(one, str) else {*one.column_names}
+        for one in data.sources
+    ]
     rows, *counts = data.single_row(f"SELECT count(*), {', '.join(f'count({quoted(name)})' for name in COLUMNS)} FROM rows")
     empty = {name for name, count in zip(COLUMNS, counts, strict=True) if not count}
     found = {}
@@ -111,10 +102,3 @@ def _values(data: Dataset, name: str) -> str:
     if len(counts) > MAX_VALUES and COLUMNS[name].type in NUMBERS:
         return f"{min(counts)[0]:,.6g} to {max(counts)[0]:,.6g}"
     return few([f"{text_of(value)} ({count:,} rows)" for value, count in counts])
-
-
-def _names(data: Dataset, source: str | pa.Table) -> set[str]:
-    """The columns of one source. Rows that a journal holds, or an object store, have all columns."""
-    if not isinstance(source, str):
-        return set(source.column_names)
-    return set(columns_of(data.con, f"read_parquet({file_literal(source)})", source))

@@ -49,13 +49,18 @@ def plan(console: Console, about: str, grids: Sequence[Grid], why_nothing: str) 
     print_lines(console, [*begin, *shown, *end, *wrapped(f"{more}{TO_RUN}", width)])
 
 
-def columns(console: Console, grids: Sequence[Grid]) -> None:
-    """Prints the names of columns, by section, from the tables of question=columns; a star stands behind those without a value."""
-    marked = [[f"{name}{'*' * any(there)}" for name, _type, _unit, _has, *there, _meaning in grid.cells] for grid in grids]
-    told = [" ".join([f"{grid.title.partition(':')[0]}:", *names]) for grid, names in zip(grids, marked, strict=True)]
-    star = "*: not in this dataset, or null; " * any(name.endswith("*") for names in marked for name in names)
-    ends = f"{star}their meaning: columns=[median_us, check_*], or full=true"
-    print_lines(console, [line for words in (*told, ends) for line in wrapped(words, width_of(console))])
+def columns(console: Console, grids: Sequence[Grid], first: Sequence[str], *, whole: bool) -> None:
+    """Prints the tables of question=columns, those `first` first: in a line each, a star if it has no value; or `whole`."""
+    lines, width = [line for grid in grids for line in grid.cells], width_of(console)
+    for name, kind, unit, has, *there, meaning in sorted(lines, key=lambda line: [*first, line[0]].index(line[0])):
+        short = f"{name}{'*' * any(there)}: {meaning.partition('. ')[0]}".rstrip(".")
+        told = f"{name} ({', '.join(filter(None, (kind, unit, has, *there)))}): {meaning}"
+        told = told if whole else textwrap.shorten(short, width, placeholder=" ...", break_on_hyphens=False)
+        print_lines(console, wrapped(told, width))
+    star = "*: not in this dataset, or null; " * any(any(line[4:-1]) for line in lines)
+    more = f"{star}whole, with units: columns=[median_us, check_*], or 'where={{section: time}}' of"
+    sections = ", ".join(grid.title.partition(":")[0] for grid in grids)
+    print_lines(console, [] if whole else wrapped(f"{more} {sections}", width, "bold"))
 
 
 def tables_in(grids: Sequence[Grid], room: int, width: int, most: int = LINES) -> tuple[list[Text], list[int]]:

@@ -12,7 +12,7 @@ from orchestrator import ROOT
 from orchestrator.errors import UserError
 from orchestrator.reporting import columns_page
 from orchestrator.reporting.columns_page import columns_there
-from orchestrator.reporting.screen import LINES
+from orchestrator.reporting.screen import WIDTH
 from orchestrator.storage.columns import COLUMNS
 from tests.helpers.command_line import Invoke
 from tests.helpers.datasets import RESULTS
@@ -122,12 +122,25 @@ def test_a_sweep_without_a_dataset_gets_the_columns_as_they_are(invoke: Invoke, 
     assert typed.returncode == 2 and "no rows there" in typed.stderr
 
 
-def test_a_terminal_gets_the_names_on_one_screen_and_stars_where_a_dataset_has_no_value(invoke: Invoke):
-    alone, beside = (
-        invoke("mode=report", "question=columns", *typed) for typed in ([], [f"results.path={RESULTS / 'h200_prefill/cascade'}"])
+def test_a_terminal_gets_a_line_for_each_column_the_most_used_first_and_stars_where_a_dataset_has_no_value(invoke: Invoke):
+    alone, beside, typed, full = (
+        invoke("mode=report", "question=columns", *words).stdout
+        for words in (
+            [],
+            [f"results.path={RESULTS / 'h200_prefill/cascade'}"],
+            ["columns=[check_min_tokens,own_us]"],
+            ["columns=[own_us]", "full=true"],
+        )
     )
-    whole = invoke("mode=report", "question=columns", "full=true")
+    lines = alone.splitlines()
 
-    assert all(len(one.stdout.splitlines()) <= LINES and "full=true" in one.stdout for one in (alone, beside))
-    assert "*" not in alone.stdout.replace("check_*", "") and " energy_j* " in beside.stdout and " median_us " in beside.stdout
-    assert COLUMNS["median_us"].meaning[:20] in whole.stdout
+    assert max(map(len, [*lines, *beside.splitlines(), *typed.splitlines()])) <= WIDTH
+    assert "median_us: Median of the samples: the time of the point" in lines[:20] and "full, prefix" in lines[14]
+    assert sorted(line.partition(":")[0] for line in lines[: len(COLUMNS)]) == sorted(COLUMNS)
+    assert "*" not in alone.replace("check_*", "") and "\nenergy_j*: " in beside and "\nmedian_us: " in beside
+    whole = [
+        f"{name} ({about}): {COLUMNS[name].meaning}"
+        for name, about in (("own_us", "double, µs, if ok"), ("check_min_tokens", "int64, tokens, maybe"))
+    ]
+    assert " ".join(typed.split()) == " ".join(whole)
+    assert "━ column" not in typed and "┃ column" in full
