@@ -22,8 +22,7 @@ NUMBERS: tuple[ColumnType, ...] = ("int64", "double")
 NUMBER = re.compile(r"[-+]?\d*\.?\d*(e[-+]?\d+)?")
 COMPUTED = (  # columns of question=best that no row has
     *("kernel", "runner_up", "margin", "runner_up_rel_err", "err_ratio", "rough", "runner_up_rough", "reference_us"),
-    "reference_backend",
-    *("noise_floor", "above_noise"),
+    *("reference_backend", "noise_floor", "above_noise"),
 )
 
 

@@ -27,11 +27,14 @@ from orchestrator.analysis.questions.tables import l2_words, percent, varying_ke
 from orchestrator.analysis.questions.traffic_weights import far_line, warnings
 from orchestrator.analysis.sql import query, quoted
 from orchestrator.analysis.traffic import Mix, axes_to_measure, weights
+from orchestrator.config.engine import MAX_DRAFT
 from orchestrator.config.weights import WEIGHT, WeightRules
 from orchestrator.tables import DOT, Grid
 
 ALIKE = 0.05  # neighbouring batches whose ratios differ by less are one range
-OF_LINE = ("model", "q_dtype", "kv_dtype", "l2")  # each combination is a line of the answer
+OF_LINE = ("model", "q_dtype", "kv_dtype", "window", "l2")  # each combination is a line of the answer
+# Drafts may go through either of two wrappers, which are one routine here.
+CALLS = "(SELECT * REPLACE (if(routine = 'paged_prefill', 'paged_decode', routine) AS routine), routine AS wrapper FROM problems)"
 FEW = 16  # workloads that are all listed
 TOO_BIG = "cache larger than the GPU"  # no deployment has such a problem
 
@@ -83,10 +86,10 @@ def best_of(baseline: Selection, candidate: Selection, max_rel_err: float | None
     places = [place for place in places if not of_devices or place != "env"]  # a workload counts once, whatever measured it
     keys = [key for key in PROBLEM_KEYS if key not in PLACE_COLUMNS or key in places]
     (first, _, tried_a), (second, ran, tried_b) = (_ranked(rows, keys, max_rel_err) for rows in sides)
-    problems = first.drop(columns="too_big").merge(second.drop(columns=[*keys, "workload"]), on="place", suffixes=("_a", "_b"))
+    problems = first.drop(columns="too_big").merge(second.drop(columns=keys), on="place", suffixes=("_a", "_b"))
     imported = all(rows["orchestrator_version"].isin(ORIGINS).all() for rows in sides)  # these have one kernel at each problem
     for side, of, tried in (("a", "b", tried_a), ("b", "a", tried_b)):
-        best = zip(problems["workload"], problems[f"backend_{of}"], problems[f"kernel_{of}"], strict=True)
+        best = zip(*(problems[f"{name}_{of}"] for name in ("workload", "backend", "kernel")), strict=True)
         is_there = [bool({(at, name.partition("(")[0]), (at, kernel)} & tried) for at, name, kernel in best]
         problems[f"lacks_{side}"] = problems[f"backend_{of}"].mask(np.array(is_there, dtype=bool) | imported, None)
     problems = problems.merge(ran, left_on=["place", "kernel_a"], right_on=["place", "kernel"], how="left")
@@ -99,7 +102,7 @@ def best_of(baseline: Selection, candidate: Selection, max_rel_err: float | None
 def _ranked(rows: pd.DataFrame, keys: list[str], max_rel_err: float | None) -> tuple[pd.DataFrame, pd.DataFrame, set[Any]]:
     """The best of each problem (no reference), the time of each kernel there, and what has a row at a `workload`, right or not.
 
-    `place` is equal for equal keys, and `workload` for those but of how it was timed.
+    `place` is equal for equal keys, and `workload` for those but of how it was timed, and one wrapper.
     """
     once = first_of_aa_pairs(rows)
     masks = [mask if tree is None else f"{mask} {tree}" for mask, tree in zip(once["mask"], tree_texts(once), strict=True)]
@@ -108,10 +111,10 @@ def _ranked(rows: pd.DataFrame, keys: list[str], max_rel_err: float | None) -> t
     columns = ", ".join(
         quoted(key) if key in GRID_AXES else f"coalesce({quoted(key)}::VARCHAR, '–') AS {quoted(key)}" for key in keys
     )
-    workload = place_of([key for key in keys if key not in TIMING_KEYS])
-    best = query("best_of_side", shown=columns, ranked=ranked_by(keys), workload=workload)
-    tried = f"SELECT {workload}, unnest([backend, kernel]) FROM points JOIN problems USING (problem)"
-    ran = f"SELECT place, kernel, min(own_us) AS kept_us FROM ({contenders_by(keys)}) WHERE NOT reference GROUP BY ALL"
+    workload = place_of(["wrapper", *(key for key in keys if key not in TIMING_KEYS)])
+    best = query("best_of_side", shown=columns, ranked=ranked_by(keys, CALLS), workload=workload, problems=CALLS)
+    tried = f"SELECT {workload}, unnest([backend, kernel]) FROM points JOIN {CALLS} USING (problem)"
+    ran = f"SELECT place, kernel, min(own_us) AS kept_us FROM ({contenders_by(keys, CALLS)}) WHERE NOT reference GROUP BY ALL"
     return data.con.sql(best).df(), data.con.sql(ran).df(), set(data.con.sql(tried).fetchall())
 
 
@@ -160,9 +163,14 @@ def headline(found: BestOfSides) -> str:
     baseline, candidate = found.names
     parts = [f"{_title(key, found.problems)} {''.join(own) or _words(ranges, few=True)}" for key, _, ranges, own in _parts(found)]
     of = " by your weights" if "weight" in found.problems else ""
-    every = len(found.problems) + len(found.lacking)
-    parts += [f"{len(found.lacking):,} of {every:,} workloads not counted"] if len(found.lacking) else []
-    return f"{candidate} over {baseline}, best against best{of}: {'; '.join(parts)}"
+    return f"{candidate} over {baseline}, best against best{of}{_drafts(found)}: {'; '.join(parts)}"
+
+
+def _drafts(found: BestOfSides) -> str:
+    """Which lengths of queries all workloads have, if none has one token."""
+    lengths = sorted({*found.problems["s_qo"].dropna().astype(int)}) or [1]
+    drafts = f", drafts {', '.join(str(s_qo - 1) for s_qo in lengths)} only"
+    return "" if lengths[0] == 1 else drafts if lengths[-1] <= MAX_DRAFT else f", s_qo {lengths[0]:,} and up"
 
 
 def _yours(part: pd.DataFrame) -> tuple[str, ...]:
@@ -174,7 +182,7 @@ def _yours(part: pd.DataFrame) -> tuple[str, ...]:
 
 
 def _parts(found: BestOfSides) -> list[tuple[Record, pd.DataFrame, list[BatchRange], tuple[str, ...]]]:
-    groups = found.problems.groupby(list(OF_LINE), sort=True)
+    groups = sorted(found.problems.groupby(list(OF_LINE)), key=lambda of: [str(key).strip("–") for key in of[0]])
     return [(dict(zip(OF_LINE, values, strict=True)), part, by_batch(part), _yours(part)) for values, part in groups]
 
 
@@ -184,9 +192,10 @@ def _lines(found: BestOfSides) -> Grid:
     for key, part, ranges, own in _parts(found):
         ends = f"{part['speed_up'].min():.2f} to {part['speed_up'].max():.2f}"
         cells.append((_title(key, found.problems, whole=True), _words(ranges), ends, f"{len(part):,}", *own))
-    title = f"{candidate} over {baseline}, the best backend of each: how many times as fast, geometric mean"
+    drafts = _drafts(found) * (not found.of_devices)  # whose headline tells
+    title = f"{candidate} over {baseline}, the best backend of each{drafts}: how many times as fast, geometric mean"
     header = ("what", "times as fast", "least to most", "workloads", *(("by your weights",) if "weight" in found.problems else ()))
-    return Grid(title, header, tuple(cells))
+    return Grid(title, header, tuple(cells), whole=found.of_devices and len(cells) <= FEW // 2)  # the whole answer
 
 
 def _title(key: dict[str, Any], problems: pd.DataFrame, *, whole: bool = False) -> str:
@@ -194,7 +203,8 @@ def _title(key: dict[str, Any], problems: pd.DataFrame, *, whole: bool = False) 
     dtypes = f"q {key['q_dtype']}, kv {key['kv_dtype']}"
     model = key["model"] if whole or problems["model"].nunique() > 1 else None
     l2 = l2_words(key["l2"]) if whole or problems["l2"].nunique() > 1 else None
-    return DOT.join(part for part in (model, dtypes, l2) if part)
+    layers = f"sliding layers ({of})" if (of := key["window"]) != "–" else "full layers"
+    return DOT.join(part for part in (model, dtypes, layers * (problems["window"].nunique() > 1), l2) if part)
 
 
 def _words(ranges: list[BatchRange], *, few: bool = False) -> str:

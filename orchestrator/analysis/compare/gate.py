@@ -239,9 +239,8 @@ def is_other_card(pairs: pd.DataFrame) -> Flags:
 def _own(pairs: pd.DataFrame, floors: NoiseFloors, time: Floats, separate: Flags, other: Flags) -> Floats:
     """The variance of each pair by itself: samples, floors, and clocks that were throttled."""
     total = own_variance(pairs, floors, time)[0] + sum(_disturbance(pairs, side) ** 2 for side in "ab")
-    between = np.select(
-        [is_long_code(pairs), other], [LONG_CODE.variance(time), OTHER_CARD.variance(time)], default=SAME_CARD.variance(time)
-    )
+    kinds = LONG_CODE, OTHER_CARD, SAME_CARD
+    between = np.select([is_long_code(pairs), other, ~other], [kind.variance(time) for kind in kinds])
     return np.asarray(total + np.where(separate, between + clock_uncertainty(pairs) ** 2, 0.0))
 
 

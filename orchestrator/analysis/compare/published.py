@@ -100,18 +100,13 @@ def _summary(joined: pd.DataFrame) -> Grid:
     both = [joined[[f"{name}_{side}" for name in NAMED_IF_UNLIKE]].set_axis(NAMED_IF_UNLIKE, axis=1) for side in "ab"]
     differing = (f"{name} {there} there, {here} here" for name, there, here in differences((), NAMED_IF_UNLIKE, both).cells)
     unlike = "; ".join(differing).replace("–", "not stated") or "imported rows have no samples"
-    return Grid(f"{told[len(others) == len(joined)]}; not judged: {unlike}{_why_no_ratio(others)}", header, tuple(cells))
-
-
-def _why_no_ratio(others: pd.DataFrame) -> str:
-    """Why times of two kinds of GPU have no ratio, and what has one; nothing if there are none."""
-    if others.empty:
-        return ""
     there, here = (" and ".join(sorted(set(others[f"device_name_{side}"]))) for side in "ab")
-    return (
+    no_ratio = (
         f". No ratio of {there} and {here}: it would mix the GPUs with how each was timed. The next table has the times. "
         f"For a ratio import a table of {here} from the same source and compare the two, or measure {there} with the same sweep"
     )
+    title = f"{told[len(others) == len(joined)]}; not judged: {unlike}{no_ratio * (not others.empty)}"
+    return Grid(title, header, tuple(cells))
 
 
 def _workloads(joined: pd.DataFrame) -> Grid:
@@ -151,15 +146,9 @@ def _of_both(baseline: Selection, candidate: Selection, max_rel_err: float | Non
 def _counts(found: best_of.BestOfSides) -> Grid:
     """At how many problems each side is ahead by more than the rule asks for."""
     baseline, candidate = found.names
-    ahead = _ahead(found.problems)
+    log_ratio = np.log(found.problems["speed_up"].to_numpy(dtype=float))
+    fastest_us = found.problems[["us_a", "us_b"]].min(axis=1).to_numpy(dtype=float)
+    ahead = np.sign(log_ratio) * (np.abs(log_ratio) > WIDE * np.sqrt(BETWEEN_TABLES.variance(fastest_us)))
     words = {1: f"{candidate} takes less time", -1: f"{baseline} takes less time", 0: "cannot be told apart"}
     cells = tuple((told, f"{(ahead == of).sum():,}") for of, told in words.items() if (ahead == of).any())
     return Grid(f"published times of both; {RULE}", ("the best of each at a workload", "workloads"), cells)
-
-
-def _ahead(problems: pd.DataFrame) -> pd.Series:
-    """By problem 1 if the candidate's best takes less time, -1 if the baseline's does, and 0 if the two are not apart."""
-    log_ratio = np.log(problems["speed_up"].to_numpy(dtype=float))
-    fastest_us = problems[["us_a", "us_b"]].min(axis=1).to_numpy(dtype=float)
-    limit = WIDE * np.sqrt(BETWEEN_TABLES.variance(fastest_us))
-    return problems["speed_up"].mask(np.abs(log_ratio) <= limit, 1.0).map(lambda ratio: (ratio > 1) - (ratio < 1))

@@ -17,9 +17,10 @@ from orchestrator.analysis.compare.gate import BROKEN, MAX_RED, is_absent, is_ot
 from orchestrator.analysis.compare.selection import CONDITION_COLUMNS
 from orchestrator.analysis.compare.verdicts import DECIDED
 from orchestrator.analysis.keys import GRAPH_REPLAY, GRID_AXES, TIMING_KEYS
-from orchestrator.analysis.names import shown
+from orchestrator.analysis.names import libraries_of, shown
 from orchestrator.analysis.noise import BETWEEN_RUNS, INTERLEAVED
 from orchestrator.analysis.sources import few
+from orchestrator.config.engine import calls_of, releases
 from orchestrator.tables import Grid
 
 MAX_SHOWN = 100  # points in a table
@@ -77,14 +78,16 @@ def _changes(found: Comparison) -> tuple[list[Grid], list[Grid]]:
 
 
 def headline(found: Comparison) -> str:
-    counts = found.points["verdict"].value_counts()
+    outside = found.points[["status_a", "status_b"]].isna().any(axis=1) & ~found.points["red"]
+    counts = found.points["verdict"][~outside].value_counts()
     counted = ", ".join(f"{counts[verdict]:,} {verdict}" for verdict in MEANING if verdict in counts)
+    compared = f" ({found.points['comparable'].sum():,} compared, {outside.sum():,} on one side only)" * bool(outside.any())
     slower = ", ".join(f"{name} ({change:+.2%})" for name, change in found.red_groups.items())
     groups = f"; slower as a group, which is known better than a point: {slower}" if slower else ""
     again = f"; {suspects} suspects" if (suspects := int((~found.suspects["red"]).sum())) else ""
     only_missing = not found.red_groups and (found.points.loc[found.points["red"], "verdict"] == "missing").all()
     answer = "no regression" if not found.regressed else "incomplete" if only_missing else "regression"
-    counted += "" if found.has_gate else ", by median_us (best against best: own_us)"
+    counted += compared + ", by median_us (best against best: own_us)" * (not found.has_gate)
     return f"{answer if found.has_gate else 'two kinds of GPU, no gate'}: {counted}{_worst(found.points)}{groups}{again}"
 
 
@@ -108,9 +111,8 @@ def notes(found: Comparison) -> list[str]:
         f"{interleaved} of {len(points)} pairs were interleaved; the others get the floor between runs as well, {BETWEEN_RUNS}",
     ]
     if shared := int((~points["counted"]).sum()):
-        pairs = "pair is an alias" if shared == 1 else "pairs are aliases"
         once = "group tests and the gate" if found.has_gate else "group tests"
-        sentences.append(f"{shared} {pairs} of another backend's call: {once} count such samples once")
+        sentences.append(f"pairs that are aliases of another backend's call, whose samples {once} count once: {shared}")
     if (points["timer_a"] == GRAPH_REPLAY).any():
         sentences.append("changes are of median_us, with the launch of the graph, best against best of own_us (docs/timing.md)")
     sentences += [*of_gate(found), *_of_cards(found)]
@@ -133,9 +135,8 @@ def of_gate(found: Comparison) -> list[str]:
     words = words if found.has_gate else [NO_GATE]
     if not found.has_gate and (broken := int(found.points["verdict"].isin(BROKEN).sum())):
         words.append(f"points of the baseline that failed in the candidate: {broken}, which is exit code 1")
-    if absent := int(is_absent(found.points).sum()):
-        count = "which missing=allow allows" if found.missing_allowed else "which counts as red; missing=allow allows it"
-        words.append(f"{absent} points of the baseline have no time in the candidate and no reason why, {count}")
+    if not found.missing_allowed and (absent := int(is_absent(found.points).sum())):
+        words.append(f"{absent} points of the baseline have no time in the candidate and no reason why: red without missing=allow")
     return words
 
 
@@ -144,7 +145,20 @@ def lacking(found: Comparison, most: int) -> list[str]:
     points, has = found.points[found.points["verdict"].isin(["missing", "not measured"])], found.candidate.rows
     lacks = [points.loc[~points[key].isin(has[key]), key].dropna().map(f"no {key} {{}}".format) for key in (*GROUP_COLUMNS, "tp")]
     words = [f"{what} ({count:,})" for what, count in Counter(pd.concat(lacks)).most_common()]
-    return [f"points without a time in the candidate, which has {few(words, most)}"] * bool(words)
+    return [*_of_flags(found), *[f"points without a time in the candidate, which has {few(words, most)}"] * bool(words)]
+
+
+def _of_flags(found: Comparison) -> list[str]:
+    """Which flags of an engine, whose library both sides have, are right on both and on one alone; of two GPUs if they differ."""
+    sides = found.baseline.rows, found.candidate.rows
+    has = [{name.split(" ")[0] for name in libraries_of(rows["libraries"].unique())} for rows in sides]
+    flags = [flag for one in releases().values() if all(one.engine in names for names in has) for flag in one.flags]
+    calls = [(flag.name, call) for flag in flags for *_, call in calls_of(flag) if not flag.stands_in(call)]
+    ran = ({*rows[rows["status"] == "ok"][["routine", "backend"]].itertuples(index=False, name=None)} for rows in sides)
+    a, b = ({name for name, call in calls if call in of} for of in ran)
+    parts = {"on both sides": a & b, "in the baseline only": a - b, "in the candidate only": b - a}
+    told = "; ".join(f"{where}: {', '.join(sorted(names))}" for where, names in parts.items() if names)
+    return [f"flags measured {told}"] * bool(a != b or (a and found.has_gate))
 
 
 def _of_cards(found: Comparison) -> list[str]:
@@ -164,11 +178,8 @@ def _of_cards(found: Comparison) -> list[str]:
 def _summary(found: Comparison) -> Grid:
     counts = found.points["verdict"].value_counts()
     slower = ": red, or a suspect" if found.has_gate else ""
-    cells = [
-        (verdict, str(counts[verdict]), meaning.format(same=100 * found.same, slower=slower))
-        for verdict, meaning in MEANING.items()
-        if verdict in counts
-    ]
+    kept = ((verdict, meaning) for verdict, meaning in MEANING.items() if verdict in counts)
+    cells = [(verdict, str(counts[verdict]), meaning.format(same=100 * found.same, slower=slower)) for verdict, meaning in kept]
     title = f"what changed: {found.baseline.name} → {found.candidate.name}" + f". {NO_GATE.rstrip('.')}" * (not found.has_gate)
     return Grid(title, ("verdict", "points", "meaning"), tuple(cells))
 

@@ -127,14 +127,14 @@ def find_views() -> tuple[str, ...]:
 VIEWS = find_views()
 
 
-def ranked_by(keys: Sequence[str]) -> str:
+def ranked_by(keys: Sequence[str], problems: str = "problems") -> str:
     """A query: the ranking over problems that agree in these keys. Its column `place` is equal for equal values of them."""
-    return query_text("ranking").format(key="place", contenders=f"({contenders_by(keys)})")
+    return query_text("ranking").format(key="place", contenders=f"({contenders_by(keys, problems)})")
 
 
-def contenders_by(keys: Sequence[str]) -> str:
+def contenders_by(keys: Sequence[str], problems: str) -> str:
     """A query: the contenders, with the `place` of `ranked_by`."""
-    return f"SELECT contenders.*, {place_of(keys)} AS place FROM contenders JOIN problems USING (problem)"
+    return f"SELECT contenders.*, {place_of(keys)} AS place FROM contenders JOIN {problems} USING (problem)"
 
 
 def place_of(keys: Sequence[str]) -> str:

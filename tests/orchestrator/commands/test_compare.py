@@ -245,8 +245,8 @@ def test_what_was_not_measured_on_a_side_is_in_no_ratio_and_no_regression(tmp_pa
     listed = invoke(*both)
     told = [" ".join(done.stdout.split()) for done in (folders, listed)]
 
-    assert folders.returncode == 1 and told[0].startswith("incomplete: 1 undecided, 1 missing, 1 new")
-    assert listed.returncode == 0 and told[1].startswith("no regression: 1 undecided, 1 not measured, 1 new")
+    assert folders.returncode == 1 and told[0].startswith("incomplete: 1 undecided, 1 missing (1 compared, 1 on one side only)")
+    assert listed.returncode == 0 and told[1].startswith("no regression: 1 undecided (1 compared, 2 on one side only)")
     assert lacks.format(base, later) in told[0] and lacks.format("flashinfer:0.7.2", "flashinfer:0.8.0") in told[1]
     assert not any("best backend of each" in words for words in told)
 
@@ -267,6 +267,25 @@ def test_what_the_candidate_has_no_row_of_is_told_by_columns_and_values_the_larg
     assert "points without a time" not in invoke(f"baseline={later}", f"candidate={base}").stdout
 
 
+@pytest.mark.parametrize(
+    ("before", "told"),
+    [
+        ("trtllm-native", "flags measured on both sides: triton; in the baseline only: trtllm_mha; in the candidate only: fa3"),
+        ("flash_attn_3", "flags measured on both sides: triton; in the candidate only: fa3"),  # another build of it
+        ("flash_attn_3_sglang", "flags measured on both sides: fa3, triton"),
+    ],
+)
+def test_flags_of_an_engine_that_one_side_lacks_are_told(before: str, told: str, tmp_path: Path, invoke: Invoke):
+    def rows(release: str, when: str, backend: str) -> list[Row]:
+        return [timed(one, 10, when, libraries=f"sglang {release}") for one in ("sglang_triton", backend)]
+
+    base = dataset(tmp_path / "base", rows("0.5.12.post1", NIGHT, before))
+    later = dataset(tmp_path / "later", rows("0.5.23", MORNING, "flash_attn_3_sglang"))
+    for full in ("full=false", "full=true"):
+        done = invoke("mode=compare", f"baseline={base}", f"candidate={later}", full)
+        assert f" {told} " in " ".join(done.stdout.split())
+
+
 def test_a_comparison_of_many_columns_warns_of_nothing():
     found = compare(["results/h200_engines/beside_vllm"], ["results/h200_engines/beside_vllm_0_33"], "nowhere")
 
@@ -279,7 +298,9 @@ def test_pairs_that_share_samples_are_counted_in_a_sentence(tmp_path: Path):
     later = dataset(tmp_path / "later", [timed("fa2_tc", 10, MORNING), timed("auto", 10, MORNING, **shared)])
     alone = dataset(tmp_path / "alone", [timed("fa2_tc", 10, MORNING)])
 
-    assert "1 pair is an alias of another backend's call" in " ".join(tables.notes(compare([base], [later], "nowhere")))
+    assert "pairs that are aliases of another backend's call, whose samples group tests and the gate count once: 1" in " ".join(
+        tables.notes(compare([base], [later], "nowhere"))
+    )
     assert "share the samples" not in " ".join(tables.notes(compare([base], [alone], "nowhere")))
 
 

@@ -118,7 +118,9 @@ def test_what_a_found_dataset_lacks_is_no_regression_unless_that_is_asked_for(st
     found, strict = (invoke("mode=compare", *SIDES, *typed) for typed in ((), ("missing=fail",)))
 
     assert (found.returncode, strict.returncode) == (0, 1)
-    assert "2 missing" in found.stdout and "which counts as red" in " ".join(strict.stdout.split())
+    told, red = (" ".join(done.stdout.split()) for done in (found, strict))
+    assert "compared, 2 on one side only), by median_us" in told and "missing" not in told
+    assert "2 missing" in red and "2 points of the baseline have no time in the candidate and no reason why: red without" in red
 
 
 def test_gpus_without_a_common_point_are_told_what_each_has(stored: Path, invoke: Invoke):

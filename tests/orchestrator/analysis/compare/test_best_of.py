@@ -103,6 +103,49 @@ def test_workloads_that_differ_in_more_than_lengths_say_in_what():
     assert each.title == "the best backend of each workload; another kernel is best at 0 of 2 workloads"
 
 
+def test_layers_are_apart_and_a_workload_has_one_best_whichever_wrapper_serves_it():
+    times = {(None, "paged_decode"): 20.0, (None, "paged_prefill"): 10.0, (128, "paged_decode"): 6.0, (128, "paged_prefill"): 8.0}
+
+    def side(faster: float, **keys: Any) -> Selection:
+        rows = [
+            {
+                **at(f"fa{routine[-1]}", us / faster, 8, s_qo=4, window=window, routine=routine, **keys),
+                "point_id": f"{window}{routine}",
+            }
+            for (window, routine), us in times.items()
+        ]
+        return Selection("x", "nowhere", table(*rows))
+
+    found = best_of(side(1.0, **OTHER), side(1.5))
+    lines, each = grids(found)
+
+    assert len(found.problems) == 2 and found.lacking.empty
+    assert [cells[0] for cells in lines.cells] == [
+        f"m · q bf16, kv bf16 · {kind} · dirty L2" for kind in ("full layers", "sliding layers (128)")
+    ]
+    assert [cells[5].split(" err")[0] for cells in each.cells] == ["fae 6.0", "fal 10.0"]
+    one_side = best_of(side(1.0, **OTHER), Selection("x", "nowhere", side(1.5).rows.query("routine == 'paged_decode'")))
+    assert one_side.problems["window"].tolist() == ["128"] and one_side.lacking["lacks_b"].tolist() == ["fal"]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "told"),
+    [((2, 4), ", drafts 1, 3 only"), ((1, 4), ""), ((4, 2048), ", s_qo 4 and up"), ((4,), ", drafts 3 only")],
+)
+def test_without_single_tokens_the_lengths_are_told_once(lengths: tuple[int, ...], told: str):
+    def side(name: str, **keys: Any) -> Selection:
+        rows = [{**at("fa2_tc", 10.0, 8, s_qo=s_qo, **keys), "point_id": f"{s_qo}"} for s_qo in lengths]
+        return Selection(name, "p", table(*rows))
+
+    of_gpus, of_releases = best_of(side("a", **OTHER), side("b")), best_of(side("a"), side("b"))
+
+    assert headline(of_gpus).startswith(f"NVIDIA H200 over NVIDIA H100, best against best{told}: ")
+    assert (
+        grids(of_gpus)[0].title == "NVIDIA H200 over NVIDIA H100, the best backend of each: how many times as fast, geometric mean"
+    )
+    assert grids(of_releases)[0].title.startswith(f"b over a, the best backend of each{told}: how many")
+
+
 def test_the_times_beside_a_ratio_are_those_that_it_is_of():
     """With 4 µs of launch each, 22 and 20 µs are 18 and 16 µs of kernel."""
     rows = [[at("fa2_tc", 22.0, 1, own_us=18.0, **OTHER), at("cudnn", 90.0, 1, own_us=86.0, **OTHER)]]
@@ -151,7 +194,7 @@ def test_a_best_that_the_other_side_has_no_row_of_is_not_counted_unless_it_faile
     failed = best_of(sides[0], Selection("b", "p", table(*both, {**lost, "status": "failed", "median_us": None})))
 
     assert found.problems["batch_size"].tolist() == [32]
-    assert headline(found).endswith("q bf16, kv bf16 1.00; 1 of 2 workloads not counted")
+    assert headline(found).endswith("q bf16, kv bf16 1.00")
     assert not_counted(found) == ["not counted, since a side has no row of the other's best: 1 of 2 workloads; b lacks cudnn at 1"]
     assert sorted(failed.problems["speed_up"]) == [0.5, 1.0] and not_counted(failed) == []
 
