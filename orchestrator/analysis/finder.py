@@ -55,6 +55,8 @@ KEPT = (*LENGTHS, "s_qo", "tp", "device_name", "model")  # of a deployment; what
 ELSEWHERE = " at other workloads"  # of rows of a flag that share no workload with what is read
 EVERY_DTYPE = 3  # of `answers` to question=fp8
 IN_ENGINE = "in_engine"  # the question that compares rows of a running engine with isolated ones
+FLAGS_OF_DRAFTS = "flags of drafts"  # question=draft of one engine
+OF_FLAGS = (*FOR_DEPLOYMENT, FLAGS_OF_DRAFTS)
 
 
 def same_heads(model: Model, tp: int | None, others: Wanted) -> Alike | None:
@@ -95,7 +97,7 @@ def find(
     queries = [(" AND ".join([condition(values), *length]), having) for values, having in asked]
     columns, best_first = (name for values, _ in asked for name in values), _best_first(queries, engines, question)
     with _opened(places, *columns) as every, _of_flags(every, engines) as of_flags:
-        con = of_flags if question in FOR_DEPLOYMENT and "routine" not in wanted else every
+        con = of_flags if question in OF_FLAGS and "routine" not in wanted else every
         lacks = wanted, drafts, alike[0] if alike else {}, typed
         found = con.execute(best_first).fetchall() if wanted else []
         if not found:
@@ -110,7 +112,7 @@ def find(
         elif question == "fp8" and answers < EVERY_DTYPE:
             read = _together(con, where, _over_both(con, where, here)) or [file]
         else:  # other questions have a table for each page
-            beside = within & here.keys() if question in (None, *FOR_DEPLOYMENT) else {file}
+            beside = within & here.keys() if question in (None, *OF_FLAGS) else {file}
             read = _together(con, where, {name: flags.get(name, []) for name in beside}, file)
     best = LINES.join(str(places[one]).removesuffix(".parquet" * bool(read[1:])) for one in read)
     why = "together say most about this" if question != IN_ENGINE else "have rows of running engines, and isolated ones beside them"

@@ -16,6 +16,7 @@ from orchestrator.analysis.sql import query
 from orchestrator.config.draft_cost import Draft
 from orchestrator.config.model import LENT, layers_of
 from orchestrator.errors import UserError
+from orchestrator.notes import note_once
 
 PRESET = "preset"  # the value of draft.rest that takes what is measured below
 
@@ -81,13 +82,13 @@ def rest_of_step(data: Dataset, place: ModelPlace, tokens: int, layers: int) -> 
     return None if us is None else layers * us
 
 
-def create_measured_rest(data: Dataset, source: Dataset | None, draft: Draft) -> None:
+def create_measured_rest(data: Dataset, source: Dataset | None, draft: Draft) -> Draft:
     """The table `measured_rest` of a dataset: the rest of a step at each batch and draft, if draft.rest measured it.
 
     Beside it, `measured_steps` has what was measured, by the query tokens of a batch, and `engine_attention` the least attention in
     a layer of a running engine over its flags, where one query token and a draft were timed, in proportion to the KV length.
-    `source` is the dataset that draft.rest names; None for the preset, or for none. Raises UserError if none of the dataset's
-    models was measured on its devices, or if nobody says how many layers one has.
+    `source` is the dataset that draft.rest names; None for the preset, or for none. Returns `draft`, without a rest that is of
+    none of the dataset's models on its devices. Raises UserError if nobody says how many layers one has.
     """
     preset = {place: Measured(dict(rest), {}, BY_STEPS) for place, rest in PRESETS.items()}
     known = {} if draft.rest is None else preset if source is None else measured(source)
@@ -96,9 +97,13 @@ def create_measured_rest(data: Dataset, source: Dataset | None, draft: Draft) ->
     known |= {of: known[own] for of in there if (own := of._replace(model=str(of.model).partition(LENT)[0])) in known}
     if draft.rest is not None and not there & known.keys():
         has, lacks = (", ".join(f"{of.model} on {of.device_name} (tp {of.tp})" for of in places) for places in (known, there))
-        layers = " or ".join(str(layers_of(model) or "N") for model in {of.model for of in there})
-        typed = f"draft.layers={layers} draft.rest_us=N, µs of a step without attention, or draft.rest=DIR of timing.context=step"
-        raise UserError(f"draft.rest={draft.rest!r}: it is for {has}; for {lacks} type {typed}")
+        layers, costs = {draft.layers or layers_of(of.model) or 0 for of in there}, draft.cost_us or draft.start_us
+        typed = f"draft.layers={' or '.join(str(n or 'N') for n in layers)} draft.rest_us=N, µs of a step without attention"
+        words = f"draft.rest={draft.rest!r}: it is for {has}; for {lacks} type {typed}, or draft.rest=DIR of timing.context=step"
+        if costs and (0 in layers or len(layers) > 1):
+            raise UserError(words)
+        note_once(words)
+        draft = draft.model_copy(update={"rest": None, "layers": min(layers) if costs else draft.layers})
     found = []
     for model, device, tp, batch, s_qo in asked:
         of_place = known.get(ModelPlace(model, device, tp), Measured({}, {}, ""))
@@ -115,3 +120,4 @@ def create_measured_rest(data: Dataset, source: Dataset | None, draft: Draft) ->
     lengths = "kv_dtype VARCHAR, batch_size BIGINT, s_kv BIGINT, s_qo BIGINT"
     inside = [] if source is None else source.execute(ENGINE_ATTENTION)
     data.create_table(f"engine_attention({place}, {lengths}, engine_us DOUBLE, engine_flag VARCHAR)", inside)
+    return draft

@@ -53,7 +53,7 @@ def _text(settings: ExportSettings, name: str) -> tuple[str, LeftOut, list[str]]
 
     (engine,), path, mix, drafts = settings.engines, settings.results.path, mix_of(settings), settings.drafts
     data = open_views(path, settings.draft, where=settings.where, engines=[engine], drafts=drafts, traffic=mix)
-    text = config_text(data, engine, settings.draft, path)
+    text = config_text(data, engine, data.draft if settings.draft.rest else settings.draft, path)
     if mix:
         far = (f"{grid.title}: {', '.join(cells)}" for grid in traffic_weights.grids(data, mix)[1:] for cells in grid.cells)
         told = (f"weighed by traffic={settings.traffic}", *mix.notes, *far)

@@ -12,8 +12,8 @@ READ_BY_QUESTIONS = {  # of mode=report with a question, the questions that read
     "draft.rest": ("draft", "step", "one_backend"), "draft.rest_us": ("draft", "step", "one_backend"),
     "draft.acceptance": ("draft", "step", "energy"), "weights": ("one_backend",),
 }  # fmt: skip
-READ_BY_NO_QUESTION = {  # the questions that do not: `draft` and `q_len` compare lengths, `draft` with the fastest backend of each
-    "best": ("roofline", "columns"), "columns": ("odd",), "engine": ("draft", "columns"), "drafts": ("draft", "q_len", "columns"),
+READ_BY_NO_QUESTION = {  # the questions that do not: `draft` and `q_len` compare lengths
+    "best": ("roofline", "columns"), "columns": ("odd",), "engine": ("columns",), "drafts": ("draft", "q_len", "columns"),
 }  # fmt: skip
 
 # Keys of a measurement, and the modes that measure nothing: of a command that names a sweep, which may have any mode behind it,

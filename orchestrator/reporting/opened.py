@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from orchestrator.config.settings import CompareSettings, Served
 
 ENGINE_COLUMNS = EngineColumns.__annotations__
-OF_ADVICE = "fp8"  # a question that of one engine compares its advised flags
+OF_ADVICE = ("fp8", "draft")  # questions that of one engine compare its advised flags: over both caches, and at each draft length
 Asking = TypeVar("Asking", bound=ForDeployment)
 
 
@@ -69,8 +69,9 @@ def located(settings: Asking, overrides: Sequence[str]) -> Asking:
     question = FOR_DEPLOYMENT[0] if export and export.format in ENGINES else getattr(settings, "question", None)
     if question not in (None, *FOR_DEPLOYMENT) and settings.drafts is not None:
         rows["s_qo"] = (settings.drafts + 1,)
-    if question == OF_ADVICE and settings.engine is not None and settings.results.path == NO_SWEEP_PATH:
-        settings = _over_both(settings, overrides)
+    if question in OF_ADVICE and settings.engine is not None and settings.results.path == NO_SWEEP_PATH:
+        settings = _over_both(settings, overrides) if question == "fp8" else settings
+        question = finder.FLAGS_OF_DRAFTS if question == "draft" else question
     of_engines = _of_engines(settings) if question == finder.IN_ENGINE else {}
     typed = {name: several(value) for name, value in settings.where.items()} | of_engines
     of_model, wanted, alike = _asked(settings, overrides, rows | typed)
@@ -122,14 +123,20 @@ def opened(settings: Answers, mix: Mix | None) -> Dataset:
     )
     if asked is None or asked.engine is None or question in (None, finder.IN_ENGINE, *FOR_DEPLOYMENT):
         return read()
-    return of_flags(read, advised=question == OF_ADVICE)
+    return of_flags(read, advised=question in OF_ADVICE, each_length=question == "draft")
 
 
-def of_flags(read: Callable[..., Dataset], *, advised: bool) -> Dataset:
-    """The rows of the flags of the engine that was asked for, or of its advised ones alone, under the names of flags."""
-    create_decisions(data := read())
-    found = read(flags=data.execute(query("rows_of_flags", advised=advised)))
-    found.memo["parts"] = parts(data)  # also where a default has no time
+def of_flags(read: Callable[..., Dataset], *, advised: bool, each_length: bool = False) -> Dataset:
+    """The rows of the flags of the engine that was asked for, or of its advised ones alone, under the names of flags.
+
+    `each_length`: those that are advised for each number of drafted tokens alone.
+    """
+    answers = [read(drafts=0) if each_length else read()]
+    answers += [read(drafts=s_qo - 1) for (s_qo,) in (answers[0].execute(query("draft_lengths")) if each_length else ())]
+    for data in answers:
+        create_decisions(data)
+    found = read(flags=[row for data in answers for row in data.execute(query("rows_of_flags", advised=advised))])
+    found.memo["parts"] = [part for data in answers for part in parts(data)]  # also where a default has no time
     return found
 
 

@@ -172,8 +172,6 @@ def define_views(data: Dataset, draft: Draft, **assumed: Unpack[Assumed]) -> Dat
     engine = engines[0].title if engines and len(engines) == 1 else None
     asked = {"drafts": literal(assumed.get("drafts")), "engine": literal(engine)}
     data.execute(query("assumed", same=SAME, spike=SPIKE, longest=MAX_DRAFT, **asked))
-    costs = (draft.layers, draft.rest_us, draft.start_us, draft.cost_us, draft.rest is not None)
-    data.create_table("draft_costs(layers DOUBLE, rest_us DOUBLE, start_us DOUBLE, cost_us DOUBLE, rest_measured BOOLEAN)", [costs])
     models = [model for (model,) in data.execute("SELECT DISTINCT model FROM rows WHERE plan_host_us IS NOT NULL")]
     of_models = ((model, draft.layers or layers_of(model) or 1) for model in models)
     data.create_table("model_layers(model VARCHAR, layers BIGINT)", of_models)
@@ -189,7 +187,9 @@ def define_views(data: Dataset, draft: Draft, **assumed: Unpack[Assumed]) -> Dat
     data.kept = frozenset(data.later if data.kind == "TABLE" else ("spikes", "one_backend")[: 1 + (data.count <= MANY_ROWS)])
     own = not data.where and draft.rest == data.path  # else rows may be missing
     rest = None if draft.rest in (None, PRESET) else data if own else open_views(str(draft.rest), Draft(layers=1))
-    create_measured_rest(data, rest, draft)
+    data.draft = draft = create_measured_rest(data, rest, draft)
+    costs = (draft.layers, draft.rest_us, draft.start_us, draft.cost_us, draft.rest is not None)
+    data.create_table("draft_costs(layers DOUBLE, rest_us DOUBLE, start_us DOUBLE, cost_us DOUBLE, rest_measured BOOLEAN)", [costs])
     _note_unused(data, weights)
     return data
 

@@ -434,7 +434,7 @@ def _decision(part: Part) -> tuple[Any, ...]:
     saved = (margin.saving, margin.words) if margin else (None, None)
     server = (place[key] for key in ("device_name", "model", "tp", "kv_dtype"))
     flag = (choice and choice.label, choice and choice.record["choice"])
-    told = (part.workloads, *flag, part.answer.keeps, *saved, part.answer.words, part.elsewhere[2:])
+    told = (part.workloads, *flag, part.answer.keeps, *saved, part.answer.words, part.elsewhere[2:], part.lengths)
     return (*server, part.phase, part.layers, part.who, *told)
 
 

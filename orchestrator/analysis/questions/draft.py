@@ -11,13 +11,17 @@ from statistics import fmean
 from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.finder import measuring
+from orchestrator.analysis.questions import expected_tokens
 from orchestrator.analysis.questions.cache_size import left_out
+from orchestrator.analysis.questions.deployments import create_decisions
 from orchestrator.analysis.questions.exactness import error, named
 from orchestrator.analysis.questions.tables import across_contexts, fetch, group_by, split_by_title
 from orchestrator.analysis.rough import legend, mark
 from orchestrator.analysis.sql import query
 from orchestrator.analysis.step_rest import PRESET, PRESETS
 from orchestrator.config.draft_cost import CURVES, Draft
+from orchestrator.config.engine import MAX_DRAFT
+from orchestrator.config.model import layers_of
 from orchestrator.grouped import grouped
 from orchestrator.notes import note_once
 from orchestrator.tables import Grid
@@ -28,6 +32,7 @@ EACH = "workloads"
 
 FREE_DRAFTS = "drafting itself is free, so long drafts look better than they are"
 LONGEST = "the longest known"
+ONE_LENGTH = "these flags have no times at one workload with two numbers of drafted tokens"
 Left = Mapping[tuple[object, ...], list[int]]  # drafted tokens without an answer, by place and batch size
 FEW_TOKENS = 256  # in 16 bits an H200's arithmetic takes as long as reading the weights from 989e12 / 4.8e12 = 206 query tokens on
 PARTS = 10**9  # of 1, to which a break-even acceptance is known
@@ -35,10 +40,19 @@ PARTS = 10**9  # of 1, to which a break-even acceptance is known
 
 def grids(data: Dataset) -> list[Grid]:
     """The best draft of each batch, what this does not count, then the best of each context."""
-    found = in_short(data)
-    if not found and (too_big := tuple((words,) for words in left_out(data).values())):
-        return [Grid("no draft has an answer", ("why",), too_big)]
-    return [*found, *warnings(data, data.draft), *_sources(data), *by_context(data)] if found else []
+    found, flags = in_short(data), _flags(data)
+    if not found and (why := [*left_out(data).values(), *[ONE_LENGTH] * bool(flags)]):
+        return [Grid("no draft has an answer", ("why",), tuple((words,) for words in why)), *flags]
+    return [*flags, *found, *warnings(data, data.draft), *_sources(data), *by_context(data)] if found else []
+
+
+def _flags(data: Dataset) -> list[Grid]:
+    """The flag of the engine that was asked for at each number of drafted tokens, or why there is none."""
+    if (engine := data.scalar("SELECT if(getvariable('by_flag'), getvariable('engine'), NULL)")) is None:
+        return []
+    create_decisions(data)
+    title = f"flag of {engine}, as question=one_backend drafts=N names it"
+    return [Grid(title, ("deployment", "drafted tokens", "layers", "flag"), tuple(data.execute(query("flags_of_drafts"))))]
 
 
 def _sources(data: Dataset) -> list[Grid]:
@@ -72,8 +86,17 @@ def in_short(data: Dataset) -> list[Grid]:
             cells.append((name, str(batch), best + edge, gain, _gain_of_each(of_batch)))
     header = ("workloads", "batch", "drafted tokens", "tokens/s over no draft, by context", "of each draft, mean of contexts")
     longest = ", without the rest of a step" * (not data.draft.whole_steps)
-    longest += f"; {LONGEST}: there is no answer for a longer one, which may be better" * any(LONGEST in of[2] for of in cells)
+    longest += f"; {LONGEST}: {_longer(data)}" if any(LONGEST in of[2] for of in cells) else ""
     return [Grid(f"in short: the best draft of each batch{longest}", header, tuple(cells))] if cells else []
+
+
+def _longer(data: Dataset) -> str:
+    """That a draft longer than the longest best one may be better, and what measures it, of the first server that has this."""
+    model, device, tp, longest, sweep = data.single_row(query("longest_best"))
+    if expected_tokens(data.draft.acceptance, longest + 1) is None:
+        return "draft.acceptance ends there"
+    lengths = {"s_qo": [1, longest, min(2 * longest, MAX_DRAFT)], "tp": [tp or 1]}
+    return f"a longer one may be better; to measure: {measuring(model, {sweep: {}}, lengths, '', [device])}"
 
 
 def _gain_of_each(records: list[Record]) -> str:
@@ -106,13 +129,15 @@ def warnings(data: Dataset, draft: Draft) -> list[Grid]:
     """What the answer leaves out for lack of a cost, and what to type."""
     cells = []
     if not draft.whole_steps:
-        here = PRESETS.keys() & set(data.execute("SELECT DISTINCT model, device_name, tp FROM problems"))
-        offer = f"draft.rest={PRESET}, or" if here else "draft.rest=DIR with a dataset of timing.context=step, or"
-        typed = "draft.layers and draft.rest_us" if draft.layers is None else "draft.rest_us"
+        places = data.execute("SELECT DISTINCT model, device_name, tp FROM problems ORDER BY ALL")
+        offer = f"draft.rest={PRESET}, or " * bool(PRESETS.keys() & {*places})
+        layers = " or ".join(dict.fromkeys(str(layers_of(model) or "N") for model, *_ in places))
+        count = f"draft.layers={layers} " * (draft.layers is None)
         alone = "and drafts alone decide" if draft.cost_us or draft.start_us else "alone decides"
-        cells.append((f"the rest of a step counts nothing, so attention {alone}", f"{offer} {typed}"))
+        own = f"{offer}{count}draft.rest_us=N with your µs, or draft.rest=DIR of timing.context=step"
+        cells.append((f"the rest of a step counts nothing, so attention {alone}", own))
     if not (draft.cost_us or draft.start_us):
-        cells.append((FREE_DRAFTS, "draft.cost_us and draft.start_us"))
+        cells.append((FREE_DRAFTS, "draft.cost_us=N, µs of each drafted token; draft.start_us=N of each draft"))
     if draft.rest is not None:  # first: the table above refers to it
         cells += [(words, f"{again}, and then draft.rest={STEPS}") for words, again in without_rest(data, draft.rest).items()]
     if words := of_one_rest(draft, data.scalar("SELECT max(batch_size * list_max(measured)) FROM draft")):

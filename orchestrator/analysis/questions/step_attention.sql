@@ -2,8 +2,10 @@
 -- engine (`engine_attention`), that counts instead, and `backend` is the engine's flag.
 -- Of a model whose layers are of two kinds (`layer_kinds`), it is the mean over its layers, each kind with its own fastest backend and
 -- routine, where both kinds were measured; `of_kind` are the layers that a row stands for if one kind alone was.
+-- Of one engine its flags decide of the dtype of queries, which may be another for each length.
 WITH of_layers AS (
-    SELECT fastest.* REPLACE (coalesce(engine_us, own_us) AS own_us, coalesce(engine_flag, backend) AS backend,
+    SELECT fastest.* REPLACE (if(getvariable('by_flag'), NULL, q_dtype) AS q_dtype, if(getvariable('by_flag'), NULL, out_dtype) AS out_dtype,
+                              coalesce(engine_us, own_us) AS own_us, coalesce(engine_flag, backend) AS backend,
                               if(engine_us IS NULL, kernel, NULL) AS kernel, if(engine_us IS NULL, rel_err, NULL) AS rel_err),
            if(all_layers > greatest(full_layers, windowed_layers), if("window" IS NULL, full_layers, windowed_layers), NULL) AS of_kind,
            hash(model, device_name, tp, q_dtype, kv_dtype) AS place

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from pydantic import ValidationError
@@ -12,13 +13,16 @@ from pydantic import ValidationError
 from orchestrator import ROOT
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions import draft, expected_tokens, open_views
+from orchestrator.analysis.questions.deployments import HERE, parts
 from orchestrator.analysis.questions.draft import break_even_acceptance, without_rest
 from orchestrator.analysis.step_rest import PRESETS, ModelPlace, measured, us_at
 from orchestrator.config.draft_cost import CURVES, Draft
+from orchestrator.config.engine import selected
 from orchestrator.config.model import LENT
 from orchestrator.config.settings import Settings
 from orchestrator.errors import UserError
 from orchestrator.planning.expand import expand
+from orchestrator.reporting.opened import of_flags
 from orchestrator.storage.row import Row, to_table
 from tests.helpers.command_line import Invoke
 from tests.helpers.datasets import RESULTS
@@ -147,6 +151,68 @@ def test_a_step_of_a_model_with_two_kinds_of_layers_has_each_kind_by_its_fastest
     assert found["window"] is None and not draft.warnings(data, data.draft)
 
 
+@pytest.mark.parametrize(
+    "server", [("model=llama_3_1_70b", "tp=8"), ("model=llama_3_1_70b", "tp=1"), ("model=gpt_oss_120b", "tp=1")]
+)
+def test_an_engine_s_drafts_run_the_flags_that_one_backend_names_in_the_same_datasets(server: tuple[str, str], invoke: Invoke):
+    asked = ("mode=report", "device=h200", "engine=vllm", *server)
+    ours, theirs = invoke(*asked, "question=draft"), invoke(*asked, "question=one_backend", "drafts=3")
+    (read,), (also,) = (re.findall(r"read ((?:.*\n)*?.*?),? which", done.stderr) for done in (ours, theirs))
+    path, (model, tp) = re.sub(r",\n *", ",", read), (word.partition("=")[2] for word in server)
+    rows = {"where": {"model": model, "tp": int(tp)}, "engines": selected("vllm")}
+    flags, *_ = draft.grids(of_flags(partial(open_views, path, **rows), advised=True, each_length=True))
+    drafted = {(title, layers, n): flag for title, of, layers, flag in flags.cells for n in of.split(", ")}
+
+    assert read == also and {"0", "3"} <= {n for *_, n in drafted}
+    assert "flag of vLLM 0.33.0, as question=one_backend drafts=N names it" in " ".join(ours.stdout.split())
+    told = {}
+    for n in {n for *_, n in drafted}:
+        for one in parts(open_views(path, drafts=int(n), **rows)):
+            if (choice := one.answer.choice) and one.who != HERE:
+                place = f"{model} · tp {tp} · kv {one.choices[0].record['kv_dtype']} · NVIDIA H200"
+                told[place, one.layers.replace("all", ""), n] = f"{choice.label}{' (default)' * choice.is_default}"
+    assert drafted == told and len({*told.values()}) > 1
+
+
+def test_the_time_of_each_draft_length_is_that_of_the_flag_and_not_of_the_fastest_backend():
+    """Decode runs another flag, with queries of 16 bits, than drafts over the same cache."""
+    keys = {"routine": "paged_decode", "mask": "causal", "device_name": H200.device_name, "compute_capability": "9.0"}
+    keys |= {"model": H200.model, "tp": 1, "kv_dtype": "fp8_e4m3", "batch_size": 8, "page_size": 16}
+    times = [("flash_attn_3_vllm", "fp8_e4m3", 1, 30.0), ("trtllm-native", "bf16", 1, 20.0), ("fa2_tc", "bf16", 1, 5.0)]
+    times += [("flash_attn_3_vllm", "fp8_e4m3", 4, 32.0), ("trtllm-native", "bf16", 4, 50.0), ("fa2_tc", "bf16", 4, 6.0)]
+    rows = [made(name, us, s_qo=s_qo, q_dtype=q, **keys) for name, q, s_qo, us in times]
+    found = of_flags(partial(views_of, to_table(rows), engines=selected("vllm")), advised=True, each_length=True)
+    (of_draft,) = found.records("FROM draft")
+    flags, *_ = draft.grids(found)
+
+    assert [cells[1::2] for cells in flags.cells] == [("0", "FLASHINFER"), ("3", "FLASH_ATTN (default)")]
+    assert of_draft["gain"] == pytest.approx(20 / 32 * expected_tokens(0.8, 4))
+    assert of_draft["verify_backend"] == "FLASH_ATTN (flash_attn_3_vllm)"
+
+
+def test_an_engine_without_a_time_of_one_token_is_told_why():
+    keys = {"routine": "paged_decode", "mask": "causal", "device_name": H200.device_name, "compute_capability": "9.0"}
+    keys |= {"model": H200.model, "tp": 1, "kv_dtype": "bf16", "batch_size": 8, "page_size": 16}
+    rows = [made(name, 30.0, s_qo=s_qo, **keys) for name, s_qo in (("trtllm-native", 1), ("flash_attn_3_vllm", 4))]
+    read = partial(views_of, to_table(rows), engines=selected("vllm"))
+    why, flags = draft.grids(of_flags(read, advised=True, each_length=True))
+
+    assert why.cells == ((draft.ONE_LENGTH,),)
+    no_advice = "no advice: the default FLASH_ATTN has no time (not measured at 1); of what was right, FLASHINFER is fastest"
+    assert [cells[1::2] for cells in flags.cells] == [("0", no_advice), ("3", "FLASH_ATTN (default)")]
+
+
+def test_the_longest_known_draft_has_the_command_that_measures_a_longer_one(steps: Dataset, invoke: Invoke):
+    (grid,) = draft.in_short(steps)
+    command = re.search(r"a longer one may be better; to measure: python -m orchestrator (.*)$", grid.title)
+
+    assert command and command[1].endswith("model=llama_3_1_70b 'sweep.s_qo=[1, 4, 8]' 'sweep.tp=[1]'")
+    planned = invoke(*shlex.split(command[1]), "mode=plan", "device=h200", "format=markdown", "full=true")
+    assert planned.returncode == 0, planned.stderr
+    short = views_of(steps.current(), Draft(acceptance=(0.99,)))
+    assert "the longest known: draft.acceptance ends there" in draft.in_short(short)[0].title
+
+
 def test_a_length_at_which_one_kind_of_layers_was_measured_is_no_part_of_an_answer_for_both():
     rows = [
         {**verify(us, s_qo, batch, "gemma_3_4b"), "window": window, "point_id": f"{s_qo} {batch} {window}"}
@@ -190,9 +256,9 @@ def test_without_costs_the_answer_warns_and_names_the_preset(steps: Dataset):
 
     assert first == (
         "the rest of a step counts nothing, so attention alone decides",
-        "draft.rest=preset, or draft.layers and draft.rest_us",
+        "draft.rest=preset, or draft.layers=80 draft.rest_us=N with your µs, or draft.rest=DIR of timing.context=step",
     )
-    assert second[1] == "draft.cost_us and draft.start_us"
+    assert second[1] == "draft.cost_us=N, µs of each drafted token; draft.start_us=N of each draft"
     assert draft.warnings(steps, Draft(layers=80, rest_us=36_500, cost_us=5)) == []
 
 
@@ -241,9 +307,13 @@ def test_a_curve_by_name_has_what_each_length_yielded_and_no_more():
         Draft(rest="preset", rest_us=5)
 
 
-def test_a_model_or_device_without_measured_steps_is_told():
-    with pytest.raises(UserError, match="llama_3_1_70b on NVIDIA H200"):
-        views_of(to_table([verify(20.0, 1, 1, "custom"), verify(21.0, 2, 1, "custom")]), PRESET)
+def test_a_model_without_measured_steps_has_an_answer_by_attention_unless_nobody_knows_its_layers():
+    rows = to_table([verify(20.0, 1, 1, "custom"), verify(21.0, 2, 1, "custom")])
+    found = views_of(rows, PRESET)
+
+    assert found.draft.rest is None and found.execute("SELECT drafted FROM draft") == [(1,)]
+    with pytest.raises(UserError, match=r"it is for llama_3_1_70b on NVIDIA H200 .* type draft.layers=N draft.rest_us=N"):
+        views_of(rows, Draft(rest="preset", cost_us=400))
 
 
 def test_rows_of_another_model_with_the_same_heads_take_the_steps_of_the_model_that_was_asked_for():
@@ -253,10 +323,15 @@ def test_rows_of_another_model_with_the_same_heads_take_the_steps_of_the_model_t
     assert (found["model"], found["step_us"]) == (lent, pytest.approx(80 * (60.0 + PRESETS[H200][4])))
 
 
-def test_the_preset_asked_for_at_another_size_names_the_keys_with_the_model_s_own_layers(invoke: Invoke):
-    done = invoke("mode=report", "question=draft", "model=llama_3_1_70b", "device=h200", "tp=8", "draft.rest=preset")
+def test_the_preset_asked_for_at_another_size_names_the_keys_and_answers_by_attention_and_drafts(invoke: Invoke):
+    typed = ("model=llama_3_1_70b", "device=h200", "tp=8", "draft.rest=preset", "draft.cost_us=400")
+    done = invoke("mode=report", "question=draft", *typed)
+    exported = invoke("export=vllm", *typed)
 
-    assert done.returncode == 2
+    assert done.returncode == exported.returncode == 0
+    assert "attention and drafts alone decide" in " ".join(done.stdout.split())
+    assert "80 layers of attention, nothing for the rest of a step, 400 µs" in " ".join(done.stdout.split())
+    assert "no draft table: it needs the time of a whole step; type draft.layers=80 " in exported.stdout
     place = "llama_3_1_70b on NVIDIA H200"
     words = f"draft.rest='preset': it is for {place} (tp 1); for {place} (tp 8) type draft.layers=80 draft.rest_us=N, µs of "
     assert words in done.stderr and "or draft.rest=DIR of timing.context=step" in done.stderr

@@ -65,7 +65,6 @@ STUDY = "results.path=results/h200_engines/vllm_triton"
             "device: mode=watch measures this machine's GPUs and does not read it; leave it out, or type mode=plan, compile,",
         ),
         (["weights=[]"], "report", "fp8", "weights: question=fp8 does not read it; leave it out, or type question=one_backend"),
-        (["engine=vllm"], "report", "draft", "engine: question=draft does not read it; leave it out"),
         (["drafts=3"], "report", "q_len", "drafts: question=q_len does not read it; leave it out"),
         (
             ["device=h200"],
