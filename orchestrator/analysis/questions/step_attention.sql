@@ -8,7 +8,7 @@ WITH of_layers AS (
                               coalesce(engine_us, own_us) AS own_us, coalesce(engine_flag, backend) AS backend,
                               if(engine_us IS NULL, kernel, NULL) AS kernel, if(engine_us IS NULL, rel_err, NULL) AS rel_err),
            if(all_layers > greatest(full_layers, windowed_layers), if("window" IS NULL, full_layers, windowed_layers), NULL) AS of_kind,
-           hash(model, device_name, tp, q_dtype, kv_dtype) AS place
+           hash(model, device_name, tp, if(getvariable('by_flag'), NULL, q_dtype), kv_dtype) AS place
     FROM fastest
     LEFT JOIN engine_attention USING (model, device_name, tp, kv_dtype, batch_size, s_kv, s_qo)
     LEFT JOIN layer_kinds USING (model)
