@@ -10,6 +10,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
+from kernels import registry
 from orchestrator import ROOT
 from orchestrator.analysis import traffic
 from orchestrator.analysis.questions import best, engine_default, in_engine, one_backend, open_views
@@ -19,9 +20,11 @@ from orchestrator.config.engine import Engine, calls_of, releases, selected
 from orchestrator.config.modes import owner
 from orchestrator.errors import UserError
 from orchestrator.formats.engine_config import config_text
+from orchestrator.machines import known_devices
 from orchestrator.reporting import document
 from orchestrator.reporting.dashboard.data import deployments
 from tests.helpers.command_line import Invoke
+from tests.helpers.committed_rows import problem_of
 from tests.helpers.datasets import EVERY, RESULTS
 from tools import pictures
 
@@ -102,15 +105,35 @@ def test_the_finding_of_servers_says_what_the_report_says():
     for part in found:
         place, (type_, *_) = dict(zip(PLACE, part.place, strict=True)), one_backend.line(part)[3:]
         cells = answers.setdefault((f"{place['model']}, TP {place['tp']}", place["kv_dtype"]), [[], [], [], []])
-        saved = re.search(r"\((~?[\d.]+%) less time than the default", type_)
+        saved = re.search(r"\((~?[\d.]+%) less time than the default.*?(; batch .*)?\)", type_)
         choice = part.answer.choice
         kept = f"keep ({part.elsewhere[2:]})" if part.elsewhere else "keep"
-        flag = kept if part.answer.keeps else f"{choice and choice.label} ({saved and saved[1]})"
+        flag = kept if part.answer.keeps else f"{choice and choice.label} ({saved and ''.join(filter(None, saved.groups()))})"
         cells[2 * (part.phase != "decode") + part.who.startswith("SGLang")].append(
             flag if part.layers == "all" else f"{part.layers}: {flag}"
         )
     assert {server: ["; ".join(sorted(cell)) for cell in cells] for server, cells in answers.items()} == printed
     assert len(printed) == 18
+
+
+@pytest.mark.parametrize(
+    "name", ["h200_main/servers", "h100_main/specdec_all_candidates", "h200_drafts/xqa_specdec_all_candidates"]
+)
+def test_a_row_is_called_unsupported_by_an_older_rule_where_today_s_serves_it(name: str):
+    data = open_views(RESULTS / f"{name}.parquet", threads=1)
+    older = data.execute("SELECT DISTINCT flag FROM one_backend WHERE status = 'unsupported by an older rule'")
+    rows = [row for row in data.current().to_dict("records") if row["status"] == "unsupported" and row["q_dtype"] == "fp8_e4m3"]
+    devices = {one.name: one for one in known_devices().values()}
+    served = {
+        row["backend"]
+        for row in rows
+        if " needs: fp16 or bf16 queries;" in row["reason"]
+        and not registry.get(row["routine"], row["backend"]).unmet(problem_of(row), devices[row["device_name"]])
+    }
+
+    assert (older, "vllm_triton" in served) == (([], False) if "xqa" in name else ([("TRITON_ATTN",)], True))
+    printed = any("TRITON_ATTN: unsupported by an older rule at " in line for line in _export(data, selected("vllm")[0]))
+    assert printed == bool(older)
 
 
 def test_the_worst_workloads_of_a_default_name_the_routines_of_the_rows():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
 from types import ModuleType
 from typing import get_args
@@ -26,7 +27,7 @@ from orchestrator.reporting.opened import mix_of, opened
 from orchestrator.storage.row import STATUSES
 from orchestrator.tables import Grid, draw
 
-TOP_REASONS = 12
+TOP_REASONS, FILES = 12, 2  # that are named
 MODULES: dict[str, ModuleType] = {  # `columns` is about the columns of every dataset
     name: import_module(f"{questions.__name__}.{name}") for name in get_args(Question) if name != "columns"
 }
@@ -98,6 +99,8 @@ def grids(data: Dataset, question: str | None = None) -> list[Grid]:
     how = [*how_timed.grids(data), *gpu_grids(data)]
     if question is not None:
         answer = [*MODULES[question].grids(data), *(pad_up.grids(data) if question in pad_up.BESIDE else [])]
+        read = few([path.removesuffix(".parquet") for path in data.path.split(",")], FILES)
+        answer[:1] = [replace(grid, title=f"{grid.title}; of {read}") for grid in answer[:1] if read]
         return [*answer, *_left_out(data, question), *exactness.left_out(data), *(how if answer else [])]
     return [*best.grids(data), in_short(data), *exactness.left_out(data), *how, status_grid(data)]
 

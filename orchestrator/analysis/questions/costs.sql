@@ -10,6 +10,7 @@
 -- by more than noise, by the mean and at more than half of the weight. Of two such workloads flags are compared at that of more flags.
 -- `other_builds`: the engine's other releases whose libraries have its times; null if all are of this one's, or of none.
 -- `wins`: the `batches` at which it saves most of all flags that do so clearly, by the same rule as for all workloads, and how much.
+-- `by_batch`: the batch sizes at which it takes less time than the default, as long within noise, or more, by the mean; empty if one holds for all.
 -- `wrong`: workloads at which its answer was wrong; `wrong_err` the largest error there, `why_wrong` the same in words.
 WITH timed AS (
     SELECT workload, who, choice, is_default, weight, us, own_us, noise_floor, rough, page_size, own_page,
@@ -56,6 +57,25 @@ WITH timed AS (
     SELECT of_choice, {{'batches': list(batch_size ORDER BY batch_size), 'saving': 1 - exp(sum(log_ratio) / sum(weight)), 'rough': bool_or(is_rough)}} AS wins
     FROM of_batches
     GROUP BY of_choice
+), each_batch AS (
+    SELECT hash({place}, phase, who, layers, choice) AS of_choice, batch_size, bool_or(is_rough) AS is_rough,
+           1 - exp(sum(weight * ln(ratio)) / sum(weight)) AS saving,
+           CASE WHEN abs(saving) <= sum(weight * floor_there) / sum(weight) THEN 'same' WHEN saving > 0 THEN '−' ELSE '+' END AS sign
+    FROM beside
+    WHERE ratio IS NOT NULL
+    GROUP BY {place}, phase, who, layers, choice, batch_size
+), signs AS (
+    SELECT of_choice, sign, string_agg(batch_size, ', ' ORDER BY batch_size) AS batches,
+           format('{{}}{{}}{{:.1f}}%', sign, if(arg_min(is_rough, abs(saving)), '~', ''), 100 * min(abs(saving))) AS least,
+           format('{{}}{{}}{{:.1f}}%', sign, if(arg_max(is_rough, abs(saving)), '~', ''), 100 * max(abs(saving))) AS most,
+           batches || ': ' || if(sign = 'same', sign, if(least = most, least, least || ' to ' || most)) AS words
+    FROM each_batch
+    GROUP BY of_choice, sign
+), by_batch AS (
+    SELECT of_choice, 'batch ' || string_agg(words, '; ' ORDER BY sign <> '−', sign <> 'same') AS by_batch
+    FROM signs
+    GROUP BY of_choice
+    HAVING count(*) > 1
 )
 SELECT {place}, phase, who, layers, choice, any_value(flag) AS flag, bool_and(is_default) AS is_default, 
        list(DISTINCT {{'call': call, 'known': known, 'evidence': evidence, 'alike': alike, 'others': others}}) AS known,
@@ -75,7 +95,7 @@ SELECT {place}, phase, who, layers, choice, any_value(flag) AS flag, bool_and(is
        list(DISTINCT called) FILTER (regret IS NOT NULL AND stand_in) AS stand_ins,
        string_agg(DISTINCT other_build, ', ' ORDER BY other_build) FILTER (regret IS NOT NULL) AS other_builds,
        any_value(measured_pages) AS pages, coalesce(bool_or(of_plugin), false) AS of_plugin,
-       any_value(of_pages) AS of_pages, any_value(wins) AS wins,
+       any_value(of_pages) AS of_pages, any_value(wins) AS wins, coalesce(any_value(by_batch), '') AS by_batch,
        CASE WHEN len(pages) = 1 AND pages[1] <> any_value(own_page) THEN any_value(page_flag) || ' ' || pages[1]
             WHEN len(pages) = 2 AND any_value(saves) THEN any_value(page_flag) || ' ' || any_value(page) END AS typed_page,
        list(DISTINCT measured_as) FILTER (measured_as IS NOT NULL) AS measured_as,
@@ -93,4 +113,5 @@ FROM beside
 LEFT JOIN page_gains ON page_gains.of_choice = hash({place}, phase, who, layers, choice)
 LEFT JOIN all_pages ON all_pages.of_choice = hash({place}, phase, who, layers, choice)
 LEFT JOIN wins ON wins.of_choice = hash({place}, phase, who, layers, choice)
+LEFT JOIN by_batch ON by_batch.of_choice = hash({place}, phase, who, layers, choice)
 GROUP BY {place}, phase, who, layers, choice

@@ -366,6 +366,7 @@ class Part:
         if best.margin.saving > best.margin.floor and best.margin.share_ahead > 0.5:
             told = f"; {coarser}" * bool(coarser) or f", {coarse}" * bool(coarse)
             build = f", as {best.record['other_builds']} runs it" * bool(best.differs)
+            told += f"; {best.record['by_batch']}" * bool(best.record["by_batch"])
             return Advice(best, f"{best.margin.words} less time than the default {default.label}{build}{told}")
         rest = f"; {coarse}" * bool(coarse) + unknown * (best.margin.saving < 0)
         return Advice(default, best.margin.why_not(best.label) + self.elsewhere + rest)
@@ -432,9 +433,10 @@ def _decision(part: Part) -> tuple[Any, ...]:
     choice, place = part.answer.choice, dict(zip(PLACE, part.place, strict=True))
     margin = None if choice is None else choice.margin
     saved = (margin.saving, margin.words) if margin else (None, None)
+    batches = part.elsewhere[2:] if part.answer.keeps or choice is None else choice.record["by_batch"]
     server = (place[key] for key in ("device_name", "model", "tp", "kv_dtype"))
     flag = (choice and choice.label, choice and choice.record["choice"])
-    told = (part.workloads, *flag, part.answer.keeps, *saved, part.answer.words, part.elsewhere[2:], part.lengths)
+    told = (part.workloads, *flag, part.answer.keeps, *saved, part.answer.words, batches, part.lengths)
     return (*server, part.phase, part.layers, part.who, *told)
 
 

@@ -7,7 +7,8 @@
 -- `stand_in`: no row is of the engine's own build, so another build of the same call counts.
 -- `call` is a call here that is what the flag runs; `known` and `evidence` say how that is known, seen or read; `alike` and `others`,
 -- what the same text does in other releases (`Known` of config/engine.py).
--- `status` is ok, or why the choice has no time: the status of its row, `not in the engine` or `not measured`.
+-- `status` is ok, or why the choice has no time: the status of its row, `not in the engine` or `not measured`; `unsupported by an older
+-- rule` if the row says that an engine's own build takes queries of 16 bits alone, and the flag gives it FP8 queries (conf/engine).
 -- `regret` is its time over that of the ranking's winner, of `own_us`, the time without the launch of the graph; null without a time.
 -- `wrong`: it ran and its answer was wrong; then `rel_err` and `tolerance` are of the wrong answer.
 -- `typed_per_layers`: what is typed for one kind of layers, if another kind takes another flag.
@@ -21,7 +22,8 @@
 -- The view `one_backend_too_large` has the latter alone.
 WITH measured AS (
     SELECT points.problem, points.backend, points.kernel, points.shown, points.status, points.median_us, points.own_us,
-           points.rel_err, points.rough, points.measured_as, points.row, workload, weight, problems.routine, q_dtype, kv_dtype
+           points.rel_err, points.rough, points.measured_as, points.row, workload, weight, problems.routine, q_dtype, kv_dtype,
+           points.row IN (SELECT row FROM rows WHERE status = 'unsupported' AND reason LIKE '% needs: fp16 or bf16 queries;%') AS wants_half
     FROM points
     JOIN problems USING (problem)
     JOIN workloads USING (problem)
@@ -49,7 +51,8 @@ WITH measured AS (
         AND NOT keyed.begins_with_image  -- of which no flag is known
     QUALIFY row_number() OVER (PARTITION BY keyed.workload, f.engine, f.typed ORDER BY possible DESC, flag_number) = 1
 ), calls AS (
-    SELECT offered.workload, offered.engine AS who, typed AS choice, c.turn, c.stand_in, measured.* EXCLUDE (workload)
+    SELECT offered.workload, offered.engine AS who, typed AS choice, c.turn, c.stand_in,
+           measured.* EXCLUDE (workload) REPLACE (if(wants_half AND c.rounds_q AND NOT c.stand_in, 'unsupported by an older rule', measured.status) AS status)
     FROM offered
     JOIN engine_calls AS c USING (engine, flag_number, phase)
     JOIN measured ON measured.workload = offered.workload AND measured.routine = c.routine AND measured.backend = c.backend
@@ -63,7 +66,7 @@ WITH measured AS (
     -- A stand-in counts only if the engine's own build did not run.
     SELECT *
     FROM calls
-    QUALIFY turn = coalesce(min(turn) FILTER (status NOT IN ('unsupported', 'skipped')) OVER (PARTITION BY workload, who, choice),
+    QUALIFY turn = coalesce(min(turn) FILTER (status <> 'skipped' AND status NOT LIKE 'unsupported%') OVER (PARTITION BY workload, who, choice),
                             min(turn) OVER (PARTITION BY workload, who, choice))
 ), taken AS (
     SELECT workload, who, choice, any_value(stand_in) AS stand_in,

@@ -160,7 +160,7 @@ def test_an_engine_s_drafts_run_the_flags_that_one_backend_names_in_the_same_dat
     (read,), (also,) = (re.findall(r"read ((?:.*\n)*?.*?),? which", done.stderr) for done in (ours, theirs))
     path, (model, tp) = re.sub(r",\n *", ",", read), (word.partition("=")[2] for word in server)
     rows = {"where": {"model": model, "tp": int(tp)}, "engines": selected("vllm")}
-    flags, *_ = draft.grids(of_flags(partial(open_views, path, **rows), advised=True, each_length=True))
+    flags, *_ = draft.grids(data := of_flags(partial(open_views, path, **rows), advised=True, each_length=True))
     drafted = {(title, layers, n): flag for title, of, layers, flag in flags.cells for n in of.split(", ")}
 
     assert read == also and {"0", "3"} <= {n for *_, n in drafted}
@@ -172,6 +172,7 @@ def test_an_engine_s_drafts_run_the_flags_that_one_backend_names_in_the_same_dat
                 place = f"{model} · tp {tp} · kv {one.choices[0].record['kv_dtype']} · NVIDIA H200"
                 told[place, one.layers.replace("all", ""), n] = f"{choice.label}{' (default)' * choice.is_default}"
     assert drafted == told and len({*told.values()}) > 1
+    assert data.execute("SELECT DISTINCT kv_dtype FROM draft ORDER BY 1") == [("bf16",), ("fp8_e4m3",)]
 
 
 def test_the_time_of_each_draft_length_is_that_of_the_flag_and_not_of_the_fastest_backend():

@@ -266,6 +266,22 @@ def test_the_report_says_the_same_of_a_default_in_both_questions(data: Dataset):
 
 
 @pytest.mark.parametrize(
+    ("of_batches", "words"),
+    [
+        ({1: 10.0, 8: 4.0, 64: 5.0}, "(41.5% less time than the default FLASH_ATTN; batch 8, 64: −50.0% to −60.0%; 1: same)"),
+        ({1: 13.0, 8: 4.0, 64: 4.0}, "(40.8% less time than the default FLASH_ATTN; batch 8, 64: −60.0%; 1: +30.0%)"),
+        ({1: 5.0, 8: 4.0, 64: 5.0}, "(53.6% less time than the default FLASH_ATTN)"),
+    ],
+)
+def test_a_flag_that_gains_at_some_batch_sizes_only_says_at_which(of_batches: dict[int, float], words: str):
+    """By the mean of each batch size, here of one context."""
+    times = (("flash_attn_3", dict.fromkeys(of_batches, 10.0)), ("trtllm-native", of_batches))
+    rows = [measured("m", name, us, batch_size=batch) for name, of in times for batch, us in of.items()]
+
+    assert answered(views_of(to_table(rows)))["m", "decode", VLLM].answer.words.endswith(words)
+
+
+@pytest.mark.parametrize(
     ("us", "errors", "words"),
     [
         (15.0, (0.04, 0.002), "the next best, FLASHINFER, takes 50.0% more time; err 4%, 20× FLASHINFER's"),

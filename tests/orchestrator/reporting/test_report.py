@@ -339,6 +339,18 @@ def test_every_question_is_answered_on_one_screen(settings: Callable[..., Settin
     assert answered == {None, *report.MODULES}
 
 
+def test_each_answer_names_its_datasets_beside_its_figures(invoke: Invoke):
+    """With drafts of one length another dataset may say most: here plain, with drafts=1, over both caches."""
+    asked, dataset = ("mode=report", "device=h200", "engine=vllm", "model=gpt_oss_120b", "tp=1"), "of results/h200_"
+    plain, drafts, fp8 = (
+        " ".join(invoke(*asked, *more).stdout.split())
+        for more in (("question=one_backend",), ("question=one_backend", "drafts=1"), ("question=fp8",))
+    )
+
+    assert f"geometric mean; ~ of times known within 5%; {dataset}main/servers gpt_oss_120b" in plain
+    assert f"{dataset}drafts/target_verify_gpt_oss_rest gpt_oss_120b" in drafts and f"{dataset}main/servers" in fp8
+
+
 def test_a_screen_has_what_rows_have_in_common_once_and_says_what_it_leaves_out():
     cells = [(f"llama · kv {kv}", "decode", f"{batch}", "a word") for kv in ("bf16", "fp8") for batch in range(50)]
     told = Grid("answers", ("deployment", "for", "batch", "so"), tuple(cells))
