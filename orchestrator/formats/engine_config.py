@@ -24,7 +24,7 @@ from orchestrator.analysis.questions.deployments import PLACE, Choice, Part, par
 from orchestrator.analysis.questions.draft import FREE_DRAFTS, describe_draft, of_one_rest
 from orchestrator.analysis.questions.exactness import share
 from orchestrator.analysis.questions.one_backend import but_at_worst, of_default, stands_on
-from orchestrator.analysis.questions.tables import group_by, times
+from orchestrator.analysis.questions.tables import group_by, span, times
 from orchestrator.analysis.rough import ROUGH, mark
 from orchestrator.analysis.sql import literal, query, quoted
 from orchestrator.analysis.step_rest import PRESET, PRESETS, ModelPlace
@@ -258,7 +258,7 @@ def _table_comments(runs: Choice, batches: Sequence[BatchDrafts], draft: Draft) 
     if not (draft.cost_us or draft.start_us):
         yield f"#   {FREE_DRAFTS}: type draft.cost_us=... or draft.start_us=..."
     for batch in batches:
-        contexts = f"{len(batch.contexts)} contexts, s_kv {extent(batch.contexts)}"
+        contexts = f"{len(batch.contexts)} contexts, s_kv {span(batch.contexts, '{:,}'.format)}"
         gain = f"{batch.gain:.2f} times the tokens/s without drafts (geometric mean of {contexts})"
         line = f"#   batch {batch.size}: {batch.drafts} drafted, {gain}"
         line += f"; {batch.rough} of its times are rough, only known within {ROUGH:.0%}" * (batch.rough > 0)
@@ -280,11 +280,11 @@ def _rest_comments(steps: Sequence[Record], batches: Sequence[BatchDrafts], draf
         return
     sizes = {batch.size for batch in batches}
     found = [step for step in steps if step["batch_size"] in sizes and step["rate"] is not None]
-    rests, tokens = [step["rest_layer_us"] for step in found], extent([step["batch_size"] * step["s_qo"] for step in found])
+    rests, tokens = [step["rest_layer_us"] for step in found], [step["batch_size"] * step["s_qo"] for step in found]
     layers = f"{found[0]['step_layers']:.0f} layers of {min(rests):,.1f} to {max(rests):,.1f} µs each"
     yield (
-        f"#   the rest of a step: {layers}, for {tokens} query tokens in a batch, as measured in steps (draft.rest={draft.rest}; "
-        f"{found[0]['rest_by']}); no all-reduce between GPUs"
+        f"#   the rest of a step: {layers}, for {span(tokens, '{:,}'.format)} query tokens in a batch, as measured in steps "
+        f"(draft.rest={draft.rest}; {found[0]['rest_by']}); no all-reduce between GPUs"
     )
     for (size,), of_batch in group_by(steps, ("batch_size",)).items():
         if left := _without_rest(of_batch):
@@ -292,8 +292,3 @@ def _rest_comments(steps: Sequence[Record], batches: Sequence[BatchDrafts], draf
             what = f"batch {size} with {', '.join(map(str, left))} drafted{whole}"
             why = f"since draft.rest={draft.rest} has no step with as many query tokens"
             yield f"#   left out: {what}, {why}; question=draft prints the command that measures it"
-
-
-def extent(values: Sequence[int]) -> str:
-    """`8,192 to 131,072`, or the only value."""
-    return " to ".join(dict.fromkeys(f"{one:,}" for one in (min(values), max(values))))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
 from statistics import fmean
 
 from orchestrator.analysis.connection import Record
@@ -15,14 +14,13 @@ from orchestrator.analysis.questions import expected_tokens
 from orchestrator.analysis.questions.cache_size import left_out
 from orchestrator.analysis.questions.deployments import create_decisions
 from orchestrator.analysis.questions.exactness import error, named
-from orchestrator.analysis.questions.tables import across_contexts, fetch, group_by, split_by_title
+from orchestrator.analysis.questions.tables import across_contexts, fetch, group_by, span, split_by_title
 from orchestrator.analysis.rough import legend, mark
-from orchestrator.analysis.sql import query
+from orchestrator.analysis.sql import literal, query
 from orchestrator.analysis.step_rest import PRESET, PRESETS
 from orchestrator.config.draft_cost import CURVES, Draft
 from orchestrator.config.engine import MAX_DRAFT
 from orchestrator.config.model import layers_of
-from orchestrator.grouped import grouped
 from orchestrator.notes import note_once
 from orchestrator.tables import Grid
 
@@ -33,7 +31,6 @@ EACH = "workloads"
 FREE_DRAFTS = "drafting itself is free, so long drafts look better than they are"
 LONGEST = "the longest known"
 ONE_LENGTH = "these flags have no times at one workload with two numbers of drafted tokens"
-Left = Mapping[tuple[object, ...], list[int]]  # drafted tokens without an answer, by place and batch size
 FEW_TOKENS = 256  # in 16 bits an H200's arithmetic takes as long as reading the weights from 989e12 / 4.8e12 = 206 query tokens on
 PARTS = 10**9  # of 1, to which a break-even acceptance is known
 
@@ -64,26 +61,24 @@ def _sources(data: Dataset) -> list[Grid]:
 
 def by_context(data: Dataset) -> list[Grid]:
     """A line for each batch, a column for each context: the drafted tokens with the most tokens/s, and the gain over no draft."""
-    found, draft, left = [], data.draft, _left(data)
+    found, draft = [], data.draft
     says = "tokens for its time over those without a draft" if not draft.whole_steps else "tokens/s of the batch (over no draft)"
     for name, part in split_by_title(fetch(data, "draft", axes=("batch_size", "s_kv")), ("batch_size", "s_kv")):
         rough = legend(*(r["rough"] for r in part))
         title = f"best draft: drafted tokens, {says}; the acceptance from which it pays{rough}; at {describe_draft(draft)}"
-        found.append(across_contexts(f"{title} · {name}", part, lambda r: _cell(r, draft, _edge_of(r, left)), ["batch_size"]))
+        found.append(across_contexts(f"{title} · {name}", part, lambda r: _cell(r, draft, _edge_of(r)), ["batch_size"]))
     return found
 
 
 def in_short(data: Dataset) -> list[Grid]:
     """A line for each batch: the best number of drafted tokens over all contexts, and the gain, before the tables by context."""
-    cells, left = [], _left(data)
+    cells = []
     for name, part in split_by_title(fetch(data, "draft", axes=("batch_size", "s_kv")), ("batch_size", "s_kv")):
         for (batch,), of_batch in group_by(part, ("batch_size",)).items():
             drafted, gains = [r["drafted"] for r in of_batch], [r["gain"] for r in of_batch if r["gain"] is not None]
-            edge = max((_edge_of(r, left) for r in of_batch), key=len)
-            ends = dict.fromkeys(f"{gain:.2f}" for gain in (min(gains), max(gains))) if gains else ()
-            gain = f"{' to '.join(ends)} times" if ends else "–"
-            best = " to ".join(dict.fromkeys(map(str, (min(drafted), max(drafted)))))
-            cells.append((name, str(batch), best + edge, gain, _gain_of_each(of_batch)))
+            edge = max((_edge_of(r) for r in of_batch), key=len)
+            gain = f"{span(gains, '{:.2f}'.format)} times" if gains else "–"
+            cells.append((name, str(batch), span(drafted, str) + edge, gain, _gain_of_each(of_batch)))
     header = ("workloads", "batch", "drafted tokens", "tokens/s over no draft, by context", "of each draft, mean of contexts")
     longest = ", without the rest of a step" * (not data.draft.whole_steps)
     longest += f"; {LONGEST}: {_longer(data)}" if any(LONGEST in of[2] for of in cells) else ""
@@ -109,20 +104,12 @@ def _gain_of_each(records: list[Record]) -> str:
     return ", ".join(f"{drafted}: {math.exp(fmean(found)):.2f}" for drafted, found in sorted(logs.items())) or "–"
 
 
-def _left(data: Dataset) -> Left:
-    """The drafts that `draft.rest` leaves without an answer, by place and batch size."""
-    lacking = (r for r in _records(data) if r["lacks"]) if data.draft.rest is not None else ()
-    return grouped(((*(r[key] for key in PLACE), r["batch_size"]), r["s_qo"] - 1) for r in lacking)
-
-
-def _edge_of(record: Record, left: Left) -> str:
+def _edge_of(record: Record) -> str:
     """What to say of a best draft that is the longest one with an answer; empty if a longer one was worse."""
     if not record["at_edge"]:
         return ""
-    longer = [n for n in left.get((*(record[key] for key in PLACE), record["batch_size"]), []) if n > record["drafted"]]
-    if longer:
-        return f" or more (no answer for {', '.join(map(str, longer))}: see the warning)"
-    return f" ({LONGEST})"
+    longer = ", ".join(map(str, record["without_rest"]))
+    return f" or more (no answer for {longer}: see the warning)" if longer else f" ({LONGEST})"
 
 
 def warnings(data: Dataset, draft: Draft) -> list[Grid]:
@@ -215,43 +202,14 @@ def summary(data: Dataset) -> str | None:
 
 
 STEPS = "results/steps"  # where the command writes
-PLACE = ("model", "device_name", "tp")
 
 
 def without_rest(data: Dataset, source: str) -> dict[str, str]:
     """What has no answer since `source` has no such step, by model and device, with the command that measures all steps again."""
-    ends = data.execute(f"SELECT {', '.join(PLACE)}, min(tokens), max(tokens) FROM measured_steps GROUP BY ALL")
-    steps = {(*place,): (first, last) for *place, first, last in ends}
-    return {
-        f"{place[0]} on {place[1]}: {_left_out(part, steps.get(place), source)}": _command(part)
-        for place, part in group_by(_records(data), PLACE).items()
-        if any(record["lacks"] for record in part)
-    }
-
-
-def _records(data: Dataset) -> list[Record]:
-    """Each batch and draft of each place, and whether the rest of its step is missing."""
-    return data.records(query("batches_of_places", place=", ".join(PLACE)))
-
-
-def _left_out(part: list[Record], tokens: tuple[int, int] | None, source: str) -> str:
-    """`batch 32: 3, 7 drafted; batch 64: no line` behind what was measured."""
-    if tokens is None:
-        return f"no step of it was measured (draft.rest={source}), so it is left out"
-    left, kept = (grouped((r["batch_size"], r["s_qo"]) for r in part if r["lacks"] is lacks) for lacks in (True, False))
-    told = (
-        f"batch {batch}: {_listed(q - 1 for q in lengths)} drafted{', so it has no line' * (len(kept.get(batch, ())) < 2)}"
-        for batch, lengths in sorted(left.items())
-    )
-    return f"steps of {tokens[0]} to {tokens[1]} query tokens were measured (draft.rest={source}); left out: {'; '.join(told)}"
-
-
-def _command(part: list[Record]) -> str:
-    call = {"routine": ["mla"], "backend": ["flash_attn_3"]} if part[0]["is_mla"] else {"backend": ["fa2_tc"]}
-    lengths = {key: sorted({record[key] for record in part}) for key in ("batch_size", "s_qo")}
-    axes = {"include": [], **call, **lengths, "s_kv": [min(record["s_kv"] for record in part)], "tp": [part[0]["tp"] or 1]}
-    return f"{measuring(part[0]['model'], {}, axes, 'in_step')} timing.context=step results.path={STEPS}"
-
-
-def _listed(numbers: Iterable[int]) -> str:
-    return ", ".join(map(str, sorted(numbers)))
+    found = {}
+    for model, device, tp, is_mla, batches, lengths, s_kv, left in data.execute(query("without_rest", source=literal(source))):
+        call = {"routine": ["mla"], "backend": ["flash_attn_3"]} if is_mla else {"backend": ["fa2_tc"]}
+        axes = {"include": [], **call, "batch_size": batches, "s_qo": lengths, "s_kv": [s_kv], "tp": [tp or 1]}
+        command = f"{measuring(model, {}, axes, 'in_step')} timing.context=step results.path={STEPS}"
+        found[f"{model} on {device}: {left}"] = command
+    return found

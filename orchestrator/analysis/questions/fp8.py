@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.noise import SAME
 from orchestrator.analysis.questions import deployments
 from orchestrator.analysis.questions.exactness import error, named, share
-from orchestrator.analysis.questions.tables import KINDS, across_contexts, fetch, group_by, split_by_title, times
+from orchestrator.analysis.questions.tables import KINDS, across_contexts, fetch, group_by, span, split_by_title, times
 from orchestrator.analysis.rough import legend, mark
 from orchestrator.analysis.sql import query
 from orchestrator.grouped import grouped
@@ -182,9 +182,9 @@ def _by(workloads: Sequence[Fp8Workload]) -> str:
     """Of workloads that are all faster, or all not: `22% to 97% faster`, `takes 4% to 9% more time`, `as fast within 2%`."""
     gains, rough = [workload.gain for workload in workloads], mark(*(workload.rough for workload in workloads))
     low, high = min(gains), max(gains)
-    us = f"({_span([abs(one.half_own_us * (1 - 1 / one.gain)) for one in workloads], '{:,.1f}'.format)} µs a call)"
+    us = f"({span([abs(one.half_own_us * (1 - 1 / one.gain)) for one in workloads], '{:,.1f}'.format)} µs a call)"
     if low > 1 + SAME:
-        return f"{rough}{_span([low - 1, high - 1])} faster {us}"
+        return f"{rough}{span([low - 1, high - 1])} faster {us}"
     if high < 1 / (1 + SAME):
         return f"takes {rough}{times(1 / high, 1 / low, form='.0%')} {us}"
     return f"as fast within {SAME:.0%}" if low >= 1 / (1 + SAME) else f"takes up to {rough}{times(1 / low, form='.0%')}"
@@ -194,12 +194,8 @@ def _errors(workloads: Sequence[Fp8Workload]) -> str:
     fp8 = [workload.rel_err for workload in workloads if workload.rel_err is not None]
     half = [workload.half_rel_err for workload in workloads if workload.half_rel_err is not None]
     if len(fp8) < len(workloads):
-        return "and answers were not checked" if not fp8 else f"at an error of {_span(fp8, share)} where answers were checked"
-    return f"at an error of {_span(fp8, share)}{f' (over 16 bits {_span(half, share)})' if half else ''}"
-
-
-def _span(parts: Sequence[float], told: Callable[[float], str] = "{:.0%}".format) -> str:
-    return " to ".join(dict.fromkeys(map(told, (min(parts), max(parts)))))
+        return "and answers were not checked" if not fp8 else f"at an error of {span(fp8, share)} where answers were checked"
+    return f"at an error of {span(fp8, share)}{f' (over 16 bits {span(half, share)})' if half else ''}"
 
 
 def _listed(values: Sequence[int], measured: Sequence[int]) -> str:

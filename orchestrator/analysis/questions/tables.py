@@ -133,6 +133,11 @@ def times(*ratios: float, than: str = "", form: str = ".1%") -> str:
     return f"{told} {kind}{f' {link} {than}' * bool(than)}"
 
 
+def span(parts: Sequence[float], told: Callable[[float], str] = "{:.0%}".format) -> str:
+    """`8% to 12%`, or the only value."""
+    return " to ".join(dict.fromkeys(map(told, (min(parts), max(parts)))))
+
+
 def percent(part: float) -> str:
     """A share as `0.4%` or `12%`."""
     return f"{part:.1%}" if abs(part) < 0.1 else f"{part:.0%}"
