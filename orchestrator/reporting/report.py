@@ -23,7 +23,7 @@ from orchestrator.errors import UserError
 from orchestrator.planning.expand import expand
 from orchestrator.point import Point
 from orchestrator.reporting import brief, quality, statement
-from orchestrator.reporting.opened import mix_of, opened
+from orchestrator.reporting.opened import OF_ADVICE, mix_of, opened
 from orchestrator.storage.row import STATUSES
 from orchestrator.tables import Grid, draw
 
@@ -100,7 +100,8 @@ def grids(data: Dataset, question: str | None = None) -> list[Grid]:
     if question is not None:
         answer = [*MODULES[question].grids(data), *(pad_up.grids(data) if question in pad_up.BESIDE else [])]
         read = few([path.removesuffix(".parquet") for path in data.path.split(",")], FILES)
-        answer[:1] = [replace(grid, title=f"{grid.title}; of {read}") for grid in answer[:1] if read]
+        if read and question in (*FOR_DEPLOYMENT, *OF_ADVICE):  # whose figures depend on the dataset that says most
+            answer[:1] = [replace(grid, title=f"{grid.title}; of {read}") for grid in answer[:1]]
         return [*answer, *_left_out(data, question), *exactness.left_out(data), *(how if answer else [])]
     return [*best.grids(data), in_short(data), *exactness.left_out(data), *how, status_grid(data)]
 
