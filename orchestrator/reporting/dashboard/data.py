@@ -22,12 +22,12 @@ from orchestrator.analysis.compare.selection import Selection
 from orchestrator.analysis.dataset import Dataset, again, open_dataset
 from orchestrator.analysis.keys import RANKED_US, TIMING_KEYS
 from orchestrator.analysis.names import libraries_of, shown
-from orchestrator.analysis.questions import best, engine_default, one_backend, open_views
+from orchestrator.analysis.questions import best, engine_default, one_backend
 from orchestrator.analysis.questions.deployments import HERE, PLACE, Part, briefs, is_usual, parts, server_name
 from orchestrator.analysis.questions.exactness import error, named
 from orchestrator.analysis.rough import DECIDED, ROUGH
 from orchestrator.analysis.sources import left_out
-from orchestrator.analysis.sql import LISTS, Where, query, quoted
+from orchestrator.analysis.sql import LISTS, query, quoted
 from orchestrator.config.model import CUSTOM
 from orchestrator.errors import UserError
 from orchestrator.grouped import grouped
@@ -51,13 +51,8 @@ NOISE = f"""floor_at(noise_floor, ranked_us, own_us) / 2 + CASE WHEN context = '
     THEN (in_step_high_us - in_step_low_us) / 2 / in_step_us ELSE {IS_ROUGH}::INT * {ROUGH} END"""
 
 
-def load(path: str | Path, where: Where) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Rows of a page (beyond `MAX_ROWS` each point's newest), and what it says of them. Raises UserError: none, or too many."""
-    return rows_and_header(open_views(path, where=where), path)
-
-
 def rows_and_header(data: Dataset, path: str | Path) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """As `load`, from a dataset that `open_views` has opened. `path` is its name in messages."""
+    """Rows of a page (beyond `MAX_ROWS` each point's newest), and what it says of them. Raises UserError for too many."""
     count, newest = (int(data.scalar(f"SELECT count(*) FROM {view}")) for view in ("rows", "current"))
     notes = []
     if count > MAX_ROWS:

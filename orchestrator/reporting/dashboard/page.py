@@ -16,6 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
+from orchestrator.analysis.questions import open_views
 from orchestrator.analysis.sources import SIGNS, local_datasets, name_of
 from orchestrator.analysis.sql import Where
 from orchestrator.errors import UserError
@@ -46,11 +47,11 @@ WAY_BACK = """
 
 
 def make(path: str | Path, where: Where, *, served: bool) -> str:
-    """The page of a dataset, with its Parquet if it is not served and that is small. Raises UserError as `data.load` does."""
-    table, header = data.load(path, where)
+    """The page of a dataset, with its Parquet if it is not served and that is small. Raises UserError: no rows, or too many."""
+    table, header = data.rows_and_header(opened := open_views(path, where=where), path)
     if not served:  # a page that is passed on names no folder of this machine
         table["again"] = table["again"].str.replace(r"results\.path='?/.*/", "results.path=", regex=True)
-    whole = b"" if served else data.parquet(path)
+    whole = b"" if served else data.parquet(path) if where else data.parquet_of(opened)
     parquet = whole if 0 < len(whole) <= EMBEDDED_PARQUET else None
     places = str(path) if served else ",".join(Path(one).name if one.startswith("/") else one for one in str(path).split(","))
     title, of_file = title_of(str(path)), {"parquet": "rows.parquet" if served else None, "embedded": parquet is not None}

@@ -10,13 +10,17 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
+import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
 from orchestrator import ROOT
+from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions import exactness, one_backend, open_views
 from orchestrator.analysis.questions.tables import lead
+from orchestrator.analysis.sql import Where
 from orchestrator.errors import UserError
 from orchestrator.reporting.dashboard import data, packing, page, serve
 from orchestrator.storage import folder, parquet
@@ -25,6 +29,18 @@ from tests.helpers.command_line import Invoke
 from tests.helpers.timed_rows import made
 
 MAIN = ROOT / "results" / "h200_main/specdec_long_ctx"
+SMALL = ROOT / "results" / "h200_releases/bisect_fa3_begins"
+
+
+def load(path: Path, where: Where) -> tuple[pd.DataFrame, dict[str, Any]]:
+    return data.rows_and_header(open_views(path, where=where), path)
+
+
+@pytest.fixture(scope="module")
+def main() -> tuple[Dataset, pd.DataFrame, dict[str, Any]]:
+    """The main dataset, and the rows and the header of its page."""
+    opened = open_views(MAIN)
+    return opened, *data.rows_and_header(opened, MAIN)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +74,7 @@ def test_the_command_writes_one_file_that_names_no_address_to_load_from(tmp_path
     [
         (["results.path=results/nothing", "export=a.html"], "no rows there"),
         ([f"results.path={MAIN}", "export=a.csv"], "type export=NAME.html"),
-        ([f"results.path={MAIN}", "export=/nowhere/a.html"], "cannot be written"),
+        ([f"results.path={SMALL}", "export=/nowhere/a.html"], "cannot be written"),
         ([f"results.path={MAIN}", "export=a.html", "where={s_qo: 7}"], "has these values; there are s_qo: 1, 2, 4, 8"),
         ([f"results.path={MAIN}", "export=a.html", "where={s_qoo: 1}"], "did you mean 's_qo'?"),
         ([f"results.path={MAIN}", "dashboard.port=70000"], "dashboard.port"),
@@ -72,13 +88,13 @@ def test_wrong_input_ends_with_words(keys: list[str], words: str, invoke: Invoke
 
 
 def test_where_keeps_rows_of_several_values_of_any_kind():
-    table, _ = data.load(MAIN, {"s_qo": (1, 4), "cuda_graph": (True,)})
+    table, _ = load(MAIN, {"s_qo": (1, 4), "cuda_graph": (True,)})
     assert set(table["s_qo"]) == {1, 4} and table["cuda_graph"].all()
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[serve.PageServer]:
-    with serve.PageServer(str(MAIN), {}, 0) as server:
+    with serve.PageServer(str(SMALL), {}, 0) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         yield server
         server.shutdown()
@@ -103,17 +119,17 @@ def test_the_server_answers_its_own_names_and_two_addresses(host: str, path: str
 
 def test_a_port_that_is_taken_is_an_error_in_words(server: serve.PageServer):
     with pytest.raises(UserError, match=r"dashboard\.port"):
-        serve.PageServer(str(MAIN), {}, server.server_port)
+        serve.PageServer(str(SMALL), {}, server.server_port)
 
 
 def test_another_echarts_than_the_reviewed_one_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(page, "ECHARTS_SHA256", "0" * 64)
     with pytest.raises(UserError, match=r"echarts\.min\.js"):
-        page.make(MAIN, {}, served=True)
+        page.fill(b"", None, "")
 
 
-def test_the_page_says_what_each_of_its_columns_means():
-    table, about = data.load(MAIN, {})
+def test_the_page_says_what_each_of_its_columns_means(main: tuple[Dataset, pd.DataFrame, dict[str, Any]]):
+    _, table, about = main
     packed = gzip.decompress(packing.pack(table, about))
     header = json.loads(packed[4 : 4 + int.from_bytes(packed[:4], "little")])
 
@@ -128,13 +144,13 @@ def test_a_row_timed_in_a_step_is_ranked_by_its_cost_there_as_in_the_reports(tmp
     written = folder.FolderStore(str(tmp_path / "steps"))
     written.add([made("a", 10.0, in_step_us=9.0, **step), made("b", 12.0, in_step_us=7.0, **step), made("c", 11.0)])
     written.close()
-    table, _ = data.load(tmp_path / "steps", {})
+    table, _ = load(tmp_path / "steps", {})
     times = table.set_index("backend")[["ranked_us", "own_us", "median_us"]]
 
     assert times.to_numpy().tolist() == [[9.0, 9.0, 10.0], [7.0, 7.0, 12.0], [11.0, 11.0, 11.0]]
     in_step = {"context": "step"}
     (best,) = open_views(tmp_path / "steps", where=in_step).records("FROM best")
-    assert best["backend"] == data.load(tmp_path / "steps", in_step)[0].sort_values("ranked_us")["backend"].iloc[0] == "b"
+    assert best["backend"] == load(tmp_path / "steps", in_step)[0].sort_values("ranked_us")["backend"].iloc[0] == "b"
 
 
 def test_a_server_with_layers_of_two_kinds_has_an_answer_for_each_by_name():
@@ -144,9 +160,8 @@ def test_a_server_with_layers_of_two_kinds_has_an_answer_for_each_by_name():
     assert {f"vLLM 0.33.0, {kind} layers" for kind in ("full", "sliding")} <= told
 
 
-def test_the_page_carries_the_answers_and_the_rankings_of_the_reports():
-    opened = open_views(MAIN)
-    table, header = data.rows_and_header(opened, MAIN)
+def test_the_page_carries_the_answers_and_the_rankings_of_the_reports(main: tuple[Dataset, pd.DataFrame, dict[str, Any]]):
+    opened, table, header = main
     told = [row for of in header["deployments"] for phase in of["phases"] for row in phase["tables"][0]["rows"]]
     best = opened.records("FROM best ORDER BY row")
     of_workloads = opened.records("FROM ranked_workloads")
@@ -167,7 +182,7 @@ def test_a_rough_time_has_its_interval_and_may_be_further_off(tmp_path: Path):
     written = folder.FolderStore(str(tmp_path / "rough"))
     written.add([made("a", 100.0, p05_us=98.0, p95_us=103.0), made("b", 120.0, stop_reason="decided", ci95_rel=0.1)])
     written.close()
-    table, header = data.load(tmp_path / "rough", {})
+    table, header = load(tmp_path / "rough", {})
     sure, rough = (table.set_index("backend").loc[name] for name in "ab")
 
     assert (sure["low_us"], sure["high_us"], rough["low_us"], rough["high_us"]) == pytest.approx((98.0, 103.0, 108.0, 132.0))
