@@ -31,6 +31,7 @@ SHOWN_IF_VARYING = (
     *("kv_memory", "num_qo_heads"),
 )
 ALWAYS_SHOWN = GRID_AXES
+PRINTED = {*SHOWN_IF_VARYING, *ALWAYS_SHOWN, "backend", "verdict", "note", "red", "comparable"}  # of 200 columns
 SIDE_COLUMNS = (*CONDITION_COLUMNS.values(), *TIMING_KEYS, "sweep", "backend")
 GROUPS = "groups: the mean change, and the number of points with each verdict; the verdict asks whether it is beyond ±{same:.3g}%"
 OF_GATE = ", and the gate whether the median, less what GPUs and runs explain, is more than unchanged runs show"
@@ -58,7 +59,8 @@ def of_screen(found: Comparison) -> tuple[list[Grid], list[Grid]]:
 
 def _changes(found: Comparison) -> tuple[list[Grid], list[Grid]]:
     """The tables of points that are slower, without a time or faster, and those of the others."""
-    points = found.points
+    names = [name for name in found.points if name in PRINTED or name.startswith(("change", "log_us", "resolved_backend"))]
+    points = found.points[names]
     is_slower = (points["verdict"] == "slower") | (points["red"] & points["comparable"])
     slower = points[is_slower].sort_values("change", ascending=False, kind="stable")
     faster = points[points["verdict"] == "faster"].sort_values("change", kind="stable")

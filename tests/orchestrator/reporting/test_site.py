@@ -207,6 +207,7 @@ def test_a_repeated_run_makes_only_what_changed(results: Path, tmp_path: Path, m
     real = site_build.open_views
     monkeypatch.setattr(site_build, "open_views", lambda place, **given: opened.append(Path(place).name) or real(place, **given))
     shutil.copytree(results, tmp_path / "results")
+    shutil.rmtree(tmp_path / "results" / "morning")  # of another GPU, whose comparison takes as long as that of two versions
     folder, there = tmp_path / "site", str(tmp_path / "results")
 
     def again(**where: Any) -> tuple[list[str], SiteContent]:
@@ -215,14 +216,13 @@ def test_a_repeated_run_makes_only_what_changed(results: Path, tmp_path: Path, m
 
     first = again()[1]
     before = files(folder)
-    assert len(opened) == 4 and again() == ([], first) and files(folder) == before
+    assert first.comparisons == 1 and len(opened) == 3 and again() == ([], first) and files(folder) == before
     (folder / "datasets" / "night.html").write_text("edited")
     assert again() == (["night"], first) and files(folder) == before
     shutil.rmtree(tmp_path / "results" / "pairs")
     dataset(tmp_path / "results" / "pairs", [at(21.0, NIGHT, 1, OLD, twin=twin) for twin in (0, 1)])
     assert again()[0] == ["pairs"]
-    for name in ("Morning", "morning"):  # which are compared, so that building them takes longer
-        shutil.rmtree(tmp_path / "results" / name)
+    shutil.rmtree(tmp_path / "results" / "Morning")  # which is compared, so that building it takes longer
     assert again(s_kv=8192)[0] == ["night", "pairs"]  # other rows
     monkeypatch.setattr(site_build, "_code", lambda: "edited")
     assert again()[0] == ["night", "pairs"]
