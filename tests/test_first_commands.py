@@ -24,6 +24,7 @@ FIRST = "import sys; sys.path.insert(0, '{}')\n"  # a line of a .pth file: befor
 ENV = {
     "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
     "PIP_NO_INDEX": "1",
+    "PIP_NO_COMPILE": "1",  # what is imported is compiled then
     "PIP_NO_BUILD_ISOLATION": "0",  # which pip takes for yes
     "OMP_NUM_THREADS": "1",
     "CUDA_VISIBLE_DEVICES": "",

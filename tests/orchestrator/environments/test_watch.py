@@ -24,10 +24,12 @@ from orchestrator.analysis.noise import SAME
 from orchestrator.bisection.evidence import pairs_of
 from orchestrator.cli import main
 from orchestrator.commands.watch import Upgrade, may_follow
+from orchestrator.composing import compose
 from orchestrator.config.settings import Settings
 from orchestrator.planning.expand import expand
 from orchestrator.storage import access
 from tests.helpers import wheels as library
+from tests.helpers.command_line import in_parts
 from tests.helpers.committed_rows import problem_of, records_of
 from tests.helpers.forked_environment import ForkedPopen
 from tests.helpers.runs import SMALL
@@ -112,6 +114,7 @@ def watched(index: Path, cache: Path, forked: list[ForkedPopen], tmp_path_factor
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
         patch.setattr(subprocess, "run", run)
+        patch.setattr(compose, "_by_hydra", in_parts(compose._by_hydra))
         code, found.said = found.again()
         assert code == 1
         yield found
