@@ -90,12 +90,13 @@ def finish(row: Row, status: Status, reason: str = "") -> Row:
     """The whole row: unknown columns null, results only if `ok`. Raises KeyError for a column that there is not."""
     if unknown := set(row) - set(COLUMNS):
         raise KeyError(f"no such columns: {sorted(unknown)}")
-    full = {name: row.get(name) for name in COLUMNS} | {"status": status, "reason": reason}
+    known = {name: value for name, value in row.items() if not (isinstance(value, float) and math.isnan(value))}
+    full: dict[str, Any] = dict.fromkeys(COLUMNS) | known | {"status": status, "reason": reason}
     if status != "ok":
         full.update(dict.fromkeys(RESULT_COLUMNS))
     full["started_at"] = full["started_at"] or now()
     full["finished_at"] = full["finished_at"] or now()
-    return cast(Row, {name: None if isinstance(v, float) and math.isnan(v) else v for name, v in full.items()})
+    return cast(Row, full)
 
 
 def version_columns(versions: Mapping[str, str | None]) -> Row:

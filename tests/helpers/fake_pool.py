@@ -129,15 +129,20 @@ class FakePool:
         return worker, Answer(worker, START)
 
     def wait(self, pending: Sequence[PendingResult], timeout_s: float) -> list[PendingResult]:
-        answers = [p for p in pending if isinstance(p, Answer)]
-        for answer in answers:
-            measured = answer.worker.prepared_tasks if answer.item == MEASURE else []
-            fates = [self.behaviour(task) for task in measured]
-            if answer.item.task:
-                fates = ["hangs" if self.behaviour(answer.item.task) == "hangs" else ""]
-            if answer.worker.alive and ("hangs" in fates or "hangs measured" in fates):
-                answer.worker.hung = True
-        return [a for a in answers if not a.worker.hung][:1]
+        for answer in (p for p in pending if isinstance(p, Answer)):
+            self._hang(answer)
+            if not answer.worker.hung:
+                return [answer]
+        return []
+
+    def _hang(self, answer: Answer) -> None:
+        """The worker of an answer hangs, if the task that runs in it does so."""
+        measured = answer.worker.prepared_tasks if answer.item == MEASURE else []
+        fates = [self.behaviour(task) for task in measured]
+        if answer.item.task:
+            fates = ["hangs" if self.behaviour(answer.item.task) == "hangs" else ""]
+        if answer.worker.alive and ("hangs" in fates or "hangs measured" in fates):
+            answer.worker.hung = True
 
 
 def batches_of(count: int, size: int, devices: tuple[str, ...] = ("gpu",)) -> list[Batch]:
