@@ -93,12 +93,9 @@ def _parsed(texts: Iterable[str]) -> Iterator[Requirement]:
 
 def source(packages: Mapping[str, Distribution]) -> str:
     """The module that makes packages importable in another environment."""
-    modules, folders = set[str](), list[str]()
-    for one in packages.values():
-        folders.append(str(one.locate_file("")))
-        modules |= _modules(one)
-    kept = sorted(name for name in modules if name.isidentifier() and name != "__pycache__")
-    return SOURCE.format(folders=list(dict.fromkeys(folders)), modules=kept, names=sorted(packages))
+    folders = dict.fromkeys(str(one.locate_file("")) for one in packages.values())
+    modules = {name for one in packages.values() for name in _modules(one) if name.isidentifier() and name != "__pycache__"}
+    return SOURCE.format(folders=list(folders), modules=sorted(modules), names=sorted(packages))
 
 
 @cache

@@ -94,8 +94,7 @@ def finish(row: Row, status: Status, reason: str = "") -> Row:
     full: dict[str, Any] = dict.fromkeys(COLUMNS) | known | {"status": status, "reason": reason}
     if status != "ok":
         full.update(dict.fromkeys(RESULT_COLUMNS))
-    full["started_at"] = full["started_at"] or now()
-    full["finished_at"] = full["finished_at"] or now()
+    full.update({name: full[name] or now() for name in ("started_at", "finished_at")})
     return cast(Row, full)
 
 
