@@ -40,7 +40,11 @@ def h200() -> pd.DataFrame:
 
 @pytest.mark.parametrize("name", DATASETS)
 def test_a_committed_dataset_holds_every_point_of_its_sweep_once_and_every_supported_one_ok(name: str):
+    """But for wrong answers of flags, whose finding names the dataset."""
     table = pd.read_parquet(RESULTS / f"{name}.parquet")
+    if f"results/{name}," in (ROOT / "findings/wrong_answers.md").read_text():
+        table = table[table["status"] != "mismatch"]
+        assert set(table["backend"]) == set(pd.read_parquet(RESULTS / f"{name}.parquet")["backend"])
 
     assert set(table.columns) <= set(COLUMNS)  # a column that came later is read with its default
     assert table["point_id"].nunique() == len(table)

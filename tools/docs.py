@@ -20,7 +20,7 @@ from tools import dataset_page
 ROOT = Path(__file__).parent.parent
 SOURCES, PAGES = "findings", "docs/findings"
 README = "README.md"
-IN_README = ("server_flags", "decode", "cards", "sharded", "fp8", "engine_defaults", "wrong_answers")
+IN_README = ("server_flags", "decode", "cards", "fp8", "fp8_latent", "wrong_answers")
 
 
 def names() -> list[str]:

@@ -355,7 +355,7 @@ def _nothing(con: duckdb.DuckDBPyConnection, wanted: Wanted, drafts: int | None,
     for name, of in near_lengths.items():
         nearest.append(f"in its place type {' or '.join(f'{name}: {one}' for one in (*of, *([of] if of[1:] else [])))}")
     what = ", ".join(as_key(name, asked[name]) for name in missing)
-    meant = f"; did you mean {near[0]!r}?" if near else ""
+    meant = f"; did you mean {near[0]!r}?" if near and near[0] not in asked["model"] else ""
     lines = f"not measured: {what}{meant}", f"nearest: {'; '.join(nearest) or 'none'}", _to_measure(con, asked, missing, typed)
     return NoRows("\n".join(lines), near_lengths if len(missing) == 1 else None)
 

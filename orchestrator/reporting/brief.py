@@ -147,9 +147,11 @@ def _decisions(data: Dataset, width: int, room: int) -> list[Text]:
 
 
 def _of_server(every: Sequence[Part], names: Sequence[str], width: int) -> list[list[Text]]:
-    """The lines of each cache and phase of a server, with so much of its name."""
-    found = []
+    """The lines of each cache and phase of a server, with so much of its name; of kinds of layers if engines answer so."""
+    found, said = [], {(part.place, what) for part in every if part.who != HERE for what in (part.phase, part.what)}
     for of in grouped(((part.place, part.what), part) for part in every).values():
+        if {part.who for part in of} == {HERE} and (of[0].place, of[0].phase) in said and not of[0].of_plugins:
+            continue
         place = dict(zip(PLACE, of[0].place, strict=True))
         server = [server_name(place)] * bool({"model", "tp"} & {*names}) + [place["device_name"]] * ("device_name" in names)
         about = ", ".join((*server, f"{place['kv_dtype']} cache", of[0].what))

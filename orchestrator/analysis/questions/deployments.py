@@ -155,8 +155,8 @@ class Choice:
 
     @property
     def known(self) -> str:
-        """How it is known what a flag runs: `seen on H200`, or `read, not seen`; empty of a backend here."""
-        return " or ".join(sorted({one["known"] for one in self.record["known"] if one["known"]}))
+        """How it is known what a flag runs: `seen on H200`, `read, not seen`, or both by layers; empty of a backend here."""
+        return ", in other layers ".join(sorted({one["known"] for one in self.record["known"] if one["known"]}, reverse=True))
 
     @property
     def runs(self) -> str:

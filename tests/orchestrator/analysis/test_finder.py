@@ -65,7 +65,7 @@ def test_the_dataset_that_says_most_is_taken(wanted: finder.Wanted, engine: str,
 
 def test_a_draft_is_asked_of_rows_that_have_steps_without_one():
     """More draft lengths have no gain without them, and other names with the model's heads have one kind of its layers."""
-    path, _ = finder.find({"model": ("gpt_oss_120b",), "device_name": H200}, selected("vllm"), None, question="draft")
+    path, _ = finder.find({"model": ("gpt_oss_120b",), "device_name": H200, "tp": (1,)}, selected("vllm"), None, question="draft")
 
     assert path == "results/h200_main/servers.parquet"
 
@@ -101,7 +101,9 @@ def test_an_fp8_cache_is_judged_by_the_fastest_kernels_of_all_datasets_of_a_serv
     gains = (
         "SELECT s_qo, batch_size, s_kv, greatest(fp8_kv_gain, fp8_q_gain) FROM fp8 WHERE min_s_qo IS NULL AND softmax_scale IS NULL"
     )
-    told, every = ({row[:3]: row[3] for row in open_views(one, where=wanted).execute(gains)} for one in (path, "results/h200_mla"))
+    told, every = (
+        {row[:3]: row[3] for row in open_views(one, where=wanted).execute(gains)} for one in (path, "results/h200_mla/mla_mtp*")
+    )
     libraries = libraries_of(of for (of,) in open_views(path, where=wanted).execute("SELECT DISTINCT libraries FROM rows"))
 
     assert told == pytest.approx(every, rel=0.02) and min(told.values()) < 0.5 and max(told.values()) > 1.3
@@ -137,15 +139,21 @@ def test_what_is_asked_of_an_engine_leaves_the_isolated_rows_beside_it(typed: li
 
 @pytest.mark.parametrize("asked", ["export=sglang", "mode=report question=one_backend", "mode=report question=engine_default"])
 def test_rows_that_no_flag_runs_do_not_hide_that_attention_was_not_measured(asked: str, invoke: Invoke):
-    """At tp 4 of Qwen3-Next its gated delta nets alone were measured."""
-    server = ("model=qwen3_next_80b_a3b", "tp=4", "device=h200")
+    """At tp 8 of Qwen3-Next its gated delta nets alone were measured."""
+    server = ("model=qwen3_next_80b_a3b", "tp=8", "device=h200")
     lacks, every = invoke(*asked.split(), *server), invoke("mode=report", *server)
     words = (
-        r"not measured: tp=4\nnearest: qwen3_next_80b_a3b on NVIDIA H200 \(tp 1; drafts 0, 3; .*\nto measure: .* \+sweep=servers"
+        r"not measured: tp=8\nnearest: qwen3_next_80b_a3b on NVIDIA H200 \(tp 1; drafts 0, 3; .*\nto measure: .* \+sweep=servers"
     )
 
     assert lacks.returncode == 2 and re.match(f"error: {words}", lacks.stderr), lacks.stderr
     assert re.search(f"note: attention is {words}", every.stderr) and "gdn_decode" in every.stdout
+
+
+def test_a_model_that_was_measured_elsewhere_is_not_offered_in_its_own_place(invoke: Invoke):
+    told = invoke("mode=report", "question=one_backend", "model=qwen3_next_80b_a3b", "tp=8", "device=h100").stderr
+
+    assert "not measured: model=qwen3_next_80b_a3b\nnearest: qwen3_next_80b_a3b on NVIDIA H200 (tp 1; drafts 0, 3)\n" in told
 
 
 def test_a_dataset_over_one_cache_says_what_to_type_for_the_other_where_the_default_was_wrong(invoke: Invoke):
@@ -158,7 +166,9 @@ def test_a_dataset_over_one_cache_says_what_to_type_for_the_other_where_the_defa
     )
 
 
-@pytest.mark.parametrize(("model", "words"), [("llama_3_1_70b", "tp 1; for the others type tp=4 or tp=8"), ("qwen3_14b", "")])
+@pytest.mark.parametrize(
+    ("model", "words"), [("llama_3_1_70b", "tp 1; for the others type tp=2 or tp=4 or tp=8"), ("qwen3_14b", "")]
+)
 def test_the_sizes_of_a_server_that_was_asked_for_without_one_are_named(model: str, words: str, invoke: Invoke):
     told = [invoke("mode=report", "question=fp8", f"model={model}", "device=h200", *more).stderr for more in ((), ("tp=1",))]
 
@@ -202,7 +212,7 @@ def shape(model: str) -> Model:
     ("model", "tp", "found", "heads"),
     [
         ("llama_3_3_70b", 8, SERVERS_AND_PAGES, (8, 1, 128)),
-        ("qwen3_14b", 1, "results/h200_main/specdec_paged_decode.parquet", (40, 8, 128)),
+        ("qwen3_30b_a3b", 1, "results/h200_main/servers_more.parquet", (32, 4, 128)),
     ],
 )
 def test_rows_of_another_name_with_the_heads_of_the_model_answer_for_it(model: str, tp: int, found: str, heads: tuple[int, ...]):
@@ -395,7 +405,7 @@ MEASURE = "\nto measure: python -m orchestrator +sweep=servers model="
             [
                 "+sweep=mla_mtp model=deepseek_v3 'sweep.tp=[8]' 'sweep.s_kv=[32768]' "
                 "'sweep.dtype=[{q: bf16, kv: fp8_e4m3}, {q: fp8_e4m3, kv: fp8_e4m3}]' "
-                "'sweep.backend=[auto, fa2, fa3, flash_mla_vllm]'",
+                "'sweep.backend=[auto, fa2, fa3, flash_attn_3_sglang, flash_mla_vllm]'",
             ],
         ),
         (  # drafts of 0 are measured, at other lengths
@@ -543,23 +553,23 @@ def test_rows_of_other_names_in_a_typed_dataset_answer_for_a_model_with_the_same
             3,
             ["not measured: tp=2\n", "qwen3_235b_a22b on NVIDIA H200 (tp 4, 8"],
         ),
-        ("qwen3_14b", 1, "h100", None, ["not measured: device=h100\n", "nearest: qwen3_14b on NVIDIA H200 (tp 1, by its heads)\n"]),
+        ("qwen3_14b", 1, "h100", None, ["not measured: device=h100\n", "nearest: qwen3_14b on NVIDIA H200 (tp 1; drafts 0, 3)\n"]),
         (
             "llama_3_3_70b",
             8,
             "h200",
             5,
-            ["not measured: drafts=5\n", "NVIDIA H200 (tp 1, 4, 8, by its heads)\n", "'sweep.s_qo=[6]'"],
+            ["not measured: drafts=5\n", "NVIDIA H200 (tp 1, 2, 4, 8, by its heads)\n", "'sweep.s_qo=[6]'"],
         ),
         (  # heads of the same kind, and not a latent
-            "glm_4_5",
-            8,
+            "phi_3_mini_4k",
+            1,
             "h200",
             None,
             [
-                "\nnearest: llama_3_1_70b on NVIDIA H200 (tp 8; drafts 0",
-                "; num_qo_heads 8, not 12); qwen3_235b_a22b",
-                " not 12)\nto m",
+                "not measured: model=phi_3_mini_4k\nnearest: gemma_3_27b on NVIDIA H200 (tp 1; drafts 0",
+                "; num_kv_heads 16, not 32; head_dim_qk 128, not 96; head_dim_vo 128, not 96); llama_3_1_8b",
+                " more\nto m",
             ],
         ),
         ("llama_3_1_70b", 4, "h200", 3, ["not measured: batch_size=16, s_kv=65536\n", "in its place type s_kv: 32768\n"]),
@@ -579,7 +589,13 @@ def test_what_is_near_a_model_that_only_its_heads_were_measured_of(
 
 
 @pytest.mark.parametrize(
-    ("drafts", "axes"), [(None, {"s_kv": (100_000,)}), (None, {"tp": (2,)}), (4, {}), (None, {"kv_dtype": ("fp8_e5m2",)})]
+    ("drafts", "axes"),
+    [
+        (None, {"s_kv": (100_000,)}),
+        (None, {"tp": (2,), "device_name": ("NVIDIA H100 80GB HBM3",)}),
+        (4, {}),
+        (None, {"kv_dtype": ("fp8_e5m2",)}),
+    ],
 )
 def test_the_command_that_measures_a_missing_deployment_is_planned(drafts: int | None, axes: finder.Wanted, invoke: Invoke):
     with pytest.raises(NoRows) as error:
@@ -591,13 +607,13 @@ def test_the_command_that_measures_a_missing_deployment_is_planned(drafts: int |
 
 
 def test_the_command_that_measures_a_typed_model_names_its_file(invoke: Invoke, tmp_path: Path):
-    heads = {"num_attention_heads": 48, "num_key_value_heads": 8, "head_dim": 128, "hidden_size": 6144, "num_hidden_layers": 48}
+    heads = {"num_attention_heads": 80, "num_key_value_heads": 16, "head_dim": 128, "hidden_size": 6144, "num_hidden_layers": 48}
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], **heads}))
     told = invoke("mode=report", f"model={config}", "device=h200", "tp=8").stderr
     _, _, *words = shlex.split(told.partition("to measure: ")[2].splitlines()[0])
 
-    assert "nearest: qwen3_48_8_128 on NVIDIA H200 (tp 1, by its heads)\n" in told
+    assert "nearest: qwen3_80_16_128 on NVIDIA H200 (tp 2, by its heads)\n" in told
     assert invoke("mode=plan", *words[1:]).returncode == 0
 
 

@@ -257,10 +257,10 @@ def test_wrong_answers_at_caches_that_the_gpu_cannot_hold_are_counted(invoke: In
     best = invoke("mode=report", "question=best", "format=markdown", *asked).stdout
     counted = "6 at caches that do not fit"
 
-    assert f"8 mismatch mismatch (flash_mla_vllm): question=odd says why; {counted}" in told
+    assert f"9 mismatch mismatch (flash_mla_vllm): question=odd says why; {counted}" in told
     assert "was right at 12 of 14 workloads, wrong at 2 (keys" in told
     (line,) = re.findall(r"(?m)^.*flash_mla_vllm .* 65,?536 .*$", best.partition("wrong answers, not ranked")[2])
-    assert line.split("|")[-2].strip() == "8"
+    assert line.split("|")[-2].strip() == "9"
 
 
 def test_a_screen_that_has_no_room_for_all_notes_has_those_of_flags_to_type(invoke: Invoke):
@@ -600,3 +600,10 @@ def test_a_table_with_more_columns_than_a_terminal_has_room_for_has_a_line_for_e
 
     assert told.splitlines()[1:4] == [f"{name}: default" for name in header[:3]] and "│" not in told
     assert "│ default" in boxed
+
+
+def test_an_engine_that_answers_by_kinds_of_layers_has_no_line_of_backends_beside_it(invoke: Invoke):
+    found = " ".join(invoke("mode=report", "model=gemma_3_27b", "tp=1", "device=h200", "engine=vllm").stdout.split())
+
+    assert "decode, full layers: vLLM" in found and "decode, sliding layers: vLLM" in found
+    assert "cache, decode: " not in found
