@@ -11,7 +11,7 @@ from benchmarks import referee
 from orchestrator import ROOT
 from orchestrator.cli import composed
 from orchestrator.config.settings import DocumentSettings, load
-from orchestrator.reporting.document import Shelf
+from orchestrator.reporting.document import Shelf, read
 from tests.helpers.command_line import Invoke
 from tools import docs
 
@@ -31,14 +31,23 @@ def in_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_finding_is_what_its_page_and_the_lists_say(name: str):
-    read, rendered = docs.finding(name, settings(), SHELF)
+    source, rendered = docs.finding(name, settings(), SHELF)
     page, readme = ((ROOT / page).read_text() for page in (f"{docs.PAGES}/README.md", docs.README))
     index = [item.replace("\0", "\n  ") for item in page.replace("\n  ", "\0").split("\n")]  # a verdict stands on a line of its own
-    lines = [*docs.decisions(name, rendered), docs.headline(name, read, rendered)]
+    lines = [*docs.decisions(name, rendered), docs.headline(name, source, rendered)]
 
     assert (ROOT / docs.PAGES / f"{name}.md").read_text() == rendered.text, "type make docs"
     assert sorted(line for line in index if f"]({name}.md)" in line) == sorted(lines), "type make docs"
-    assert (docs.in_readme(name, read, rendered) in readme.splitlines()) == (name in docs.IN_README), "type make docs"
+    assert (docs.in_readme(name, source, rendered) in readme.splitlines()) == (name in docs.IN_README), "type make docs"
+
+
+def test_the_command_that_measures_a_finding_again_names_a_sweep_that_is_there():
+    named = {name: re.findall(r"\+sweep=(\w+)", read(str(ROOT / docs.SOURCES / f"{name}.md")).head.measure or "") for name in NAMES}
+
+    there = {path.stem for path in (ROOT / "conf/sweep").glob("*.yaml")}
+
+    assert {name: of for name, of in named.items() if not {*of} <= there} == {}
+    assert sum(map(len, named.values())) > len(NAMES) / 2
 
 
 def test_readme_takes_the_first_table_of_a_finding_that_it_has_a_place_for():

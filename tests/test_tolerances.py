@@ -52,7 +52,9 @@ def test_no_right_answer_of_a_gpu_comes_near_its_tolerance():
     miscompiled = (kernel == "triton_extend") & dims & in_fp8 & ~latent  # by Triton 3.6
     # SGLang's MLA loses small weights over FP8: the estimates and root mean squares say so, and no row alone.
     lost = kernel.isin(["triton_extend", "triton_decode_grouped"]) & in_fp8 & latent & (judged["status"] == "mismatch")
-    right = (kernel != WITHOUT_A_SCALE) & ~miscompiled & ~lost
+    unified = kernel.isin(["triton_unified_2d", "triton_unified_3d"])  # wrong over FP8 and, in vLLM 0.25.1, under a window
+    faulty = unified & ((judged["q_dtype"] == "fp8_e4m3") | (judged["status"] == "mismatch"))
+    right = (kernel != WITHOUT_A_SCALE) & ~miscompiled & ~lost & ~faulty
 
     assert right.sum() > 5000
     assert float(of_limit[miscompiled].min()) > 1 > float(of_limit[lost].max())
