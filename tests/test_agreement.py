@@ -13,6 +13,7 @@ import pytest
 from kernels import registry
 from orchestrator import ROOT
 from orchestrator.analysis import traffic
+from orchestrator.analysis.finder import LINES
 from orchestrator.analysis.questions import best, engine_default, in_engine, one_backend, open_views
 from orchestrator.analysis.questions.deployments import HERE, PLACE, parts
 from orchestrator.config.draft_cost import Draft
@@ -33,6 +34,7 @@ FOLDERS = sorted({name.partition("/")[0] for name in EVERY if not any(word in na
 TYPED = ("--attention", "--prefill", "--decode", "--dsa", "-ac.")  # how a line with a flag of a backend begins
 PAGES = ("--block-size", "--page-size")
 SERVERS_AND_PAGES = "results/h200_main/servers,results/h200_main/servers_pages"
+OF_VLLM = ",results/h200_main/servers_vllm_0_33_triton"  # its own release
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
@@ -100,7 +102,7 @@ def test_the_finding_of_servers_says_what_the_report_says():
         line.strip("|").split("|") for line in (ROOT / "docs/findings/server_flags.md").read_text().splitlines() if "TP" in line
     ]
     printed = {tuple(row[:2]): row[2:] for row in rows if len(row) == 6}
-    files = [RESULTS / f"h200_main/{name}.parquet" for name in ("servers", "servers_more")]
+    files = (f"results/h200_main/servers{OF_VLLM}", "results/h200_main/servers_more")
     found = [part for file in files for part in parts(open_views(file, threads=1)) if part.who != HERE]
     answers: dict[tuple[str, str], list[list[str]]] = {}
     for part in found:
@@ -257,13 +259,13 @@ def test_a_server_has_one_answer_whichever_command_finds_its_datasets(engine: st
     asked = (one, default, export, ("mode=report", f"engine={engine}"), (*one, *weighed), (*export, *weighed))
     answers = [invoke(*words, *server) for words in asked]
     told = [" ".join(done.stdout.split()) for done in answers]
-    where = {"model": "llama_3_1_70b", "tp": 8}
+    where, own = {"model": "llama_3_1_70b", "tp": 8}, OF_VLLM * (engine == "vllm")
     both, alone = (
-        [part for part in parts(open_views(path, threads=1, where=where, engines=selected(engine))) if part.who != HERE]
+        [part for part in parts(open_views(path + own, threads=1, where=where, engines=selected(engine))) if part.who != HERE]
         for path in (SERVERS_AND_PAGES, "results/h200_main/servers")
     )
 
-    note = f"read {SERVERS_AND_PAGES}, which together say most about this".replace(",", ",\n  ", 1)
+    note = f"read {(SERVERS_AND_PAGES + own).replace(',', LINES)}, which together say most about this"
     assert all(note in done.stderr for done in answers)
     for part, first in zip(both, alone, strict=True):
         choice = part.answer.choice
@@ -275,7 +277,7 @@ def test_a_server_has_one_answer_whichever_command_finds_its_datasets(engine: st
         assert part.answer.words in told[0] and part.answer.words in told[1] and part.brief(at_worst=True) in told[3]
         assert (f"{choice.label}, {part.answer.why}" if not part.answer.keeps else part.answer.words) in told[2]
     mix = traffic.read(str(tmp_path / "traffic.csv"))
-    for part in parts(open_views(SERVERS_AND_PAGES, threads=1, where=where, engines=selected(engine), traffic=mix)):
+    for part in parts(open_views(SERVERS_AND_PAGES + own, threads=1, where=where, engines=selected(engine), traffic=mix)):
         choice, keeps = part.answer.choice, part.answer.keeps
         assert part.who == HERE or (part.answer.words if keeps or not choice else f"{choice.label}, {part.answer.why}") in told[5]
     assert told[5].startswith(f"# weighed by traffic={tmp_path}")

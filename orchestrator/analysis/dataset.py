@@ -1,7 +1,7 @@
 """A dataset opened for questions: DuckDB over its Parquet files, and the tables that every question reads. Knows no question.
 
 rows      every row, in today's columns, with `row`, a number that identifies it; `own_us` of older rows is `keys.OWN_US`
-current   the newest row of each point and kind of device
+current   the newest row of each point and kind of device, of the asked releases of engines if there is one
 timed     `current` without points inside an engine; a row that was not timed gets `timer`, `l2`, `icache` and `context` of its
           group on that device
 problems  one row for each problem whose times may be compared: all its keys; `problem`, a number that identifies it; and `family`,
@@ -47,7 +47,7 @@ FEW_ROWS, MAX_ROWS_READ_ONCE = 10_000, 100_000
 
 
 class Dataset(Connection):
-    """An open dataset with the tables above. A source is a Parquet file's path or a table; `cards` are given or learned."""
+    """An open dataset with the tables above. A source is a Parquet file's path or a table. For the rest see `open_dataset`."""
 
     def __init__(
         self,
@@ -58,6 +58,7 @@ class Dataset(Connection):
         where: Where | None = None,
         cards: Cards | None = None,
         path: str = "",
+        own: str = "",
     ) -> None:
         super().__init__([source for source in (*sources, *(noise or [])) if isinstance(source, str)], threads=threads)
         self.memo: dict[str, Any] = {}  # answers that several tables are made of
@@ -76,7 +77,7 @@ class Dataset(Connection):
         self.execute(f"CREATE TEMP {self.kind} rows AS {rows}")
         self.count = self.scalar("SELECT count(*) FROM rows")
         one_file = len(sources) == 1 and isinstance(sources[0], str)
-        self.cards = create_views(self, noise or [], cards, self.count, self.kind, one_file=one_file)
+        self.cards = create_views(self, noise or [], cards, self.count, self.kind, own=own, one_file=one_file)
 
     def current(self) -> pd.DataFrame:
         """The newest row of each point and kind of device, in a dataset's columns and order."""
@@ -84,20 +85,21 @@ class Dataset(Connection):
 
 
 def open_dataset(
-    path: str | Path, *, threads: int | None = None, where: Where | None = None, cards: Cards | None = None
+    path: str | Path, *, threads: int | None = None, where: Where | None = None, cards: Cards | None = None, own: str = ""
 ) -> Dataset:
     """The dataset under `path`: a folder, a Parquet file, a pattern such as `results/h200_*` for several together, or `s3://...`.
 
     Rows that are only in a journal are read too. `noise` comes from the dataset `<path>_noise` beside it. `where` selects rows by
-    the values of columns. `cards` are the offsets of GPUs, which are learned from the rows if none are given. Raises UserError if
-    there are no rows, or if a file cannot be read or is no dataset of this project.
+    the values of columns. `cards` are the offsets of GPUs, which are learned from the rows if none are given. `own` is a pattern
+    of `libraries` whose rows are taken before newer ones. Raises UserError if there are no rows, or if a file cannot be read or is
+    no dataset of this project.
     """
     place = f"results.path={str(path)!r}"
     try:
         sources, noise = find_sources(str(path))
     except OSError as error:
         raise UserError(f"{place}: it cannot be read ({error.strerror}); type another results.path=...") from None
-    found = Dataset(sources, noise=noise, threads=threads, where=where, cards=cards, path=str(path)) if sources else None
+    found = Dataset(sources, noise=noise, threads=threads, where=where, cards=cards, path=str(path), own=own) if sources else None
     if found is not None and found.count:
         return found
     if found is not None and where:

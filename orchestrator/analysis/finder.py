@@ -20,7 +20,7 @@ from orchestrator.analysis.noise import SAME
 from orchestrator.analysis.sources import NEAR, RULE_EDGES, find_sources, union_sql
 from orchestrator.analysis.sql import LentRows, condition, file_literal, literal, query, quoted, sql_type
 from orchestrator.config.base import own_files, own_table
-from orchestrator.config.engine import MAX_DRAFT, Engine, calls_of
+from orchestrator.config.engine import MAX_DRAFT, Engine, calls_of, of_builds
 from orchestrator.config.model import CUSTOM, HEADS, LENT, Model, shipped
 from orchestrator.config.modes import owner
 from orchestrator.config.ranges import Bounds, several
@@ -91,8 +91,7 @@ def find(
     `typed` is what stands for the model in a command, if not its name, the sweep that measures it, if one does, and the model.
     Of a question on flags rows are those of attention. Raises NoRows, with what there is, for no such rows and no question.
     """
-    places = _places()
-    length = [] if drafts is None else [f"s_qo = {drafts + 1}"]
+    places, length = _places(), [] if drafts is None else [f"s_qo = {drafts + 1}"]
     asked = [(wanted, "true"), *([alike] if alike else [])]
     queries = [(" AND ".join([condition(values), *length]), having) for values, having in asked]
     columns, best_first = (name for values, _ in asked for name in values), _best_first(queries, engines, question)
@@ -114,9 +113,10 @@ def find(
         else:  # other questions have a table for each page
             beside = within & here.keys() if question in (None, *OF_FLAGS) else {file}
             read = _together(con, where, {name: flags.get(name, []) for name in beside}, file)
+        read += _of_release(con, where, read, engines)
     best = LINES.join(str(places[one]).removesuffix(".parquet" * bool(read[1:])) for one in read)
     why = "together say most about this" if question != IN_ENGINE else "have rows of running engines, and isolated ones beside them"
-    note_once(f"read {best if len(read) < FEW else f'{len(read)} datasets'}, which {why if read[1:] else 'says most about this'}")
+    note_once(f"read {best if len(read) <= FEW else f'{len(read)} datasets'}, which {why if read[1:] else 'says most about this'}")
     if question != IN_ENGINE:
         _tell_others(best, {name: place for name, place in here.items() if name not in read}, flags, read)
         _tell_other_values(found, read)
@@ -215,6 +215,13 @@ def _together(con: duckdb.DuckDBPyConnection, where: str, has: Has, best: str = 
         right = [file for file in left if all(known.get(library, name) == name for library, name in told.get(file, ()))]
         left = {file: rest for file in right if (rest := [one for one in left[file] if one not in left[first]])}
     return found
+
+
+def _of_release(con: duckdb.DuckDBPyConnection, where: str, read: Iterable[str], engines: Iterable[Engine]) -> list[str]:
+    """Files of workloads of those `read` alone, with the engines' own release where these have another release's build."""
+    point, workload = (", ".join(map(quoted, ("device_name", "kv_dtype", *of))) for of in (POINT, WORKLOAD))
+    told = {"own": literal(of_builds(engines)), "point": point, "workload": workload, "read": ", ".join(map(literal, read))}
+    return [name for (name,) in con.execute(query("files_of_release", where=where, **told)).fetchall()]
 
 
 def _of_engines(con: duckdb.DuckDBPyConnection, places: Iterable[str], where: str, asked: tuple[Any, ...]) -> list[str]:

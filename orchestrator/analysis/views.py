@@ -20,11 +20,11 @@ MANY_ROWS = 1_000_000  # reading more takes longer than planning one query per c
 
 
 def create_views(
-    data: Connection, noise: Sequence[str | pa.Table], known_cards: Cards | None, rows: int, kind: str, *, one_file: bool
+    data: Connection, noise: Sequence[str | pa.Table], known_cards: Cards | None, rows: int, kind: str, *, own: str, one_file: bool
 ) -> Cards:
     """Creates all, with A/A pairs of `noise`; returns the GPUs, given or learned. `one_file`: all rows are of one stored file."""
     # The store keeps one row for each point, cluster, device and versions: all rows of one file with one version are current.
-    _view_current(data, kind, only_rows=one_file and not _has_several_versions(data, rows))
+    _view_current(data, kind, own, only_rows=one_file and not _has_several_versions(data, rows))
     _view_timed(data)
     cards = _table_cards(data, known_cards, rows)
     _table_problems(data, rows)
@@ -49,11 +49,11 @@ def _has_several_versions(data: Connection, rows: int) -> bool:
     return bool(_varies(data, others, "rows", rows) or data.execute(query("several_libraries")))
 
 
-def _view_current(data: Connection, kind: str, *, only_rows: bool) -> None:
+def _view_current(data: Connection, kind: str, own: str, *, only_rows: bool) -> None:
     """A table if `rows` is one and it is not all of them, since nearly every question reads it."""
     newest = "rows"
     if not only_rows:
-        data.execute(query("newest"))
+        data.execute(query("newest", own=literal(own)))
         newest = "rows SEMI JOIN newest USING (row)"
     two_of_a_name = data.scalar(query("trees_of_one_name", newest=newest))
     named = "* REPLACE (concat_ws(' ', mask, array_to_string(tree, ' ')) AS mask)" if two_of_a_name else "*"

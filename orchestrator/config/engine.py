@@ -5,7 +5,8 @@ The files are data: a new release is one more. What a flag runs was read in the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -322,3 +323,8 @@ def kernel_names() -> tuple[tuple[str, str, str], ...]:
 def calls_of(flag: Flag) -> Iterator[tuple[Phase, int, EngineCall]]:
     """Every call of a flag: its phase, its turn from 0, and the call."""
     return ((phase, turn, call) for phase, calls in flag.calls.items() for turn, call in enumerate(calls))
+
+
+def of_builds(engines: Iterable[Engine]) -> str:
+    """A pattern of values of `libraries` that name one of these releases: `vllm 0.33.0`."""
+    return rf"(?:^|, )(?:{'|'.join(re.escape(one.title.lower()) for one in engines)})(?:$|[+,])"

@@ -35,7 +35,7 @@ from orchestrator.analysis.traffic import Mix
 from orchestrator.analysis.views import MANY_ROWS
 from orchestrator.code_version import OF_PLUGIN
 from orchestrator.config.draft_cost import CURVES, Draft
-from orchestrator.config.engine import MAX_DRAFT, Engine, Known, Workload, calls_of, releases, selected
+from orchestrator.config.engine import MAX_DRAFT, Engine, Known, Workload, calls_of, of_builds, releases, selected
 from orchestrator.config.model import layers_of
 from orchestrator.config.weights import OF_A_CHOICE, WEIGHT, WeightRules
 from orchestrator.notes import note_once
@@ -102,7 +102,8 @@ def open_views(
     **assumed: Unpack[Assumed],
 ) -> Dataset:
     """The dataset under `path`, with a view for every question. Raises UserError as `open_dataset` does."""
-    return define_views(open_dataset(path, threads=threads, where=where, cards=cards), draft or Draft(), **assumed)
+    own = of_builds(selected() if (engines := assumed.get("engines")) is None else engines)
+    return define_views(open_dataset(path, threads=threads, where=where, cards=cards, own=own), draft or Draft(), **assumed)
 
 
 def ask(data: Dataset, view: str) -> duckdb.DuckDBPyRelation:

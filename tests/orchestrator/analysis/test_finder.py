@@ -31,6 +31,7 @@ from tests.helpers.timed_rows import made
 H200 = ("NVIDIA H200",)
 LLAMA = {"model": ("llama_3_1_70b",), "device_name": H200}
 SERVERS_AND_PAGES = "results/h200_main/servers,results/h200_main/servers_pages"
+OF_VLLM = ",results/h200_main/servers_vllm_0_33_triton"  # its own release
 SGLANG_AND_BESIDE = "results.path=[results/h200_engines/sglang_0_5_23,results/h200_engines/beside_sglang_0_5_23]"
 
 
@@ -42,7 +43,14 @@ def _in_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("wanted", "engine", "drafts", "found"),
     [
-        ({**LLAMA, "tp": (8,)}, "vllm", 3, SERVERS_AND_PAGES),
+        ({**LLAMA, "tp": (8,)}, "vllm", 3, SERVERS_AND_PAGES + OF_VLLM),
+        ({**LLAMA, "tp": (2,)}, "vllm", 3, "results/h200_main/servers_more.parquet"),
+        (
+            {**LLAMA, "tp": (2,)},
+            "vllm:0.25.1",
+            3,
+            "results/h200_main/servers_more,results/h200_main/servers_more_vllm_0_25_triton",
+        ),
         ({**LLAMA, "tp": (1,), "kv_dtype": ("fp8_e4m3",)}, "sglang", 3, "results/h200_main/specdec_all_candidates.parquet"),
         (
             {"model": ("deepseek_v3_2",), "device_name": H200, "tp": (8,)},
@@ -67,7 +75,19 @@ def test_a_draft_is_asked_of_rows_that_have_steps_without_one():
     """More draft lengths have no gain without them, and other names with the model's heads have one kind of its layers."""
     path, _ = finder.find({"model": ("gpt_oss_120b",), "device_name": H200, "tp": (1,)}, selected("vllm"), None, question="draft")
 
-    assert path == "results/h200_main/servers.parquet"
+    assert path == "results/h200_main/servers" + OF_VLLM
+
+
+@pytest.mark.parametrize(("engine", "build"), [("vllm", "vllm 0.33.0"), ("vllm:0.25.1", "vllm 0.25.1")])
+def test_rows_of_the_asked_release_win_whichever_are_newer(engine: str, build: str):
+    asked = {"model": ("gpt_oss_120b",), "device_name": H200}
+    found = {}
+    for tp in (1, 4):
+        path, where = finder.find({**asked, "tp": (tp,)}, selected(engine), 3)
+        data = open_views(path, where=where, engines=selected(engine), drafts=3)
+        found[tp] = data.execute("SELECT DISTINCT libraries FROM current WHERE backend = 'vllm_triton' AND status <> 'unsupported'")
+
+    assert {words.partition(",")[0] for of in found.values() for (words,) in of} == {build}
 
 
 @pytest.mark.parametrize(
@@ -191,7 +211,7 @@ def test_other_datasets_and_the_flags_that_they_alone_have_are_named(invoke: Inv
     apart = ",\n".join(
         f"  {one} in results/h200_main/servers_pages.parquet" for one in ("FLASH_ATTN with pages of 16", "fa3 with pages of 1")
     )
-    assert f"{both.format(SERVERS_AND_PAGES)}{apart}\n" in pages
+    assert f"{both.format(SERVERS_AND_PAGES.replace(',', f'{OF_VLLM},'))}{apart}\n" in pages
     data = open_views("results/h200_mla/triton_mla.parquet", where={"model": "deepseek_v3", "tp": 8, "kv_dtype": "fp8_e4m3"})
     assert data.scalar("SELECT count(*) FROM current WHERE status = 'ok' AND backend = 'triton_mla'") > 0
 
@@ -211,7 +231,7 @@ def shape(model: str) -> Model:
 @pytest.mark.parametrize(
     ("model", "tp", "found", "heads"),
     [
-        ("llama_3_3_70b", 8, SERVERS_AND_PAGES, (8, 1, 128)),
+        ("llama_3_3_70b", 8, SERVERS_AND_PAGES + OF_VLLM, (8, 1, 128)),
         ("qwen3_30b_a3b", 1, "results/h200_main/servers_more.parquet", (32, 4, 128)),
     ],
 )
