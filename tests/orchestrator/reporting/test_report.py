@@ -273,7 +273,14 @@ def test_a_screen_that_has_no_room_for_all_notes_has_those_of_flags_to_type(invo
 
 
 def test_a_screen_with_prices_of_flags_says_which_were_timed_in_another_release_s_build(invoke: Invoke):
-    server = ("mode=report", "model=llama_3_1_70b", "tp=8", "device=h200", "where={kv_dtype: bf16}")
+    server = (
+        "mode=report",
+        "model=llama_3_1_70b",
+        "tp=8",
+        "device=h200",
+        "where={kv_dtype: bf16}",
+        path := f"results.path={RESULTS / SERVERS}",
+    )
     words = "timed in vllm 0.25.1's build: vLLM 0.33.0's FLASH_ATTN, TRITON_ATTN"
     shown = [
         " ".join(invoke(*server, *more).stdout.split())
@@ -284,7 +291,7 @@ def test_a_screen_with_prices_of_flags_says_which_were_timed_in_another_release_
     assert [words in one for one in shown] == [True, True, True, False, False]
     assert "FLASH_ATTN runs flash_attn_3_vllm" in exported and "; timed in vllm 0.25.1's build; " in exported
     assert ["TRITON_ATTN (another kernel in 0." in one for one in shown] == [True] * 3 + [False] * 2
-    advised = invoke("export=vllm", "model=gpt_oss_120b", "tp=1", "device=h200").stdout
+    advised = invoke("export=vllm", "model=gpt_oss_120b", "tp=1", "device=h200", path).stdout
     assert "TRITON_ATTN, ~21.7% less time than the default FLASH_ATTN, as vllm 0.25.1 runs it\n" in advised
 
 
@@ -347,7 +354,8 @@ def test_each_answer_names_its_datasets_beside_its_figures(invoke: Invoke):
         for more in (("question=one_backend",), ("question=one_backend", "drafts=1"), ("question=fp8",))
     )
 
-    assert f"geometric mean; ~ of times known within 5%; {dataset}main/servers gpt_oss_120b" in plain
+    both = f"{dataset}main/servers, results/h200_main/servers_vllm_0_33_triton gpt_oss_120b"
+    assert f"geometric mean; ~ of times known within 5%; {both}" in plain
     assert f"{dataset}drafts/target_verify_gpt_oss_rest gpt_oss_120b" in drafts and f"{dataset}main/servers" in fp8
 
 
