@@ -113,7 +113,8 @@ def test_the_triton_kernel_s_rank_is_planned_beside_ranked_backends(copied: Path
     counts = dict(re.findall(r"^(\w+),(\d+)$", done.stdout, re.MULTILINE))
 
     assert done.returncode == 0, done.stderr
-    assert (counts["run"], counts.get("unsupported", "0")) == ("384", "128")  # of four backends; two take no bf16 queries over FP8
+    assert (counts["run"], counts.get("unsupported", "0")) == ("448", "320")  # of four backends and three pairs of dtypes
+    assert "flash_attn_3_sglang,128,64" in done.stdout  # over FP8 too, with FP8 queries
     assert shlex.split(SWEEP_TRITON)[-1] == shlex.split(RANK)[-1]
 
 

@@ -27,6 +27,14 @@ def test_a_plugin_that_ends_the_process_is_refused(tmp_path, monkeypatch: pytest
         registry.registered(("ends_at_once",))
 
 
+def test_a_file_of_a_checkout_that_an_installed_copy_cannot_import_is_told_how(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "my_own.py").write_text("from kernels.no_such import Adapter\n")  # as `kernels.adapter` is there
+    monkeypatch.syspath_prepend(tmp_path)
+
+    with pytest.raises(registry.BadPlugin, match=r"sed -i 's/from kernels/from attention_orchestrator.kernels/' my_own.py$"):
+        registry.registered(("my_own",))
+
+
 @pytest.mark.parametrize(("old", "new"), [("extra_bytes", "workspace_bytes"), ("at", "for_versions")])
 def test_a_plugin_that_overrides_a_method_by_its_old_name_is_told_the_new_one(
     tmp_path, monkeypatch: pytest.MonkeyPatch, old: str, new: str

@@ -169,7 +169,7 @@ def headline(found: BestOfSides) -> str:
 def _drafts(found: BestOfSides) -> str:
     """Which lengths of queries all workloads have, if none has one token."""
     lengths = sorted({*found.problems["s_qo"].dropna().astype(int)}) or [1]
-    drafts = f", drafts {', '.join(str(s_qo - 1) for s_qo in lengths)} only"
+    drafts = f" (common points have {', '.join(str(s_qo - 1) for s_qo in lengths)} drafts only)"
     return "" if lengths[0] == 1 else drafts if lengths[-1] <= MAX_DRAFT else f", s_qo {lengths[0]:,} and up"
 
 

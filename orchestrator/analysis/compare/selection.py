@@ -55,8 +55,8 @@ def select(side: str, conditions: Sequence[str], path: str, where: Where | None 
     if rows.empty:
         wanted = [c for c in conditions if c.partition(":")[0] not in CONDITION_COLUMNS]
         given = f"{side}={wanted[0]}" if wanted else f"results.path={path!r}"
-        if not wanted and conditions and path == NO_SWEEP_PATH:
-            raise UserError(f"{side}={conditions[0]}: of which datasets? type results.path='results/h200_*', or a folder")
+        if conditions and path == NO_SWEEP_PATH and all(map(environment.parsed, wanted)):
+            raise UserError(f"{side}={conditions[0]}: of which datasets? add 'results.path=results/h200_*', or a folder")
         lacks = f"{given}: no rows there;{nearest_dataset(wanted[0] if wanted else path)}"
         lacks = lacks if conditions else f"{side}: mode=compare needs one;"
         raise UserError(f"{lacks} type {side}=DIR with a folder that holds {parquet.DATA}, or {TWO_GPUS}")

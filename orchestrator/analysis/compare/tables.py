@@ -20,7 +20,7 @@ from orchestrator.analysis.keys import GRAPH_REPLAY, GRID_AXES, TIMING_KEYS
 from orchestrator.analysis.names import libraries_of, shown
 from orchestrator.analysis.noise import BETWEEN_RUNS, INTERLEAVED
 from orchestrator.analysis.sources import few
-from orchestrator.config.engine import calls_of, releases
+from orchestrator.config.engine import Engine, Workload, calls_of, releases
 from orchestrator.tables import Grid
 
 MAX_SHOWN = 100  # points in a table
@@ -90,7 +90,8 @@ def headline(found: Comparison) -> str:
     only_missing = not found.red_groups and (found.points.loc[found.points["red"], "verdict"] == "missing").all()
     answer = "no regression" if not found.regressed else "incomplete" if only_missing else "regression"
     counted += compared + ", by median_us (best against best: own_us)" * (not found.has_gate)
-    return f"{answer if found.has_gate else 'two kinds of GPU, no gate'}: {counted}{_worst(found.points)}{groups}{again}"
+    answer = _of_defaults(found) + (answer if found.has_gate else "two kinds of GPU, no gate")
+    return f"{answer}: {counted}{_worst(found.points)}{groups}{again}"
 
 
 def _worst(points: pd.DataFrame) -> str:
@@ -150,17 +151,43 @@ def lacking(found: Comparison, most: int) -> list[str]:
     return [*_of_flags(found), *[f"points without a time in the candidate, which has {few(words, most)}"] * bool(words)]
 
 
-def _of_flags(found: Comparison) -> list[str]:
-    """Which flags of an engine, whose library both sides have, are right on both and on one alone; of two GPUs if they differ."""
+def _measured(found: Comparison) -> tuple[list[Engine], set[str], set[str]]:
+    """The releases of engines whose library both sides have; their flags that are right in the baseline, and in the candidate."""
     sides = found.baseline.rows, found.candidate.rows
     has = [{name.split(" ")[0] for name in libraries_of(rows["libraries"].unique())} for rows in sides]
-    flags = [flag for one in releases().values() if all(one.engine in names for names in has) for flag in one.flags]
+    engines = [one for one in releases().values() if all(one.engine in names for names in has)]
+    flags = [flag for one in engines for flag in one.flags]
     calls = [(flag.name, call) for flag in flags for *_, call in calls_of(flag) if not flag.stands_in(call)]
     ran = ({*rows[rows["status"] == "ok"][["routine", "backend"]].itertuples(index=False, name=None)} for rows in sides)
     a, b = ({name for name, call in calls if call in of} for of in ran)
+    return engines, a, b
+
+
+def _of_flags(found: Comparison) -> list[str]:
+    """Which flags of an engine, whose library both sides have, are right on both and on one alone; of two GPUs if they differ."""
+    _, a, b = _measured(found)
     parts = {"on both sides": a & b, "in the baseline only": a - b, "in the candidate only": b - a}
     told = "; ".join(f"{where}: {', '.join(sorted(names))}" for where, names in parts.items() if names)
     return [f"flags measured {told}"] * bool(a != b or (a and found.has_gate))
+
+
+def _of_defaults(found: Comparison) -> str:
+    """That two releases of an engine are compared by other flags than its default, if no pair is of that; else empty."""
+    engines, a, b = _measured(found)
+    names = [libraries_of(side.rows["libraries"].unique()) for side in (found.baseline, found.candidate)]
+    points, defaults, flags = found.points[found.points["comparable"]], set[str](), set[str]()
+    engines = [one for one in engines if [f"{one.engine} {one.release}" in of for of in names].count(True) == 1]
+    majors = {int(cc.partition(".")[0]) for cc in found.candidate.rows["compute_capability"].dropna()}
+    for *call, kv_dtype in points[["routine", "backend", "kv_dtype"]].drop_duplicates().itertuples(index=False):
+        calls = [
+            (one, flag, phase) for one in engines for flag in one.flags for phase, _, of in calls_of(flag) if of == tuple(call)
+        ]
+        flags |= {flag.name for _, flag, _ in calls}
+        asked = ((one, Workload(major, flag.layers[0], phase, kv_dtype)) for one, flag, phase in calls for major in majors)
+        defaults |= {default.name for one, workload in asked if (default := one.default(workload))}
+    lacks = [f"{name}: {'on one side only' if name in a ^ b else 'no pair'}" for name in sorted(defaults - flags)]
+    told = f"the default, {', '.join(lacks)}, so this says nothing of a server that runs it; of other flags: "
+    return told * bool(lacks)
 
 
 def _of_cards(found: Comparison) -> list[str]:

@@ -130,7 +130,12 @@ def test_layers_are_apart_and_a_workload_has_one_best_whichever_wrapper_serves_i
 
 @pytest.mark.parametrize(
     ("lengths", "told"),
-    [((2, 4), ", drafts 1, 3 only"), ((1, 4), ""), ((4, 2048), ", s_qo 4 and up"), ((4,), ", drafts 3 only")],
+    [
+        ((2, 4), " (common points have 1, 3 drafts only)"),
+        ((1, 4), ""),
+        ((4, 2048), ", s_qo 4 and up"),
+        ((4,), " (common points have 3 drafts only)"),
+    ],
 )
 def test_without_single_tokens_the_lengths_are_told_once(lengths: tuple[int, ...], told: str):
     def side(name: str, **keys: Any) -> Selection:
