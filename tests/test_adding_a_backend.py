@@ -118,6 +118,17 @@ def test_the_triton_kernel_s_rank_is_planned_beside_ranked_backends(copied: Path
     assert shlex.split(SWEEP_TRITON)[-1] == shlex.split(RANK)[-1]
 
 
+def test_the_page_s_engine_is_one_that_can_be_asked_about(tmp_path: Path):
+    (text,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "engine").mkdir()
+    (tmp_path / "engine" / "mine.yaml").write_text(text)
+    words = ["mode=report", "question=one_backend", "engine=mine", f"results.path={ROOT}/results/h200_main/specdec_long_ctx"]
+    told = run("--config-dir", str(tmp_path), *words)
+
+    assert told.returncode == 0 and "engine Mine 1.0.0" in told.stdout and "the default own has no time" in told.stdout
+    assert "your own: --config-dir DIR (docs/adding_a_backend.md)" in run(*words).stderr
+
+
 def test_every_error_of_the_page_is_one_that_the_code_raises():
     table = PAGE.partition("## Errors and what to do")[2]
     errors = re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)

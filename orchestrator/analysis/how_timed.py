@@ -19,7 +19,7 @@ def grids(data: Dataset) -> list[Grid]:
     header = ("device", "timer", "L2 before each sample", "instruction caches", "points", "launch of a graph, µs")
     keys = ("device_name", "timer", "l2", "icache")
     cells = [(*(str(r[key] or "–") for key in keys), f"{r['points']:,}", r["share_us"] or "–") for r in found]
-    title = "how times were taken; ratios are of times without the launch (docs/timing.md)"
+    title = "how times were taken; ratios of times are without the launch, fractions of a ceiling with it (docs/timing.md)"
     return [Grid(title, header, tuple(cells))] if found else []
 
 

@@ -311,6 +311,7 @@ def selected(name: str | None = None, folder: str | None = None) -> list[Engine]
     allowed = [one for one in typed if engine not in newest or typed[one].engine == engine]
     what = f"unknown release of {engine};" if engine in newest else f"unknown engine;{did_you_mean(engine.lower(), newest)}"
     example = f"engine={allowed[-1]}, or engine={typed[allowed[-1]].engine} for the newest"
+    example += "; your own: --config-dir DIR (docs/adding_a_backend.md)" * (engine not in newest)
     raise UserError(f"engine={name!r}: {what} allowed: {', '.join(allowed)}; type {example}")
 
 

@@ -7,4 +7,4 @@ SELECT row, device_name, cluster, model, routine, backend, resolved_backend, q_d
        least(peak_tflops, intensity * peak_tb_per_sec) AS roof,
        frac_of_peak, frac_of_datasheet, kv_read_amplification
 FROM timed
-WHERE status = 'ok' AND bytes > 0
+WHERE status = 'ok' AND bytes > 0 AND (NOT getvariable('by_flag') OR row IN (SELECT row FROM points))

@@ -687,6 +687,9 @@ def test_the_roofline_has_each_point_with_the_roof_at_its_intensity():
     assert grid.title.startswith("bound by memory: fraction of its measured ceiling (4.00 TB/s) · ")  # no word of a column
     assert grid.header[-2:] == ("KV reads possible", "at most")
     assert [cells[1] for cells in roofline.grids(asked(*builds))[0].cells] == [*names]
+    of_flag = views_of(to_table(builds), flags=[(1, "FLASH_ATTN")])
+    assert [cells[1] for cells in roofline.grids(of_flag)[0].cells] == ["flash_attn_3_vllm"]
+    assert grid.header[6:9] == ("most", "median", "least")
     assert roofline.summary(asked(row)) == "50% of the measured ceiling at the median of 1 points, 50% at best"
 
 
