@@ -50,5 +50,9 @@ def test_the_table_of_servers_counts_the_rows():
     assert {(model, tp, gpu): points for model, tp, gpu, *_, points, _ in cells} == {
         (model, f"{tp}", gpu): f"{count:,}" for model, tp, gpu, count in counted.fetchall()
     }
+    most = "\nMostly measured: batch 1, 8, 64 at 8k, 32k, batch 512 at 2k; drafts 0, 3.\n"  # as conf/sweep/servers.yaml has it
+    assert most in (RESULTS / "README.md").read_text()
+    readme = (RESULTS.parent / "README.md").read_text()
+    assert most in readme and "|bf16, fp8_ds_mla, fp8_e4m3 (h100)|" in readme and "|bf16, fp16, fp8_e4m3|" in readme
     assert len({line[0] for line in cells if line[0].startswith("qwen3_next_80b_a3b")}) == 2  # its attention, and its delta nets
     assert all("flash_attn_3_vllm" in line[6] for line in cells if line[:2] == ["llama_3_1_70b", "1"])

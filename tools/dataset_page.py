@@ -19,7 +19,7 @@ RESULTS = Path(__file__).resolve().parent.parent / "results"
 REQUIREMENTS = RESULTS.parent / "requirements.txt"
 VERSIONS = {"torch_version": "torch", "flashinfer_version": "flashinfer-python", "ray_version": "ray"}
 COLUMNS = ("status", "device_name", "started_at", "device_uuid", "run_id", "command", *VERSIONS)
-OF_SERVER = ("model", "tp", "kv_dtype", "s_qo", "batch_size", "routine", "backend", "twin", "engine", "engine_version")
+OF_SERVER = ("model", "tp", "kv_dtype", "s_qo", "batch_size", "s_kv", "routine", "backend", "twin", "engine", "engine_version")
 QUICK = "timing=quick"
 ORDER = ("ok", "unsupported", "mismatch", "skipped", "failed", "timeout", "oom")
 ALIKE = "Rows of the same heads answer for these models."
@@ -63,7 +63,17 @@ def servers(frames: dict[Path, pd.DataFrame]) -> str:
         lines.append(f"|{'|'.join((*of_server, listed(one['build']) or '–', f'{len(one):,}', where))}|")
     head = "|model|TP|GPU|cache|drafted tokens|requests|engines' own builds|points|in|\n|-|-|-|-|-|-|-|-|-|"
     said = "## Servers measured\n\nOne GPU of a server has these heads; points of decode and drafts.\n"
-    return "\n".join((said, head, *lines, "", alike(), ""))
+    return "\n".join((said, head, *lines, "", most(rows), "", alike(), ""))
+
+
+def most(rows: pd.DataFrame) -> str:
+    """The batches, contexts and drafts that a third of these servers have, or more: others are at few."""
+    axes, server = ["batch_size", "s_kv", "drafts"], ["model", "tp", "GPU"]
+    counts = rows.drop_duplicates([*axes, *server]).groupby(axes).size()
+    found = counts[counts >= len(rows.drop_duplicates(server)) / 3].reset_index()
+    contexts = found.groupby("batch_size")["s_kv"].agg(lambda of: ", ".join(f"{size // 1024:.0f}k" for size in sorted(set(of))))
+    batches = (f"batch {', '.join(f'{one:.0f}' for one in of.index)} at {kv}" for kv, of in contexts.groupby(contexts, sort=False))
+    return f"Mostly measured: {', '.join(batches)}; drafts {', '.join(f'{count:.0f}' for count in sorted(set(found['drafts'])))}."
 
 
 def alike() -> str:

@@ -48,7 +48,7 @@ def headline(name: str, read: Document, found: Rendered) -> str:
 
 
 def in_readme(name: str, read: Document, found: Rendered) -> str:
-    return f"| [{read.head.title}]({PAGES}/{name}.md) | {found.verdict} |"
+    return f"|[{read.head.title}]({PAGES}/{name}.md)|{found.verdict}|"
 
 
 def index(found: dict[str, tuple[Document, Rendered]]) -> str:
@@ -63,24 +63,28 @@ def index(found: dict[str, tuple[Document, Rendered]]) -> str:
 
 def servers(datasets: str) -> list[str]:
     """README's table of servers, from the one on the page of datasets: a line for each model, the TP sizes of each GPU, with a
-    star if it has no decode, and how many more models have such heads."""
+    star if it has no decode, how many more models have such heads, and what most have."""
     tps: dict[str, dict[str, list[str]]] = {}
-    caches: dict[str, dict[str, None]] = {}
+    caches: dict[str, dict[str, set[str]]] = {}
     for model, tp, gpu, kv_dtypes, drafts, *_ in (line.strip("|").split("|") for line in first_table(datasets)[2:]):
         tps.setdefault(model, {}).setdefault(gpu, []).append(tp + "*" * ("0" not in drafts.split(", ")))
-        caches.setdefault(model, {}).update(dict.fromkeys(kv_dtypes.split(", ")))
+        for kv_dtype in kv_dtypes.split(", "):
+            caches.setdefault(model, {}).setdefault(kv_dtype, set()).add(f" ({gpu.lower()})")
     gpus = sorted({gpu for of in tps.values() for gpu in of})
     cells = [["model", *(f"tp, device={gpu.lower()}" for gpu in gpus), "KV cache"], ["-"] * (2 + len(gpus))]
-    cells += [[model, *(",".join(of.get(gpu, "–")) for gpu in gpus), ", ".join(caches[model])] for model, of in tps.items()]
+    for model, of in tps.items():  # a cache of one GPU of several names it
+        kept = (kv_dtype + "".join(on) * (len(on) < len(of)) for kv_dtype, on in caches[model].items())
+        cells.append([model, *(",".join(of.get(gpu, "–")) for gpu in gpus), ", ".join(kept)])
     more = {line.strip("|").split("|")[0] for line in first_table(datasets.partition(dataset_page.ALIKE)[2])[2:]} - tps.keys()
-    return [*(f"|{'|'.join(line)}|" for line in cells), "", f"{len(more)} more models have the same heads; *: drafts only."]
+    most = re.findall(r"^Mostly measured: .*", datasets, re.MULTILINE)
+    return [*(f"|{'|'.join(line)}|" for line in cells), "", f"{len(more)} more models have the same heads; *: drafts only.", *most]
 
 
 def readme(found: dict[str, tuple[Document, Rendered]], datasets: str) -> str:
     """README with its servers, the lines of findings, and the first table of each finding that it has a place for."""
     lines = [in_readme(name, *found[name]) for name in IN_README]
     text = filled((ROOT / README).read_text(), "servers", servers(datasets))
-    text = filled(text, "findings", ("| question | answer |", "|---|---|", *lines))
+    text = filled(text, "findings", ("|question|answer|", "|-|-|", *lines))
     for name, (_, one) in found.items():
         text = filled(text, name, first_table(one.text))
     return text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 
 from orchestrator.config.settings import OF_MODE, RunSettings, SuspectSettings, keys_of
@@ -80,7 +81,8 @@ def complaint(overrides: Sequence[str], mode: str, question: str | None = None) 
         if not is_read(override, mode, question, suspects=_of_suspects(overrides, mode)):
             key = key_of(override)
             if key == "export" and mode == "report":
-                return "export: it is a command of its own: leave mode=report and question out, and keep the other words"
+                kept = shlex.join(only_read((one for one in overrides if key_of(one) not in ("mode", "question")), "export"))
+                return f"export: it is a command of its own; type python -m orchestrator {kept}"
             if key == "backend":
                 rows = f"chooses rows by their columns; type 'where={{backend: {override.partition('=')[2]}}}'"
                 does = rows if mode in MEASURE_NOTHING else "takes the backends of its sweep; type sweep.backend=[...]"

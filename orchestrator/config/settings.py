@@ -417,7 +417,7 @@ def _require_no_sweep(config: Mapping[str, Any]) -> None:
         return
     if mode == "report" and (config.get("device") or config.get("question")):
         return  # the dataset is found by its deployment; columns are of every dataset
-    if mode == "export" and config.get("export") in exports.ENGINES:
+    if mode == "export" and str(config.get("export")).partition(":")[0] in exports.ENGINES:
         return
     if extra := sorted(config.keys() - set(all_keys()) - {"hydra"}):
         raise UserError(f"{extra[0]}: unknown key; {meant_by(extra[0], mode, config[extra[0]])}")

@@ -48,10 +48,9 @@ def no_room(layers: int | None, device_name: str, model: str | None, tp: int | N
         return ""
     fits = next((size for size, needed in sizes.items() if needed and needed[0] <= room), None)
     taken, which, gpus = here
-    of_all = (f"over {gpus} GPUs", f" of {taken * gpus / 1e9:,.0f}") if gpus > 1 else (f"at tp {tp or 1}", "")
-    needs = (
-        f"its {which} weights take {taken / 1e9:,.0f}{of_all[1]} GB, a KV cache more, and the GPU has {room / ROOM / 1e9:,.0f} GB"
-    )
+    of_all = (f"over {gpus} GPUs", f" per GPU ({taken * gpus / 1e9:,.0f} GB in all)") if gpus > 1 else (f"at tp {tp or 1}", "")
+    weights = f"its {which} weights take {taken / 1e9:,.0f} GB{of_all[1]}"
+    needs = f"{weights}, a KV cache more, and the GPU has {room / ROOM / 1e9:,.0f} GB"
     return f"{model} {of_all[0]} does not fit one {device_name}: {needs}{f'; they fit from tp {fits} on' if fits else ''}"
 
 

@@ -59,7 +59,7 @@ def close(data: Dataset) -> Close:
 
 def _worst(data: Dataset) -> Grid:
     worst = data.records(query("worst_of_defaults", least=1 + SAME, most=MAX_REGRETS))
-    header = ("regret", "engine", "takes", "µs", "its err", "fastest", "µs of it", "its err", "at", "point_id")
+    header = ("regret", "engine", "takes", "own_us", "its err", "fastest", "its own_us", "its err", "at", "point_id")
     return Grid("where a default costs most", header, tuple(map(_worst_line, worst)))
 
 

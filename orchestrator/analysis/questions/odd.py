@@ -16,7 +16,7 @@ from orchestrator.tables import Grid
 
 NEEDS = "a row"
 
-POINT_KEYS = "routine, model, q_dtype, kv_dtype"  # that a list shows beside the workload
+POINT_KEYS = 'routine, model, tp, q_dtype, kv_dtype, "window"'  # that a list shows beside the workload
 OF_POINTS = {*PROBLEM_KEYS, "model", "tp", "backend", "num_splits", "sweep"}  # a `where` of others hides rows of points that ran
 # By the view of each kind: what it is, and in few words.
 KINDS = {
@@ -78,8 +78,8 @@ def _never(data: Dataset, points: Sequence[Point] | None) -> Grid:
         return Grid("never run", ("backend", "point", "point_id"), tuple(cells))
     family_keys = ", ".join(f"any_value({key}) AS {key}" for key in POINT_KEYS.split(", "))
     records = data.records(query("holes_of_families", keys=POINT_KEYS, family_keys=family_keys))
-    cells = [(shown(r["backend"]), r["model"] or "–", describe_point(r)) for r in records]
-    return Grid("never run", ("backend", "model", "point"), tuple(cells))
+    lines = ((shown(r["backend"]), r["model"] or "–", str(r["tp"] or "–"), describe_point(r)) for r in records)
+    return Grid("never run", ("backend", "model", "tp", "point"), tuple(lines))
 
 
 def summary(data: Dataset) -> str | None:

@@ -119,10 +119,10 @@ def in_form(value: Any, form: str = "") -> str:
 
 
 def describe_point(record: Record) -> str:
-    """A single point in few words: routine, lengths and dtypes."""
+    """A single point in few words: routine, lengths, dtypes and window."""
     dtypes = record["q_dtype"] if record["q_dtype"] == record["kv_dtype"] else f"{record['q_dtype']} over {record['kv_dtype']}"
     lengths = f"batch {record['batch_size']}, s_kv {record['s_kv']:,}, s_qo {record['s_qo']}"
-    return f"{record['routine']} {lengths}, {dtypes}"
+    return f"{record['routine']} {lengths}, {dtypes}" + (f", window {window:,}" if (window := record.get("window")) else "")
 
 
 def times(*ratios: float, than: str = "", form: str = ".1%") -> str:

@@ -134,12 +134,10 @@ def test_a_model_whose_weights_do_not_fit_is_named_with_the_size_that_does(model
 
 
 def test_published_weights_are_those_of_all_gpus_that_share_them_and_every_model_with_experts_has_their_size():
-    words = (
-        "deepseek_v3 over 8 GPUs does not fit one NVIDIA H100 80GB HBM3: its published weights take 86 of 689 GB, a KV cache more"
-    )
+    place, weights = "deepseek_v3 over 8 GPUs does not fit one NVIDIA H100 80GB HBM3", "86 GB per GPU (689 GB in all)"
 
     assert {no_room(None, "NVIDIA H100 80GB HBM3", "deepseek_v3", tp) for tp in (1, 4, 8)} == {
-        f"{words}, and the GPU has 80 GB; they fit from tp 16 on"
+        f"{place}: its published weights take {weights}, a KV cache more, and the GPU has 80 GB; they fit from tp 16 on"
     }
     assert [name for name, of in shipped().items() if "num_experts" in of.get("layer", {}) and not of.get("weights_gb")] == []
 

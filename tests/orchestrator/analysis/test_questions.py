@@ -612,6 +612,9 @@ def test_what_an_engine_takes_by_itself_costs_over_the_fastest():
         (VLLM, 4): ("flash_attn_3", "flash_attn_3", HAND(1.0)),
         (SGLANG, 4): ("flash_attn_3_unplanned", "flash_attn_3", HAND(1.2)),
     }
+    timed = (made(name, us, **hopper, **GRAPH) for name, us in (("flash_attn_3", 23.0), ("fa2_tc", 13.0)))  # 3 µs of launch
+    (vllm, _) = records("engine_default", *timed)
+    assert (vllm["taken_us"], vllm["best_us"], vllm["regret"]) == (20.0, 10.0, HAND(2.0))
     table, worst, _ = engine_default.grids(asked(*rows))
     figures = {(cells[2], cells[1]): cells[5:9] for cells in table.cells}
     assert figures[VLLM, "decode"] == ("1 of 1", "0%", "1.25", "1.25")
@@ -815,6 +818,8 @@ def test_a_hole_is_a_point_of_a_backend_s_own_grid_without_a_row():
 
     assert [(r["backend"], r["batch_size"], r["s_kv"], r["s_qo"]) for r in found] == [("a", 2, 128, 1)]
     assert odd.summary(asked(*rows)) == "1 never run"
+    listed = odd.grids(asked(*rows[:3], *({**row, "window": 8, "point_id": f"w{row['point_id']}"} for row in rows[:3])))[1]
+    assert [cells[-1].partition("bf16")[2] for cells in listed.cells] == [", window 8", ""]
 
 
 def test_what_a_named_sweep_says_never_ran_are_its_points_without_a_row(settings: Callable[..., Settings]):

@@ -72,6 +72,12 @@ STUDY = "results.path=results/h200_engines/vllm_triton"
             None,
             "device: mode=compare does not read it; leave it out, or type mode=plan",
         ),
+        (
+            ["mode=report", "question=fp8", "export=vllm", "tp=8", "where={kv_dtype: bf16}", "columns=[s_kv]"],
+            "report",
+            "fp8",
+            "export: it is a command of its own; type python -m orchestrator export=vllm tp=8 'where={kv_dtype: bf16}'",
+        ),
         (["best.max_rel_err=1"], "report", "roofline", "best.max_rel_err: question=roofline does not read it"),
         (["question=best"], "plan", None, "question: mode=plan does not read it; leave it out, or type mode=report"),
         (
