@@ -24,8 +24,6 @@ from orchestrator.bisection.releases import Range, between, find, index, parsed
 from orchestrator.bisection.report import Context
 from orchestrator.bisection.search import Search, most_looks
 from orchestrator.commands.invocation import BAD_POINTS, INTERRUPTED, OK, Invocation, command_line
-from orchestrator.config.engine import selected
-from orchestrator.config.exports import ENGINES
 from orchestrator.config.modes import owner
 from orchestrator.config.parts import Releases
 from orchestrator.config.settings import BisectSettings, Chosen
@@ -102,15 +100,12 @@ def require_able(settings: Chosen, points: Sequence[Point], typed: str) -> None:
     if settings.cluster.kind == "ray":
         return
     key, _, release = typed.partition("=")
-    name, version = parsed(key, release)[:2]
+    name = parsed(key, release)[0]
     in_some = name in libraries.named_by(settings.adapters)
     ours = [point for point in points if name in point.distributions or not in_some]
     if not ours:
-        hint = "type sweep.backend=[...]"
-        if name in ENGINES:
-            two = f"{name}:{version},{name}:{selected(name)[0].release}"
-            hint = f"two releases: +sweep=servers 'sweep.env=[{two}]', then mode=compare (docs/compare.md)"
-        raise UserError(f"{typed}: no backend of sweep {settings.sweep.name} is of {name}; {hint}")
+        of_engine = f"of an engine: +sweep=servers 'sweep.env=[{release},NEWER]', then mode=compare (docs/compare.md)"
+        raise UserError(f"{typed}: no backend of sweep {settings.sweep.name} is of {name}; type sweep.backend=[...]; {of_engine}")
     devices = machines.describe().devices
     plan = make_plan(ours, devices, settings)
     if not plan.decisions_of("run"):

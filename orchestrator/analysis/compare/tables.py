@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.resources import files
+from itertools import product
 from typing import Any
 
 import pandas as pd
@@ -20,7 +21,7 @@ from orchestrator.analysis.keys import GRAPH_REPLAY, GRID_AXES, TIMING_KEYS
 from orchestrator.analysis.names import libraries_of, shown
 from orchestrator.analysis.noise import BETWEEN_RUNS, INTERLEAVED
 from orchestrator.analysis.sources import few
-from orchestrator.config.engine import Engine, Workload, calls_of, releases
+from orchestrator.config.engine import Workload, calls_of, releases
 from orchestrator.tables import Grid
 
 MAX_SHOWN = 100  # points in a table
@@ -151,21 +152,14 @@ def lacking(found: Comparison, most: int) -> list[str]:
     return [*_of_flags(found), *[f"points without a time in the candidate, which has {few(words, most)}"] * bool(words)]
 
 
-def _measured(found: Comparison) -> tuple[list[Engine], set[str], set[str]]:
-    """The releases of engines whose library both sides have; their flags that are right in the baseline, and in the candidate."""
+def _of_flags(found: Comparison) -> list[str]:
+    """Which flags of an engine, whose library both sides have, are right on both and on one alone; of two GPUs if they differ."""
     sides = found.baseline.rows, found.candidate.rows
     has = [{name.split(" ")[0] for name in libraries_of(rows["libraries"].unique())} for rows in sides]
-    engines = [one for one in releases().values() if all(one.engine in names for names in has)]
-    flags = [flag for one in engines for flag in one.flags]
+    flags = [flag for one in releases().values() if all(one.engine in names for names in has) for flag in one.flags]
     calls = [(flag.name, call) for flag in flags for *_, call in calls_of(flag) if not flag.stands_in(call)]
     ran = ({*rows[rows["status"] == "ok"][["routine", "backend"]].itertuples(index=False, name=None)} for rows in sides)
     a, b = ({name for name, call in calls if call in of} for of in ran)
-    return engines, a, b
-
-
-def _of_flags(found: Comparison) -> list[str]:
-    """Which flags of an engine, whose library both sides have, are right on both and on one alone; of two GPUs if they differ."""
-    _, a, b = _measured(found)
     parts = {"on both sides": a & b, "in the baseline only": a - b, "in the candidate only": b - a}
     told = "; ".join(f"{where}: {', '.join(sorted(names))}" for where, names in parts.items() if names)
     return [f"flags measured {told}"] * bool(a != b or (a and found.has_gate))
@@ -173,20 +167,17 @@ def _of_flags(found: Comparison) -> list[str]:
 
 def _of_defaults(found: Comparison) -> str:
     """That two releases of an engine are compared by other flags than its default, if no pair is of that; else empty."""
-    engines, a, b = _measured(found)
-    names = [libraries_of(side.rows["libraries"].unique()) for side in (found.baseline, found.candidate)]
-    points, defaults, flags = found.points[found.points["comparable"]], set[str](), set[str]()
-    engines = [one for one in engines if [f"{one.engine} {one.release}" in of for of in names].count(True) == 1]
-    majors = {int(cc.partition(".")[0]) for cc in found.candidate.rows["compute_capability"].dropna()}
-    for *call, kv_dtype in points[["routine", "backend", "kv_dtype"]].drop_duplicates().itertuples(index=False):
-        calls = [
-            (one, flag, phase) for one in engines for flag in one.flags for phase, _, of in calls_of(flag) if of == tuple(call)
-        ]
-        flags |= {flag.name for _, flag, _ in calls}
-        asked = ((one, Workload(major, flag.layers[0], phase, kv_dtype)) for one, flag, phase in calls for major in majors)
-        defaults |= {default.name for one, workload in asked if (default := one.default(workload))}
-    lacks = [f"{name}: {'on one side only' if name in a ^ b else 'no pair'}" for name in sorted(defaults - flags)]
-    told = f"the default, {', '.join(lacks)}, so this says nothing of a server that runs it; of other flags: "
+    sides = [libraries_of(side.rows["libraries"].unique()) for side in (found.baseline, found.candidate)]
+    known = [one for one in releases().values() if all(any(name.startswith(f"{one.engine} ") for name in of) for of in sides)]
+    engines = [one for one in known if [f"{one.engine} {one.release}" in of for of in sides].count(True) == 1]
+    points, rows = found.points[found.points["comparable"]], found.candidate.rows
+    pairs = {*points[["routine", "backend"]].itertuples(index=False, name=None)}
+    used = [(one, flag, of) for one in engines for flag in one.flags for of, _, call in calls_of(flag) if call in pairs]
+    majors = {int(of.partition(".")[0]) for of in rows["compute_capability"].dropna()}
+    every = product(used, majors, points["kv_dtype"].dropna().unique())
+    asked = ((one, Workload(cc, flag.layers[0], phase, kv_dtype)) for (one, flag, phase), cc, kv_dtype in every)
+    lacks = {flag.name for one, workload in asked if (flag := one.default(workload))} - {flag.name for _, flag, _ in used}
+    told = f"the default, {', '.join(sorted(lacks))}, is not on both sides: this says nothing of a server that runs it; of others: "
     return told * bool(lacks)
 
 

@@ -285,7 +285,7 @@ def test_flags_of_an_engine_that_one_side_lacks_are_told(before: str, told: str,
 
     base = dataset(tmp_path / "base", rows("0.5.12.post1", NIGHT, before))
     later = dataset(tmp_path / "later", rows("0.5.23", MORNING, "flash_attn_3_sglang"))
-    lacks = "" if before == "flash_attn_3_sglang" else "the default, fa3: on one side only, so this says nothing of a server that "
+    lacks = "" if before == "flash_attn_3_sglang" else "the default, fa3, is not on both sides: this says nothing of a server that "
     for full in ("full=false", "full=true"):
         words = " ".join(invoke("mode=compare", f"baseline={base}", f"candidate={later}", full).stdout.split())
         assert f" {told} " in words
