@@ -21,7 +21,6 @@ from kernels.problem.routine import parts
 from kernels.split import Split
 from kernels.split.batch import PREFILL_ROUTINE, SPELLING, parsed
 
-RENAMED = "attention_orchestrator.kernels"  # what `kernels` is in an installed copy (setup.py)
 OLD_HOOKS = {"extra_bytes": "workspace_bytes", "at": "for_versions"}  # methods of `Adapter` in older versions, and today
 
 
@@ -158,9 +157,8 @@ def _adapters_in(module: str) -> tuple[Adapter, ...]:
         found: object = getattr(importlib.import_module(module), "ADAPTERS", None)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):  # an import inside the plugin
-            edit = f"; in an installed copy: sed -i 's/from kernels/from {RENAMED}/' {module.replace('.', '/')}.py"
-            hint = edit * (error.name is not None and error.name.partition(".")[0] == RENAMED.partition(".")[2])
-            raise BadPlugin(f"{module} cannot be imported: {error}{hint}") from error
+            edit = f"; if installed: sed -i 's/from kernels/from attention_orchestrator.kernels/' {module.replace('.', '/')}.py"
+            raise BadPlugin(f"{module} cannot be imported: {error}{edit * str(error.name).startswith('kernels')}") from error
         hint = "put its folder on PYTHONPATH, here and on the workers"
         raise BadPlugin(f"there is no module '{error.name}'; {hint}") from None
     except KeyboardInterrupt:

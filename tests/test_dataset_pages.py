@@ -13,7 +13,7 @@ from tools import dataset_page
 
 
 def test_the_page_of_datasets_is_written_from_their_rows():
-    assert (RESULTS / "README.md").read_text() == dataset_page.page(), "type python -m tools.dataset_page"
+    assert (RESULTS / "README.md").read_text() == dataset_page.page(), "type python -m tools.docs"
 
 
 def test_the_page_has_a_line_for_each_dataset_and_its_command_names_a_sweep():

@@ -1,9 +1,8 @@
-"""Writes results/README.md from results/datasets.yaml and the rows: python -m tools.dataset_page [--check]"""
+"""results/README.md, from results/datasets.yaml and the rows; tools.docs writes it."""
 
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -120,11 +119,3 @@ def versions(frames: dict[Path, pd.DataFrame]) -> str:
 
 def listed(values: Iterable[object]) -> str:
     return ", ".join(sorted({str(value) for value in values if not pd.isna(value)}))
-
-
-if __name__ == "__main__":
-    written, file = page(), RESULTS / "README.md"
-    if "--check" not in sys.argv:
-        file.write_text(written)
-    elif file.read_text() != written:
-        sys.exit("results/README.md is not what the rows say; type python -m tools.dataset_page")

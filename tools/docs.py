@@ -13,6 +13,7 @@ from pathlib import Path
 
 from orchestrator.cli import composed
 from orchestrator.config.settings import DocumentSettings, load
+from orchestrator.grouped import grouped
 from orchestrator.reporting import columns_page, document, support_page
 from orchestrator.reporting.document import DECISION, Document, Rendered, Shelf
 from tools import dataset_page
@@ -64,18 +65,17 @@ def index(found: dict[str, tuple[Document, Rendered]]) -> str:
 def servers(datasets: str) -> list[str]:
     """README's table of servers, from the one on the page of datasets: a line for each model, the TP sizes of each GPU, with a
     star if it has no decode, how many more models have such heads, and what most have."""
-    tps: dict[str, dict[str, list[str]]] = {}
-    caches: dict[str, dict[str, set[str]]] = {}
-    for model, tp, gpu, kv_dtypes, drafts, *_ in (line.strip("|").split("|") for line in first_table(datasets)[2:]):
-        tps.setdefault(model, {}).setdefault(gpu, []).append(tp + "*" * ("0" not in drafts.split(", ")))
-        for kv_dtype in kv_dtypes.split(", "):
-            caches.setdefault(model, {}).setdefault(kv_dtype, set()).add(f" ({gpu.lower()})")
-    gpus = sorted({gpu for of in tps.values() for gpu in of})
+    lines = [line.strip("|").split("|") for line in first_table(datasets)[2:]]
+    gpus = sorted({gpu for _, _, gpu, *_ in lines})
     cells = [["model", *(f"tp, device={gpu.lower()}" for gpu in gpus), "KV cache"], ["-"] * (2 + len(gpus))]
-    for model, of in tps.items():  # a cache of one GPU of several names it
-        kept = (kv_dtype + "".join(on) * (len(on) < len(of)) for kv_dtype, on in caches[model].items())
-        cells.append([model, *(",".join(of.get(gpu, "–")) for gpu in gpus), ", ".join(kept)])
-    more = {line.strip("|").split("|")[0] for line in first_table(datasets.partition(dataset_page.ALIKE)[2])[2:]} - tps.keys()
+    for model, of in grouped((model, rest) for model, *rest in lines).items():
+        tps = grouped((gpu, tp + "*" * ("0" not in drafts.split(", "))) for tp, gpu, _, drafts, *_ in of)
+        caches = grouped((kv_dtype, gpu) for _, gpu, kv_dtypes, *_ in of for kv_dtype in kv_dtypes.split(", "))
+        kept = (cache + f" ({on[0].lower()})" * ({*on} < {*tps}) for cache, on in caches.items())  # of one GPU of two
+        cells.append([model, *(",".join(tps.get(gpu, "–")) for gpu in gpus), ", ".join(kept)])
+    more = {line.strip("|").split("|")[0] for line in first_table(datasets.partition(dataset_page.ALIKE)[2])[2:]} - {
+        line[0] for line in lines
+    }
     most = re.findall(r"^Mostly measured: .*", datasets, re.MULTILINE)
     return [*(f"|{'|'.join(line)}|" for line in cells), "", f"{len(more)} more models have the same heads; *: drafts only.", *most]
 

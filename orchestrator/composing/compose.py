@@ -18,7 +18,6 @@ from omegaconf import OmegaConf
 import conf
 from orchestrator.composing.overrides import HELP, RANGE, groups, read
 from orchestrator.config import config_json
-from orchestrator.config.engine import releases
 from orchestrator.config.modes import MODES
 from orchestrator.config.settings import NO_SWEEP_PATH, Settings, meant_by, nearest_key
 from orchestrator.config.sweep import SWEEP_KEYS
@@ -40,7 +39,7 @@ def composed(overrides: Sequence[str], config_dir: str | None = None) -> Config:
     with _model_files(overrides) as (named, made):
         folders = ",".join(f'"file://{_escaped(folder)}"' for folder in (*own, *made))
         search = [f"hydra.searchpath=[{folders}]"] if folders else []
-        words = [_for_hydra(word, config_dir) for typed in named for word in _of_release(typed)]
+        words = [_for_hydra(word, config_dir) for word in named]
         try:
             return _by_hydra([*search, *words])
         except RecursionError:
@@ -97,14 +96,6 @@ def _model_files(words: Sequence[str]) -> Iterator[tuple[list[str], list[Path]]]
         file.parent.mkdir()
         file.write_text(yaml.safe_dump(config_json.read(paths[-1])), encoding="utf-8")
         yield [f"model={FROM_FILE}" if word.startswith("model=") else word for word in words], [Path(folder)]
-
-
-def _of_release(word: str) -> list[str]:
-    """A word, but `export=RELEASE` as an engine's flags and that release of it."""
-    key, _, value = word.partition("=")
-    name, colon, path = value.partition(":")
-    found = releases().get(name) if key == "export" else None
-    return [word] if found is None else [f"export={found.engine}{colon}{path}", f"engine={name}"]
 
 
 def _for_hydra(word: str, config_dir: str | None) -> str:

@@ -21,7 +21,7 @@ from kernels.timing.config import RENAMED_L2, Timing
 from orchestrator.config import exports, parts
 from orchestrator.config.base import Frozen, own_files
 from orchestrator.config.draft_cost import Draft
-from orchestrator.config.engine import MAX_DRAFT, Engine, selected
+from orchestrator.config.engine import MAX_DRAFT, Engine, releases, selected
 from orchestrator.config.model import Model
 from orchestrator.config.modes import MODES, companion
 from orchestrator.config.ranges import Filter
@@ -305,6 +305,9 @@ class ExportSettings(ForDeployment):
             of_site = "mode=site writes a folder; type export=DIR with a new one, or with one that mode=site has made"
             of_export = f"mode=export needs one; type export={exports.CSV}, export=vllm, or export=PATH.csv"
             raise ValueError(f"export: {of_site if given.get('mode') == 'site' else of_export}")
+        name, colon, path = str(given["export"]).partition(":")
+        if release := releases().get(name):
+            given = {**given, "export": f"{release.engine}{colon}{path}", "engine": {"name": name}}
         found = exports.parse(str(given["export"]), str(given.get("mode")))
         return {**given, "export": found._replace(path=None if found.path is None else expanded(found.path))}
 
@@ -417,7 +420,7 @@ def _require_no_sweep(config: Mapping[str, Any]) -> None:
         return
     if mode == "report" and (config.get("device") or config.get("question")):
         return  # the dataset is found by its deployment; columns are of every dataset
-    if mode == "export" and str(config.get("export")).partition(":")[0] in exports.ENGINES:
+    if mode == "export" and str(config.get("export")).partition(":")[0] in (*exports.ENGINES, *releases()):
         return
     if extra := sorted(config.keys() - set(all_keys()) - {"hydra"}):
         raise UserError(f"{extra[0]}: unknown key; {meant_by(extra[0], mode, config[extra[0]])}")

@@ -69,10 +69,3 @@ def test_a_name_that_is_not_there_says_where_a_file_of_one_s_own_would_be(invoke
 
     assert done.returncode == 2
     assert "a file of your own is found with --config-dir DIR, as DIR/sweep/of_mine.yaml" in done.stderr
-
-
-def test_an_export_of_a_release_is_that_of_its_engine():
-    for typed, path in (("sglang_0_5_12_post1", ""), ("vllm_0_25_1", ":flags.sh")):
-        found = composed([f"export={typed}{path}", "device=h200"])
-        assert (found["export"], found["engine"]["name"]) == (f"{typed.partition('_')[0]}{path}", typed)
-    assert composed(["export=vllm"])["engine"] is None

@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 from pydantic import ValidationError
 
 from orchestrator import ROOT
+from orchestrator.config.engine import selected
 from orchestrator.config.settings import Settings, load
 from orchestrator.errors import UserError
 from orchestrator.planning.expand import expand
@@ -160,3 +161,10 @@ def test_wrong_input_names_the_key_the_value_and_what_is_allowed(overrides: list
 )
 def test_a_sweep_says_how_precise_its_times_must_be(settings: Callable[..., Settings], overrides: list[str], precision: str):
     assert settings(*overrides).timing.precision == precision
+
+
+def test_an_export_of_a_release_is_that_of_its_engine(settings: Callable[..., Settings]):
+    for typed, path in (("sglang_0_5_12_post1", None), ("vllm_0_25_1", "flags.sh")):
+        found = settings(f"export={typed}{f':{path}' if path else ''}", "mode=export", "device=h200")
+        assert (*found.export, found.engines) == (typed.partition("_")[0], path, selected(typed))
+    assert settings("export=vllm", "mode=export").engines == selected("vllm")
