@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 
 import pandas as pd
@@ -56,6 +57,11 @@ def test_no_right_answer_of_a_gpu_comes_near_its_tolerance():
     faulty = unified & ((judged["q_dtype"] == "fp8_e4m3") | (judged["status"] == "mismatch"))
     right = (kernel != WITHOUT_A_SCALE) & ~miscompiled & ~lost & ~faulty
 
+    page = (RESULTS.parent / "docs" / "correctness.md").read_text()
+    fp8_q, _, narrowed, kept = map(float, re.findall(r"\d\.\d+", page.partition("over an FP8 cache may be off by ")[2])[:4])
+    for name, q_dtype, said in (("flash_attn_3", "fp8_e4m3", fp8_q), ("xqa_hopper_fp8", "bf16", narrowed), ("fa2", "bf16", kept)):
+        limit = judged["limit"][(kernel == name) & (judged["q_dtype"] == q_dtype) & in_fp8 & ~latent]
+        assert float(limit.median()) == pytest.approx(said, rel=0.1), name
     assert right.sum() > 5000
     assert float(of_limit[miscompiled].min()) > 1 > float(of_limit[lost].max())
     assert set(judged["status"]) == {"ok", "mismatch"}

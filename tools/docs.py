@@ -44,20 +44,12 @@ def decisions(name: str, found: Rendered) -> list[str]:
     return [f"|{'|'.join(line)}|" for line in cells]
 
 
-def headline(name: str, read: Document, found: Rendered) -> str:
-    return f"- [{read.head.title}]({name}.md)\n  {found.verdict}"
-
-
-def in_readme(name: str, read: Document, found: Rendered) -> str:
-    return f"|[{read.head.title}]({PAGES}/{name}.md)|{found.verdict}|"
-
-
 def index(found: dict[str, tuple[Document, Rendered]]) -> str:
     """docs/findings/README.md: what to take, and a line for each finding."""
     header = (*DECISION, "confidence", "finding")
     chosen = sorted(line for name, (_, one) in found.items() for line in decisions(name, one))
     table = "\n".join((f"|{'|'.join(header)}|", "|" + "-|" * len(header), *chosen))
-    lines = "\n".join(headline(name, *one) for name, one in found.items())
+    lines = "\n".join(f"- [{read.head.title}]({name}.md)\n  {one.verdict}" for name, (read, one) in found.items())
     text = Path(__file__).with_name("findings_page.txt").read_text(encoding="utf-8")
     return text.format(table=table, lines=lines, SOURCES=SOURCES)
 
@@ -82,7 +74,7 @@ def servers(datasets: str) -> list[str]:
 
 def readme(found: dict[str, tuple[Document, Rendered]], datasets: str) -> str:
     """README with its servers, the lines of findings, and the first table of each finding that it has a place for."""
-    lines = [in_readme(name, *found[name]) for name in IN_README]
+    lines = [f"|[{found[name][0].head.title}]({PAGES}/{name}.md)|{found[name][1].verdict}|" for name in IN_README]
     text = filled((ROOT / README).read_text(), "servers", servers(datasets))
     text = filled(text, "findings", ("|question|answer|", "|-|-|", *lines))
     for name, (_, one) in found.items():

@@ -64,18 +64,10 @@ def _worst(data: Dataset) -> Grid:
 
 
 def _worst_line(r: Record) -> tuple[str, ...]:
-    return (
-        f"{mark(r['rough'], r['best_rough'])}{r['regret']:.2f}",
-        r["engine"],
-        f"{r['routine']}/{shown(r['taken'])}",
-        f"{mark(r['rough'])}{r['taken_us']:,.1f}",
-        error(r["taken_rel_err"]),
-        f"{r['best_routine']}/{named(r['best'], r['best_kernel'])}",
-        f"{mark(r['best_rough'])}{r['best_us']:,.1f}",
-        error(r["best_rel_err"]),
-        f"{at(r)}, {r['kv_dtype']} cache",
-        r["point_id"],
-    )
+    regret, fastest = f"{mark(r['rough'], r['best_rough'])}{r['regret']:.2f}", named(r["best"], r["best_kernel"])
+    taken = f"{r['routine']}/{shown(r['taken'])}", f"{mark(r['rough'])}{r['taken_us']:,.1f}", error(r["taken_rel_err"])
+    best = f"{r['best_routine']}/{fastest}", f"{mark(r['best_rough'])}{r['best_us']:,.1f}", error(r["best_rel_err"])
+    return (regret, r["engine"], *taken, *best, f"{at(r)}, {r['kv_dtype']} cache", r["point_id"])
 
 
 def summary(data: Dataset) -> str | None:

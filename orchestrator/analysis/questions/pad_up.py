@@ -17,20 +17,14 @@ HEADER = ("draft", "at", "now, µs", "pad to", "µs", "now takes longer by", "pr
 def grids(data: Dataset) -> list[Grid]:
     """The problems that gain most from padding; no table if there are none."""
     found = sorted(fetch(data, "pad_up"), key=lambda r: -r["longer_by"])
-    cells = tuple(
-        (
-            f"s_qo {r['s_qo']}",
-            describe_point(r),
-            f"{named(r['backend'], r['kernel'])} {mark(r['rough'])}{r['us']:,.1f}",
-            f"s_qo {r['pad_to']}",
-            f"{named(r['pad_backend'], r['pad_kernel'])} {mark(r['pad_rough'])}{r['pad_us']:,.1f}",
-            lead(r["longer_by"], "", r["rough"], r["pad_rough"]),
-            _price(r),
-        )
-        for r in found
-    )
+    cells = []
+    for r in found:
+        at = [(named(r[f"{of}backend"], r[f"{of}kernel"]), f"{mark(r[f'{of}rough'])}{r[f'{of}us']:,.1f}") for of in ("", "pad_")]
+        now, pad = map(" ".join, at)
+        longer = lead(r["longer_by"], "", r["rough"], r["pad_rough"])
+        cells.append((f"s_qo {r['s_qo']}", describe_point(r), now, f"s_qo {r['pad_to']}", pad, longer, _price(r)))
     of_rough = legend(*(r[which] for r in found for which in ("rough", "pad_rough")))
-    return [Grid(TITLE + of_rough, HEADER, cells)] if cells else []
+    return [Grid(TITLE + of_rough, HEADER, tuple(cells))] if cells else []
 
 
 def _price(record: Record) -> str:

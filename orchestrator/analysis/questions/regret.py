@@ -23,18 +23,11 @@ def grids(data: Dataset) -> list[Grid]:
     told = [{**r, "ran": all_shown(r["ran"]), "worst": f"{mark(r['worst_rough'])}{r['worst']:.2f}"} for r in by_kind]
     of_auto = ("points", "auto resolved to", f"within {SAME:.0%} of the best|.0%", "median|.2f", "worst")
     worst = data.records(query("worst_regrets", least=1 + SAME, most=MAX_REGRETS))
-    listed = [
-        (
-            f"{mark(r['rough'])}{r['regret']:.2f}",
-            shown(r["auto_ran"]),
-            f"{r['auto_us']:,.1f}",
-            named(r["best"], r["best_kernel"]),
-            f"{r['best_us']:,.1f}",
-            error(r["best_rel_err"]),
-            again(data, r),
-        )
-        for r in worst
-    ]
+    listed = []
+    for r in worst:
+        best = named(r["best"], r["best_kernel"]), f"{r['best_us']:,.1f}", error(r["best_rel_err"])
+        regret, ran = f"{mark(r['rough'])}{r['regret']:.2f}", shown(r["auto_ran"])
+        listed.append((regret, ran, f"{r['auto_us']:,.1f}", *best, again(data, r)))
     title = f"regret of auto: its time over the best backend's{legend(*(r['worst_rough'] for r in by_kind))}"
     of_list = ("regret", "auto ran", "µs", "best", "µs of it", "its err", "again")
     return [

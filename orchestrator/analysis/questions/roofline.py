@@ -32,9 +32,8 @@ def grids(data: Dataset) -> list[Grid]:
 
 def summary(data: Dataset) -> str | None:
     """The median and the largest fraction, or that no ceiling was measured."""
-    points, known, middle, most = data.single_row(
-        "SELECT count(*), count(frac_of_peak), median(frac_of_peak), max(frac_of_peak) FROM roofline"
-    )
+    figures = "count(*), count(frac_of_peak), median(frac_of_peak), max(frac_of_peak)"
+    points, known, middle, most = data.single_row(f"SELECT {figures} FROM roofline")
     if not points:
         return None
     if not known:
