@@ -94,7 +94,7 @@ def find(
     places, length = _places(), [] if drafts is None else [f"s_qo = {drafts + 1}"]
     asked = [(wanted, "true"), *([alike] if alike else [])]
     queries = [(" AND ".join([condition(values), *length]), having) for values, having in asked]
-    columns, best_first = (name for values, _ in asked for name in values), _best_first(queries, engines, question)
+    columns, best_first = (name for values, _ in asked for name in values), _best_first(queries, engines, question, wanted)
     with _opened(places, *columns) as every, _of_flags(every, engines) as of_flags:
         con = of_flags if question in OF_FLAGS and "routine" not in wanted else every
         lacks = wanted, drafts, alike[0] if alike else {}, typed
@@ -150,10 +150,11 @@ def find_pair(wanted: Wanted, gpus: Mapping[str, Device], alike: Alike | None, t
     return chosen, {**asked[turn][0], **({"model": (lender,)} if turn else {})}
 
 
-def _best_first(queries: Iterable[tuple[str, str]], engines: Sequence[Engine], question: str | None) -> str:
-    """SQL on the datasets with rows of WHERE and HAVING, by the model's name and then by its heads."""
-    own, calls = _calls(engines)
-    told = {"own": own, "calls": calls, "defaults": _defaults(engines), "question": str(question)}
+def _best_first(queries: Iterable[tuple[str, str]], engines: Sequence[Engine], question: str | None, wanted: Wanted) -> str:
+    """SQL on the datasets with rows of WHERE and HAVING, by the model's name and then by its heads; of lists all lengths count."""
+    (own, calls), lists = _calls(engines), [name for name in LENGTHS if len(wanted.get(name, ())) > 1]
+    listed = " + ".join(["0", *(f"count(DISTINCT {name})" for name in lists)])
+    told = {"own": own, "calls": calls, "defaults": _defaults(engines), "question": str(question), "listed": listed}
     every = (query("datasets_of_server", turn=turn, where=where, having=has, **told) for turn, (where, has) in enumerate(queries))
     return query("best_datasets", every=" UNION ALL ".join(every))
 
@@ -239,6 +240,15 @@ def _of_engines(con: duckdb.DuckDBPyConnection, places: Iterable[str], where: st
     engine = "".join(f" engine={name}" for name in wanted.get("engine", ()))
     what = ", ".join(as_key(name, values) for name, values in wanted.items())
     raise NoRows(f"not measured in a running engine: {what}\nmeasured: {ran or 'none'}\nto measure: {command}{engine}")
+
+
+def longer_drafts(model: str, device: str, tp: int | None, s_qo: int) -> str:
+    """`7 measured in results/DIR`: of the dataset with steps without a draft and most workloads of longer drafts; empty if none."""
+    with suppress(NoRows), _opened(places := _places()) as con:
+        where = condition({"model": (model,), "device_name": (device,), "tp": (tp,), "routine": (*OF_HEADS, "mla")})
+        for name, drafts in con.execute(query("longer_drafts", where=where, s_qo=s_qo, longest=MAX_DRAFT)).fetchall():
+            return f"{drafts} measured in {places[name]}"
+    return ""
 
 
 def beside(rows: Iterable[Mapping[str, Any]]) -> Path | None:
@@ -358,6 +368,8 @@ def _nothing(con: duckdb.DuckDBPyConnection, wanted: Wanted, drafts: int | None,
     if alike:
         devices = grouped((device, str(tp)) for _, tp, device in alike)
         nearest = [f"{asked['model'][0]} on {device} (tp {', '.join(tps)}, by its heads)" for device, tps in devices.items()]
+    files = con.execute(query("files_of_prompts", where=condition(rest))).fetchall() if _of_prompts(rest) else []
+    nearest += [f"in {', '.join(name.removesuffix('.parquet') for (name,) in files)}"] * bool(files)
     near_lengths = {name: _near(con, name, asked[name], condition(rest)) for name in LENGTHS if name in missing}
     for name, of in near_lengths.items():
         nearest.append(f"in its place type {' or '.join(f'{name}: {one}' for one in (*of, *([of] if of[1:] else [])))}")
@@ -402,7 +414,7 @@ def _to_measure(con: duckdb.DuckDBPyConnection, asked: Wanted, missing: Sequence
     model = str(asked.get("model", ["NAME"])[0])
     alike = {"model": (model,)} | {name: values for name, values in asked.items() if name == "kv_dtype" or name not in missing}
     chunk = ("routine",) if _of_prompts(asked) else ()
-    alike |= {"s_qo": (Bounds(MAX_DRAFT + 1),)} if chunk else {}
+    alike |= {"s_qo": (Bounds(MAX_DRAFT + 1),), "mask": ("causal",)} if chunk else {}
     rows = con.execute(query("sweeps_of_server", where=condition(alike), references=literal(of_references())))
     ends = {name: [(one.low, one.high) if isinstance(one, Bounds) else (one,) for one in of] for name, of in asked.items()}
     names = (name for name in ("tp", "s_qo", *LENGTHS, *chunk) if name in asked)
@@ -416,7 +428,8 @@ def _to_measure(con: duckdb.DuckDBPyConnection, asked: Wanted, missing: Sequence
 
 def _of_prompts(asked: Wanted) -> bool:
     """Whether chunks of prompts were asked for: a length of queries that is no draft's."""
-    return any(isinstance(one, int) and one > MAX_DRAFT for one in asked.get("s_qo", ()))
+    lengths = (one.low if isinstance(one, Bounds) else one for one in asked.get("s_qo", ()))
+    return any(isinstance(one, int) and one > MAX_DRAFT for one in lengths)
 
 
 def as_key(name: str, values: Sequence[Any]) -> str:

@@ -109,7 +109,8 @@ def _head(data: Dataset, width: int) -> list[Text]:
     told = ", ".join(f"{counts[status]:,} {status}" for status in STATUSES if status in counts)
     head = " · ".join((*(", ".join(known[kind]) or f"no {kind}" for kind in ("model", "GPU")), told))
     ends = data.single_row("SELECT min(batch_size), max(batch_size), min(s_kv), max(s_kv) FROM problems")
-    lengths = " · batch {}–{}, kv {}–{}".format(*map(_short, ends)) if None not in ends else ""
+    batch, kv = ("–".join(dict.fromkeys(map(_short, pair))) if None not in pair else "" for pair in (ends[:2], ends[2:]))
+    lengths = f" · batch {batch}, kv {kv}" * bool(batch and kv)
     found = wrapped(head + lengths * (len(head + lengths) <= width), width, "bold")
     if bad := [status for status in BAD if status in counts]:
         large = data.scalar(f"SELECT count(*) FROM points JOIN workloads USING (problem) WHERE too_big AND status IN {(*bad, '')}")

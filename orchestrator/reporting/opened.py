@@ -15,13 +15,15 @@ from orchestrator.analysis.questions import open_views
 from orchestrator.analysis.questions.deployments import create_decisions, parts
 from orchestrator.analysis.sql import OfEngines, query
 from orchestrator.analysis.traffic import Mix
-from orchestrator.config.engine import selected
+from orchestrator.config.engine import MAX_DRAFT, selected
 from orchestrator.config.exports import ENGINES
 from orchestrator.config.parts import Results
 from orchestrator.config.ranges import several
 from orchestrator.config.settings import FOR_DEPLOYMENT, NO_SWEEP_PATH, Answers, AskSettings, ForDeployment, Settings
+from orchestrator.errors import as_typed
 from orchestrator.grouped import grouped
 from orchestrator.machines import known_devices
+from orchestrator.notes import note_once
 from orchestrator.storage.columns.sections import EngineColumns
 
 if TYPE_CHECKING:
@@ -121,9 +123,16 @@ def opened(settings: Answers, mix: Mix | None) -> Dataset:
         engines=asked.engines if asked else selected(),
         drafts=asked.drafts if asked else None,
     )
-    if asked is None or asked.engine is None or question in (None, finder.IN_ENGINE, *FOR_DEPLOYMENT):
-        return read()
-    return of_flags(read, advised=question in OF_ADVICE, each_length=question == "draft")
+    is_plain = asked is None or asked.engine is None or question in (None, finder.IN_ENGINE, *FOR_DEPLOYMENT)
+    found = read() if is_plain else of_flags(read, advised=question in OF_ADVICE, each_length=question == "draft")
+    for name, values in ((name, several(settings.where.get(name))) for name in finder.LENGTHS):
+        there = {value for (value,) in found.execute(f"SELECT DISTINCT {name} FROM rows")} if values[1:] else {*values}
+        if left := [value for value in values if isinstance(value, int) and value not in there]:
+            note_once(f"no row of {settings.results.path} has {name}: {as_typed(left[: finder.MAX_LISTED])}")
+    of_prompts = "paged_prefill" in several(settings.where.get("routine")) and "s_qo" not in settings.where
+    if of_prompts and found.scalar(f"SELECT max(s_qo) <= {MAX_DRAFT} FROM rows"):
+        note_once(f"these are drafts that run as prompts do; for prompts type 'where={{s_qo: {{from: {MAX_DRAFT + 1}}}}}'")
+    return found
 
 
 def of_flags(read: Callable[..., Dataset], *, advised: bool, each_length: bool = False) -> Dataset:

@@ -9,7 +9,7 @@ from statistics import fmean
 
 from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
-from orchestrator.analysis.finder import measuring
+from orchestrator.analysis.finder import longer_drafts, measuring
 from orchestrator.analysis.questions import expected_tokens
 from orchestrator.analysis.questions.cache_size import left_out
 from orchestrator.analysis.questions.deployments import create_decisions
@@ -90,6 +90,8 @@ def _longer(data: Dataset) -> str:
     model, device, tp, longest, sweep = data.single_row(query("longest_best"))
     if expected_tokens(data.draft.acceptance, longest + 1) is None:
         return "draft.acceptance ends there"
+    if there := longer_drafts(model, device, tp, longest):
+        return f"a longer one may be better: {there}"
     lengths = {"s_qo": [1, longest, min(2 * longest, MAX_DRAFT)], "tp": [tp or 1]}
     return f"a longer one may be better; to measure: {measuring(model, {sweep: {}}, lengths, '', [device])}"
 

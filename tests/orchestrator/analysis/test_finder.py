@@ -549,6 +549,36 @@ def test_a_length_that_was_not_measured_has_the_flags_of_its_neighbours_and_the_
     assert "vLLM" not in invoke(*server[1:], f"where={{{length}}}").stderr
 
 
+@pytest.mark.parametrize("question", ["one_backend", "draft"])
+def test_a_list_of_lengths_is_answered_by_a_dataset_that_has_all_and_what_no_row_has_is_named(question: str, invoke: Invoke):
+    server = ("mode=report", f"question={question}", "model=llama_3_1_70b", "tp=8", "device=h200", "engine=vllm")
+    both, more, one = (invoke(*server, f"where={{batch_size: {of}, s_kv: 32768}}") for of in ("[8, 32]", "[8, 16, 32]", "8"))
+
+    assert " · batch 8–32, kv 32k\n" in both.stdout and " · batch 8, kv 32k\n" in one.stdout
+    assert "no row of " not in both.stderr + one.stderr
+    assert "note: no row of results/h200_main/specdec_tp8.parquet has batch_size: [16]\n" in more.stderr
+
+
+def test_longer_drafts_that_another_dataset_has_are_named_in_place_of_a_command(invoke: Invoke):
+    asked = ("mode=report", "question=draft", "model=llama_3_1_70b", "device=h200", "engine=vllm")
+    told = [" ".join(invoke(*asked, f"tp={tp}").stdout.split()) for tp in (8, 2)]
+
+    assert "the longest known: a longer one may be better: 7 measured in results/h200_main/specdec_tp8.parquet · " in told[0]
+    assert "the longest known: a longer one may be better; to measure: " in told[1]
+
+
+def test_who_asks_about_prompts_is_told_where_they_are(invoke: Invoke):
+    """At tp 8 only drafts were measured, which may run as prompts do."""
+    server = ("mode=report", "question=one_backend", "model=llama_3_1_70b", "device=h200", "engine=vllm")
+    drafts = invoke(*server, "tp=8", "where={routine: paged_prefill}").stderr
+    (typed,) = re.findall(r"note: these are drafts that run as prompts do; for prompts type '(.*)'\n", drafts)
+    none, one = invoke(*server, "tp=8", typed), invoke(*server, "tp=1", typed)
+
+    assert none.stderr.startswith("error: not measured: tp=8\nnearest: llama_3_1_70b on NVIDIA H200 (tp 1; s_qo 448, 512, ")
+    assert "; in results/h200_prefill/engine_prefill" in none.stderr and "+sweep=encoder" not in none.stderr
+    assert "of results/h200_prefill/engine_prefill" in " ".join(one.stdout.split())
+
+
 def test_rows_of_other_names_in_a_typed_dataset_answer_for_a_model_with_the_same_heads_unless_it_has_rows(invoke: Invoke):
     prompts, servers = "results.path=results/h200_prefill/ragged_prefill", "results.path=results/h200_main/servers"
     told = [
@@ -686,7 +716,7 @@ def test_three_commands_give_one_flag_for_sglang_with_drafts_over_an_fp8_cache(i
     )
 
     assert [done.returncode for done in (one, default, export)] == [0, 0, 0], one.stderr + default.stderr + export.stderr
-    answer = "--attention-backend fa3 --page-size 64 (else pages of 1, not measured): fa3 is the default"
+    answer = "--attention-backend fa3 --page-size 64 (else pages of 1, not measured in specdec_all_candidates): fa3 is the default"
     assert all(answer in done.stdout for done in (default, export)) and "nothing to type" not in export.stdout
     assert all("specdec_all_candidates" in done.stderr for done in (one, default, export))
 
