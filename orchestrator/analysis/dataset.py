@@ -90,9 +90,8 @@ def open_dataset(
     """The dataset under `path`: a folder, a Parquet file, a pattern such as `results/h200_*` for several together, or `s3://...`.
 
     Rows that are only in a journal are read too. `noise` comes from the dataset `<path>_noise` beside it. `where` selects rows by
-    the values of columns. `cards` are the offsets of GPUs, which are learned from the rows if none are given. `own` is a pattern
-    of `libraries` whose rows are taken before newer ones. Raises UserError if there are no rows, or if a file cannot be read or is
-    no dataset of this project.
+    the values of columns. `cards` are the offsets of GPUs, which are learned from the rows if none are given. Rows whose
+    `libraries` match `own` go before newer ones. Raises UserError if there are no rows, or a file is unreadable or not ours.
     """
     place = f"results.path={str(path)!r}"
     try:

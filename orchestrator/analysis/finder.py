@@ -43,14 +43,12 @@ OF_HEADS = ("paged_decode", "paged_prefill", "ragged_prefill")  # routines over 
 NAMED = {"device_name": "device"}  # what is typed for a column with another name
 LENGTHS = ("batch_size", "s_kv")  # of a workload
 WORKLOAD = ("device_name", "routine", *HEADS, "tp", "sinks", "window", "mask", "page_size", "s_qo", *LENGTHS)
-OF_GPU = ("compute_capability", "device_uuid")
-OF_ROW = ("model", "sweep", "context", "backend", *OF_GPU, "finished_at", "libraries", "median_us", "energy_j", "plan_host_us")
-READ = (*WORKLOAD, *OF_ROW, *PROBLEM_KEYS, "q_dtype", "tree")  # columns that queries name
+OF_ROW = ("model", "sweep", "context", "backend", "finished_at", "libraries", "median_us", "energy_j", "plan_host_us")
+READ = (*WORKLOAD, *OF_ROW, *PROBLEM_KEYS, "q_dtype", "tree", "compute_capability", "device_uuid")  # columns that queries name
 POINT = ("backend", "tree", *(key for key in PROBLEM_KEYS if key not in ("device_name", "env", *USUAL_TIMING)))
 # What a measured row and an imported one of its workload have in common.
 ALIKE = ("device_name", "routine", *LENGTHS, "s_qo", *HEADS, "q_dtype", "kv_dtype", "mask", "window", "sinks")
 OF_TIME = ("orchestrator_version", "timer", "in_step_us", "own_us", "launch_us")  # beside `READ`
-MAX_NEAR = 3  # of the deployments nearest to one that is not measured
 KEPT = (*LENGTHS, "s_qo", "tp", "device_name", "model")  # of a deployment; what comes last is changed last
 ELSEWHERE = " at other workloads"  # of rows of a flag that share no workload with what is read
 EVERY_DTYPE = 3  # of `answers` to question=fp8
@@ -152,9 +150,14 @@ def find_pair(wanted: Wanted, gpus: Mapping[str, Device], alike: Alike | None, t
 
 def _best_first(queries: Iterable[tuple[str, str]], engines: Sequence[Engine], question: str | None, wanted: Wanted) -> str:
     """SQL on the datasets with rows of WHERE and HAVING, by the model's name and then by its heads; of lists all lengths count."""
-    (own, calls), lists = _calls(engines), [name for name in LENGTHS if len(wanted.get(name, ())) > 1]
-    listed = " + ".join(["0", *(f"count(DISTINCT {name})" for name in lists)])
-    told = {"own": own, "calls": calls, "defaults": _defaults(engines), "question": str(question), "listed": listed}
+    calls = [(flag, call) for one in engines for flag in one.flags for *_, call in calls_of(flag)]
+    taken = {(f"{major}", *call) for flag, call in calls for default in flag.default for major in default.cc or flag.cc}
+    told = {
+        "own": _listed(call for flag, call in calls if call.backend == flag.own_build),
+        "calls": _listed(call for _, call in calls),
+    }
+    listed = " + ".join(["0", *(f"count(DISTINCT {name})" for name in LENGTHS if len(wanted.get(name, ())) > 1)])
+    told |= {"defaults": _listed(taken, 3), "question": str(question), "listed": listed}
     every = (query("datasets_of_server", turn=turn, where=where, having=has, **told) for turn, (where, has) in enumerate(queries))
     return query("best_datasets", every=" UNION ALL ".join(every))
 
@@ -177,7 +180,7 @@ def _flags(con: duckdb.DuckDBPyConnection, where: str, file: str, engines: Itera
 def _tell_others(best: str, others: Mapping[str, Path], flags: Has, read: Sequence[str]) -> None:
     """Says which other datasets, best first, have such rows, and which have right ones of flags that those `read` have none of."""
     if others:
-        first = LINES.join(map(str, [*others.values()][:MAX_NEAR])) + ", ..." * (len(others) > MAX_NEAR)
+        first = LINES.join(map(str, [*others.values()][:FEW])) + ", ..." * (len(others) > FEW)
         note_once(f"{len(others)} more have such rows; results.path=DIR reads another:\n  {first}")
     known = {words for name in read for words in flags.get(name, ())}
     listed = ((words, name) for name in reversed([*others]) for words in flags.get(name, ()))
@@ -332,19 +335,6 @@ def _places() -> dict[str, Path]:
     return {file: place for file, place in places.items() if owner(place.with_suffix("")) is None and RULE_EDGES not in place.name}
 
 
-def _calls(engines: Sequence[Engine]) -> tuple[str, str]:
-    """SQL lists of routines and backends: the engines' own builds, and all that stand for one of their calls."""
-    found = [(call, call.backend == flag.own_build) for one in engines for flag in one.flags for *_, call in calls_of(flag)]
-    return _listed(call for call, is_own in found if is_own), _listed(call for call, _ in found)
-
-
-def _defaults(engines: Sequence[Engine]) -> str:
-    """SQL that is true for a row of what an engine takes by default on such a GPU."""
-    calls = ((flag, call) for one in engines for flag in one.flags for *_, call in calls_of(flag))
-    taken = {(f"{major}", *call) for flag, call in calls for default in flag.default for major in default.cc or flag.cc}
-    return f"(split_part(compute_capability, '.', 1), routine, backend) IN ({_listed(taken, 3)})"
-
-
 def _listed(lines: Iterable[tuple[Any, ...]], wide: int = 2) -> str:
     return ", ".join(sorted({f"({', '.join(map(literal, one))})" for one in [*lines] or [("",) * wide]}))
 
@@ -440,7 +430,7 @@ def as_key(name: str, values: Sequence[Any]) -> str:
     return f"{NAMED.get(name, name)}={short[0] if short else ' or '.join(map(as_typed, values))}"
 
 
-def _there(con: duckdb.DuckDBPyConnection, wanted: Wanted, most: int = MAX_NEAR, of: Wanted | None = None) -> list[str]:
+def _there(con: duckdb.DuckDBPyConnection, wanted: Wanted, most: int = FEW, of: Wanted | None = None) -> list[str]:
     """The models and devices of such rows, each with its tp and drafts: `llama_3_1_70b on NVIDIA H200 (tp 1, 8; drafts 0, 1)`.
 
     Given the heads and routines `of` a model, those of the same kind alone, the nearest heads first, with what differs.

@@ -13,7 +13,7 @@ import yaml
 from orchestrator.config.model import CUSTOM, LENT
 from orchestrator.config.ranges import Bounds, several
 from orchestrator.config.weights import WEIGHT, WeightRules
-from orchestrator.errors import SHORT_NAMES, UserError, as_typed, unknown
+from orchestrator.errors import SHORT_NAMES, UserError, unknown
 from orchestrator.storage.columns import CALLED, COLUMNS, Column, ColumnType, FromColumn
 
 Where = Mapping[str, object]  # a column's value (None: rows without one), or several in a tuple, by its name
@@ -99,11 +99,10 @@ def among(column: str, values: Sequence[object]) -> str:
         if isinstance(one, str) and of_numbers and not NUMBER.fullmatch(one):
             allowed = "allowed for columns of numbers: a number, [several], or a range with from, to or both"
             raise UserError(f"where.{column}={one}: {allowed}; type 'where={{{column}: {{from: 2048, to: 20000}}}}'")
-        if not (of_numbers or isinstance(one, str | None)) and (meant := SHORT_NAMES.get(column)):
-            raise UserError(f"where.{column}={as_typed(one)}: its values are words; did you mean '{meant}'?")
+        hint = f"did you mean '{SHORT_NAMES[column]}'?" if column in SHORT_NAMES else "type a value, or [several]"
+        if not of_numbers and isinstance(one, Bounds | int if column in SHORT_NAMES else Bounds):
+            raise UserError(f"where.{column}={one!r}: allowed for columns of numbers; {hint}")
         if isinstance(one, Bounds):
-            if not of_numbers:
-                raise UserError(f"where.{column}={one!r}: allowed for columns of numbers; type a value, or [several]")
             ends = [f"{quoted(column)} {sign} {end}" for sign, end in ((">=", one.low), ("<=", one.high)) if end is not None]
             parts.append(f"({' AND '.join(ends)})")
     return f"({' OR '.join(parts)})"

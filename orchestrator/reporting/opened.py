@@ -111,26 +111,17 @@ def opened(settings: Answers, mix: Mix | None) -> Dataset:
     Of an engine that was asked for only its flags answer a question on kernels, `OF_ADVICE` those that are advised.
     """
     asked, question = settings if isinstance(settings, ForDeployment) else None, getattr(settings, "question", None)
-    read = partial(
-        open_views,
-        settings.results.path,
-        settings.draft,
-        where=settings.where,
-        cards=None if settings.cards is None else learn_from(settings.cards),
-        max_rel_err=settings.best.max_rel_err,
-        weights=settings.weights,
-        traffic=mix,
-        engines=asked.engines if asked else selected(),
-        drafts=asked.drafts if asked else None,
-    )
+    told: dict[str, Any] = {"where": settings.where, "weights": settings.weights, "traffic": mix}
+    told |= {"engines": asked.engines, "drafts": asked.drafts} if asked else {"engines": selected()}
+    cards = None if settings.cards is None else learn_from(settings.cards)
+    read = partial(open_views, settings.results.path, settings.draft, cards=cards, max_rel_err=settings.best.max_rel_err, **told)
     is_plain = asked is None or asked.engine is None or question in (None, finder.IN_ENGINE, *FOR_DEPLOYMENT)
     found = read() if is_plain else of_flags(read, advised=question in OF_ADVICE, each_length=question == "draft")
     for name, values in ((name, several(settings.where.get(name))) for name in finder.LENGTHS):
         there = {value for (value,) in found.execute(f"SELECT DISTINCT {name} FROM rows")} if values[1:] else {*values}
         if left := [value for value in values if isinstance(value, int) and value not in there]:
             note_once(f"no row of {settings.results.path} has {name}: {as_typed(left[: finder.MAX_LISTED])}")
-    of_prompts = "paged_prefill" in several(settings.where.get("routine")) and "s_qo" not in settings.where
-    if of_prompts and found.scalar(f"SELECT max(s_qo) <= {MAX_DRAFT} FROM rows"):
+    if settings.where.get("routine") == "paged_prefill" and found.scalar(f"SELECT max(s_qo) <= {MAX_DRAFT} FROM rows"):
         note_once(f"these are drafts that run as prompts do; for prompts type 'where={{s_qo: {{from: {MAX_DRAFT + 1}}}}}'")
     return found
 

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from math import inf
-from pathlib import Path
 from typing import Any
 
 from orchestrator.analysis.connection import Record
@@ -448,7 +447,7 @@ def _parts(data: Dataset) -> list[Part]:
     titles, too_big, of_choice = _titles(found), left_out(data, PLACE), (*PLACE, "phase", "who", "layers", "choice")
     wrong = data.execute(query("wrong_if_larger", choice=", ".join(of_choice))) if data.scalar(query("has_wrong_if_larger")) else []
     larger = {(*key,): words for *key, words in wrong}
-    here = "here" if "," in data.path or not data.path else f"in {Path(data.path).name.removesuffix('.parquet')}"
+    here = "here" if "," in data.path or not data.path else f"in {data.path.strip('/').split('/')[-1].removesuffix('.parquet')}"
     for one in found:
         one |= {"here": here, "wrong_if_larger": "" if one["wrong"] else larger.get(tuple(one[key] for key in of_choice), "")}
     references = {(*key,): of for *key, of in data.execute(query("references_of_deployments", place=", ".join(PLACE)))}
