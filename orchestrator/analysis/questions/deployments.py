@@ -241,8 +241,7 @@ class Advice:
         """`nothing to type: FLASH_ATTN is the default; ...`, what to type, or why there is no advice."""
         if self.choice is None:
             return f"no advice: {self.why}"
-        lacks = "else pages of {own_page}, not measured {here}".format_map(self.choice.record) * self.keeps
-        untyped = self.choice.pages_words or lacks
+        untyped = self.choice.pages_words or f"else pages of {self.choice.record['own_page']}, not measured here" * self.keeps
         pages = f" ({untyped})" * bool(self.choice.record["typed_page"] and untyped)
         nothing = f"nothing to type{' beside the cache' * str(self.choice.record['kv_dtype']).startswith('fp8')}"
         reason, typed = f"; {self.why}" if self.why else "", (" ".join(self.choice.typed) or nothing) + pages
@@ -447,9 +446,8 @@ def _parts(data: Dataset) -> list[Part]:
     titles, too_big, of_choice = _titles(found), left_out(data, PLACE), (*PLACE, "phase", "who", "layers", "choice")
     wrong = data.execute(query("wrong_if_larger", choice=", ".join(of_choice))) if data.scalar(query("has_wrong_if_larger")) else []
     larger = {(*key,): words for *key, words in wrong}
-    here = "here" if "," in data.path or not data.path else f"in {data.path.strip('/').split('/')[-1].removesuffix('.parquet')}"
     for one in found:
-        one |= {"here": here, "wrong_if_larger": "" if one["wrong"] else larger.get(tuple(one[key] for key in of_choice), "")}
+        one["wrong_if_larger"] = "" if one["wrong"] else larger.get(tuple(one[key] for key in of_choice), "")
     references = {(*key,): of for *key, of in data.execute(query("references_of_deployments", place=", ".join(PLACE)))}
     groups = group_by(found, (*PLACE, "phase", "who", "layers"))
     kinds = Counter(key[:-1] for key in groups)
