@@ -180,6 +180,7 @@ class Engine(Frozen):
     `per_layers`: its names of the kinds of layers, if it takes a backend for each; then `type_per_layers` is how that is typed,
     with `{layers}` and `{name}`. `page_flag` sets its page size. `has_draft_table`: it takes a draft length by range of batches.
     `covers` are the workloads that its file is about. `caches`: what --kv-cache-dtype takes for a cache, if not its dtype.
+    `requires`: the library with its own builds of kernels, at the release that it pins, if it is another than the engine's.
     """
 
     engine: str
@@ -191,6 +192,7 @@ class Engine(Frozen):
     page_flag: str | None = None
     has_draft_table: bool = False
     caches: dict[str, str] = Field(default_factory=dict)
+    requires: str = ""
     covers: Condition = Condition()
     seen: tuple[Sighting, ...] = ()
     flags: tuple[Flag, ...]
@@ -232,6 +234,13 @@ class Engine(Frozen):
         options = {f"-ac.{off}=false"} if off else set()
         of_name = ((of, of.text(workload.phase).split()) for of in self.flags if of.name == name and of.serves(workload))
         return next((of for of, typed in of_name if {word for word in typed if word.endswith("=false")} == options), None)
+
+    def other_build(self, libraries: str) -> str | None:
+        """The other release, such as `vllm 0.25.1`, whose kernels are in these `libraries`; None: this one's, or no engine's."""
+        own = {one.requires or f"{one.engine} {one.release}": f"{one.engine} {one.release}" for one in _of_name(self)}
+        names = {self.engine, self.requires.partition(" ")[0]}
+        parts = (part.partition("+")[0] for part in libraries.split(", ") if part.partition(" ")[0] in names)
+        return next((own.get(part, part) for part in parts if part not in (self.requires, f"{self.engine} {self.release}")), None)
 
     def profiles(self, typed: str, workload: Workload) -> list[Sighting]:
         """What was seen running for a workload by this text."""
@@ -327,5 +336,6 @@ def calls_of(flag: Flag) -> Iterator[tuple[Phase, int, EngineCall]]:
 
 
 def of_builds(engines: Iterable[Engine]) -> str:
-    """A pattern of values of `libraries` that name one of these releases: `vllm 0.33.0`."""
-    return rf"(?:^|, )(?:{'|'.join(re.escape(one.title.lower()) for one in engines)})(?:$|[+,])"
+    """A pattern of values of `libraries` that name one of these releases, such as `vllm 0.33.0`, or what it requires."""
+    named = (re.escape(name) for one in engines for name in (f"{one.engine} {one.release}", one.requires) if name)
+    return rf"(?:^|, )(?:{'|'.join(named)})(?:$|[+,])"

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
-from orchestrator.analysis.questions.cache_size import no_room
+from orchestrator.analysis.questions.cache_size import NO_ROOM, no_room
 from orchestrator.analysis.questions.deployments import HERE, PLACE, Part, briefs, is_usual, parts, server_name
 from orchestrator.analysis.questions.exactness import named
 from orchestrator.analysis.questions.one_backend import HEADER, TITLE
@@ -118,8 +118,11 @@ def _head(data: Dataset, width: int) -> list[Text]:
         names = few([name for (name,) in data.execute(f"SELECT DISTINCT backend FROM bad WHERE status IN {(*bad, '')} ORDER BY 1")])
         found += wrapped(f"{' and '.join(bad)} ({names}): question=odd says why{where}", width, "red")
     places = [*dict.fromkeys(part.place[:3] for part in parts(data))]
-    too_small = dict.fromkeys(filter(None, (no_room(data.draft.layers, *place) for place in places)))
-    return [*found, *wrapped("; ".join(words.partition(":" if places[1:] else "\n")[0] for words in too_small), width, "red")]
+    too_big = dict.fromkeys(filter(None, (no_room(data.draft.layers, *place) for place in places)))
+    if places[1:]:  # each once, without its figures
+        of_gpu = grouped((gpu, who) for who, _, gpu in (words.partition(":")[0].partition(NO_ROOM) for words in too_big))
+        too_big = dict.fromkeys(f"{', '.join(models)}{NO_ROOM}{gpu}" for gpu, models in of_gpu.items())
+    return [*found, *wrapped("; ".join(too_big), width, "red")]
 
 
 def _decisions(data: Dataset, width: int, room: int) -> list[Text]:
@@ -237,4 +240,4 @@ def _source(data: Dataset, *, of_flags: bool) -> str:
     """When and with what it was measured; `of_flags`: and which flags in another build than their engine's."""
     known = facts(data)
     told = " ".join((*known["measured"], *[f"with {', '.join(known['with'])}"] * bool(known["with"])))
-    return "; ".join([*[f"measured {told}"] * bool(told), *(servers.in_other_builds(data) if of_flags else [])])
+    return "; ".join(filter(None, (f"measured {told}" * bool(told), servers.in_other_builds(data) * of_flags)))

@@ -49,13 +49,14 @@ def to_see(left: Iterable[str]) -> str:
     return f"{how}: {' | '.join(each[:MAX_LISTED])}{more}" * bool(each)
 
 
-def in_other_builds(data: Dataset) -> list[str]:
-    """Which flags of an engine were timed in another release's build: a sentence for each build."""
+def in_other_builds(data: Dataset) -> str:
+    """Which flags were timed in the builds of other releases of their engine; empty if none."""
     found = [(one, part.who) for part in parts(data) for one in part.choices if one.record["other_builds"]]
     other = {one.flag: f" (another kernel in {who.split()[-1]}: full=true)" for one, who in found if one.differs}
     named = ((one, who, one.flag + other.get(one.flag, "")) for one, who in found)
     flags = grouped(((one.record["other_builds"], who), name) for one, who, name in named)
-    return [f"timed in {of}'s build: {who}'s {', '.join(dict.fromkeys(names))}" for (of, who), names in flags.items()]
+    builds = [f"in {of}'s build: {who}'s {', '.join(dict.fromkeys(names))}" for (of, who), names in flags.items()]
+    return f"timed {'; '.join(builds)}" * bool(builds)
 
 
 def apart(grid: Grid, order: Iterable[str]) -> list[Grid]:

@@ -247,6 +247,9 @@ def _create_engine_tables(data: Dataset, engines: Sequence[Engine]) -> None:
     known = ", ".join(f"{name} VARCHAR" for name in Known._fields)
     data.create_table(query("engine_flags", known=known), flags)
     data.create_table(query("engine_calls"), calls)
+    libraries = [of for (of,) in data.execute("SELECT DISTINCT libraries FROM rows WHERE libraries IS NOT NULL")]
+    builds = ((one.title, of, other) for one in engines for of in libraries if (other := one.other_build(of)))
+    data.create_table("builds(who VARCHAR, libraries VARCHAR, other_build VARCHAR)", builds)
 
 
 def _flag_values(engine: Engine, workload: Workload) -> Iterator[tuple[Any, ...]]:

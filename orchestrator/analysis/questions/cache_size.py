@@ -18,6 +18,7 @@ from orchestrator.analysis.sql import literal, query
 from orchestrator.config.model import FULL, WINDOWED, layers_of, weights_on_gpu, window_of
 from orchestrator.machines import known_devices
 
+NO_ROOM = " does not fit one "
 ROOM = 0.9  # of a GPU's memory: weights that take more leave next to none for a cache
 OF_CACHE = ("device_name", "model", "tp", "kv_dtype")  # what decides, beside its lengths, how much memory a cache takes
 SIZES = (2, 4, 8, 16)  # numbers of GPUs that share a model
@@ -51,7 +52,7 @@ def no_room(layers: int | None, device_name: str, model: str | None, tp: int | N
     of_all = (f"over {gpus} GPUs", f" per GPU ({taken * gpus / 1e9:,.0f} GB in all)") if gpus > 1 else (f"at tp {tp or 1}", "")
     weights = f"its {which} weights take {taken / 1e9:,.0f} GB{of_all[1]}"
     needs = f"{weights}, a KV cache more, and the GPU has {room / ROOM / 1e9:,.0f} GB"
-    return f"{model} {of_all[0]} does not fit one {device_name}: {needs}{f'; they fit from tp {fits} on' if fits else ''}"
+    return f"{model} {of_all[0]}{NO_ROOM}{device_name}: {needs}{f'; they fit from tp {fits} on' if fits else ''}"
 
 
 def _fits_from(cache: Record, memory_bytes: float, layers: int | None) -> str:

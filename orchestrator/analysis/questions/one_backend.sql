@@ -97,8 +97,7 @@ WITH measured AS (
            if(every.status = 'ok', ran.rough, NULL) AS rough,
            every.status = 'mismatch' AS wrong, one.tolerance AS tolerance, is_of_plugin(one.orchestrator_version) AS of_plugin,
            if(every.status = 'mismatch', one.reason, NULL) AS wrong_reason,
-           split_part(lower(every.who), ' ', 1) || ' ' || nullif(nullif(split_part(split_part(split_part(
-               ', ' || one.libraries, ', ' || split_part(lower(every.who), ' ', 1) || ' ', 2), ',', 1), '+', 1), ''), split_part(every.who, ' ', 2)) AS other_build,
+           builds.other_build,
            best.backend AS best, best.kernel AS best_kernel, best.median_us AS best_us, best.own_us AS best_own_us,
            best.rel_err AS best_rel_err, best.rough AS best_rough, best.row AS best_row, keyed.major AS major,
            if(every.status = 'ok' AND best.own_us IS NOT NULL, greatest(1, ran.own_us / best.own_us), NULL) AS regret,
@@ -108,6 +107,7 @@ WITH measured AS (
     JOIN problems USING (problem)
     LEFT JOIN (FROM ranked_workloads WHERE NOT reference) AS best USING (workload)
     LEFT JOIN rows AS one ON one.row = ran.row
+    LEFT JOIN builds ON builds.who = every.who AND builds.libraries = one.libraries
     LEFT JOIN noise ON noise.device_name = problems.device_name AND ran.us > from_us AND ran.us <= to_us
 ), of_pages AS (
     SELECT workload, who, any_value(lengths) AS lengths, count(regret) AS flags, bool_or(page_size = own_page) AS own, bool_or(is_default AND regret IS NOT NULL) AS has_default

@@ -31,7 +31,6 @@ from tests.helpers.timed_rows import made
 H200 = ("NVIDIA H200",)
 LLAMA = {"model": ("llama_3_1_70b",), "device_name": H200}
 SERVERS_AND_PAGES = "results/h200_main/servers,results/h200_main/servers_pages"
-OF_VLLM = ",results/h200_main/servers_vllm_0_33_triton"  # its own release
 SGLANG_AND_BESIDE = "results.path=[results/h200_engines/sglang_0_5_23,results/h200_engines/beside_sglang_0_5_23]"
 
 
@@ -43,13 +42,13 @@ def _in_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("wanted", "engine", "drafts", "found"),
     [
-        ({**LLAMA, "tp": (8,)}, "vllm", 3, SERVERS_AND_PAGES + OF_VLLM),
+        ({**LLAMA, "tp": (8,)}, "vllm", 3, SERVERS_AND_PAGES),
         ({**LLAMA, "tp": (2,)}, "vllm", 3, "results/h200_main/servers_more.parquet"),
         (
             {**LLAMA, "tp": (2,)},
             "vllm:0.25.1",
             3,
-            "results/h200_main/servers_more,results/h200_main/servers_more_vllm_0_25_triton",
+            "results/h200_main/servers_more,results/h200_main/servers_more_older_releases",
         ),
         ({**LLAMA, "tp": (1,), "kv_dtype": ("fp8_e4m3",)}, "sglang", 3, "results/h200_main/specdec_all_candidates.parquet"),
         (
@@ -75,7 +74,7 @@ def test_a_draft_is_asked_of_rows_that_have_steps_without_one():
     """More draft lengths have no gain without them, and other names with the model's heads have one kind of its layers."""
     path, _ = finder.find({"model": ("gpt_oss_120b",), "device_name": H200, "tp": (1,)}, selected("vllm"), None, question="draft")
 
-    assert path == "results/h200_main/servers" + OF_VLLM
+    assert path == "results/h200_main/servers.parquet"
 
 
 @pytest.mark.parametrize(("engine", "build"), [("vllm", "vllm 0.33.0"), ("vllm:0.25.1", "vllm 0.25.1")])
@@ -211,7 +210,7 @@ def test_other_datasets_and_the_flags_that_they_alone_have_are_named(invoke: Inv
     apart = ",\n".join(
         f"  {one} in results/h200_main/servers_pages.parquet" for one in ("FLASH_ATTN with pages of 16", "fa3 with pages of 1")
     )
-    assert f"{both.format(SERVERS_AND_PAGES.replace(',', f'{OF_VLLM},'))}{apart}\n" in pages
+    assert f"{both.format(SERVERS_AND_PAGES)}{apart}\n" in pages
     data = open_views("results/h200_mla/triton_mla.parquet", where={"model": "deepseek_v3", "tp": 8, "kv_dtype": "fp8_e4m3"})
     assert data.scalar("SELECT count(*) FROM current WHERE status = 'ok' AND backend = 'triton_mla'") > 0
 
@@ -231,7 +230,7 @@ def shape(model: str) -> Model:
 @pytest.mark.parametrize(
     ("model", "tp", "found", "heads"),
     [
-        ("llama_3_3_70b", 8, SERVERS_AND_PAGES + OF_VLLM, (8, 1, 128)),
+        ("llama_3_3_70b", 8, SERVERS_AND_PAGES, (8, 1, 128)),
         ("qwen3_30b_a3b", 1, "results/h200_main/servers_more.parquet", (32, 4, 128)),
     ],
 )
@@ -523,7 +522,7 @@ def test_a_batch_and_a_context_between_two_that_were_measured_name_both_and_each
 @pytest.mark.parametrize(
     ("length", "values", "answers"),
     [
-        ("batch_size: 4", ["batch_size 1", "batch_size 8"], ["FLASHINFER without TRT-LLM", "FLASH_ATTN (default)"]),
+        ("s_kv: 4096", ["s_kv 2048", "s_kv 8192"], ["FLASHINFER without TRT-LLM", "FLASH_ATTN (default)"]),
         ("batch_size: 12", ["batch_size 8", "batch_size 32"], ["FLASH_ATTN (default)"]),
         ("s_kv: 900000", ["s_kv 131072"], ["FLASHINFER without TRT-LLM"]),
     ],

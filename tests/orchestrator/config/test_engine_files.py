@@ -160,3 +160,19 @@ def test_every_line_of_kernel_names_is_a_routine_and_a_kernel_of_rows():
 
 def _serving(engine: Engine, workload: Workload) -> list[Flag]:
     return [flag for flag in engine.flags if flag.serves(workload)]
+
+
+@pytest.mark.parametrize(
+    ("name", "libraries", "build"),
+    [
+        ("sglang_0_5_23", "sglang-kernel 0.4.2.post2", "sglang 0.5.12.post1"),
+        ("sglang_0_5_23", "sglang-kernel 0.4.10", None),
+        ("sglang_0_5_23", "flashinfer-python 0.7.2, sglang-kernel 0.4.3", "sglang-kernel 0.4.3"),
+        ("sglang_0_5_12_post1", "sglang 0.5.23", "sglang 0.5.23"),
+        ("vllm_0_33_0", "vllm 0.25.1+cu130", "vllm 0.25.1"),
+        ("vllm_0_33_0", "vllm 0.33.0+cu130", None),
+        ("vllm_0_33_0", "sglang-kernel 0.4.10", None),
+    ],
+)
+def test_the_release_that_requires_a_library_is_named_by_it(name: str, libraries: str, build: str | None):
+    assert RELEASES[name].other_build(libraries) == build

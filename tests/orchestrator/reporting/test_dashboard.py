@@ -50,7 +50,7 @@ def main() -> tuple[Dataset, pd.DataFrame, dict[str, Any]]:
         ("s3://bucket/night,1", "night,1"),
         (f"{MAIN},{ROOT}/results/h100_main/specdec_one_gpu", "specdec_long_ctx + specdec_one_gpu"),
         (f"{ROOT}/results/h200_rules/*", "rule_edges + rule_edges_fa2_keys"),
-        (f"{ROOT}/results/h200_mla/*", f"11 datasets of {ROOT}/results/h200_mla/*"),
+        (f"{ROOT}/results/h200_mla/*", f"13 datasets of {ROOT}/results/h200_mla/*"),
     ],
 )
 def test_a_page_is_titled_by_what_it_shows(path: str, title: str):
