@@ -53,8 +53,7 @@ def in_other_builds(data: Dataset) -> str:
     """Which flags were timed in the builds of other releases of their engine; empty if none."""
     found = [(one, part.who) for part in parts(data) for one in part.choices if one.record["other_builds"]]
     other = {one.flag: f" (another kernel in {who.split()[-1]}: full=true)" for one, who in found if one.differs}
-    named = ((one, who, one.flag + other.get(one.flag, "")) for one, who in found)
-    flags = grouped(((one.record["other_builds"], who), name) for one, who, name in named)
+    flags = grouped(((one.record["other_builds"], who), one.flag + other.get(one.flag, "")) for one, who in found)
     builds = [f"in {of}'s build: {who}'s {', '.join(dict.fromkeys(names))}" for (of, who), names in flags.items()]
     return f"timed {'; '.join(builds)}" * bool(builds)
 

@@ -12,7 +12,7 @@ import pytest
 from kernels import registry
 from kernels.mutants import adapters_from
 from kernels.problem import Problem
-from orchestrator import libraries, machines
+from orchestrator import ROOT, libraries, machines
 from orchestrator.analysis.compare.selection import select
 from orchestrator.analysis.dataset import open_dataset
 from orchestrator.config.settings import Settings
@@ -293,3 +293,13 @@ def test_conformance_says_which_library_is_missing(invoke: Invoke):
     assert done.returncode == 0
     assert "not run flash_attn_3 needs tokenspeed-fa3, which is not installed there" in words
     assert "0 failed" in words
+
+
+@pytest.mark.parametrize(
+    ("release", "libraries"),
+    [("0.5.12.post1", {"sglang-kernel 0.4.2.post2"}), ("0.5.23", {"sglang-kernel 0.4.10", "sglang 0.5.23"})],
+)
+def test_rows_of_a_release_of_an_engine_are_those_of_what_it_requires_too(release: str, libraries: set[str]):
+    path = ",".join(f"{ROOT}/results/h200_main/servers{part}" for part in ("", "_older_releases"))
+
+    assert set(select("baseline", [f"sglang:{release}"], path).rows["libraries"]) == libraries

@@ -12,6 +12,7 @@ from orchestrator.analysis.names import libraries_of
 from orchestrator.analysis.sources import SIGNS, few, listed, local_datasets, nearest_dataset
 from orchestrator.analysis.sql import Where, require_column, text_of
 from orchestrator.config import environment
+from orchestrator.config.engine import releases
 from orchestrator.config.environment import SHORT
 from orchestrator.config.ranges import Bounds, several
 from orchestrator.config.settings import NO_SWEEP_PATH
@@ -72,8 +73,8 @@ def select(side: str, conditions: Sequence[str], path: str, where: Where | None 
     if not conditions:
         raise UserError(f"{side}: mode=compare needs one; {choices(side, rows)}")
     for condition in (_one_spelling(condition, rows) for condition in rest):
-        if library := _library(side, condition, rows, where or {}):
-            rows = rows[[library in libraries_of([of]) for of in rows["libraries"]]]
+        if found := _libraries(side, condition, rows, where or {}):
+            rows = rows[[not found.isdisjoint(libraries_of([of])) for of in rows["libraries"]]]
             continue
         kind, value = _resolve(side, condition, rows)
         rows = rows[_values(rows, kind) == value]
@@ -96,12 +97,15 @@ def _one_spelling(condition: str, rows: pd.DataFrame) -> str:
     return f"{known[0]}:{found.version}" if known else condition
 
 
-def _library(side: str, condition: str, rows: pd.DataFrame, where: Where) -> str | None:
-    """One library with its version, as rows name it, if the condition is `LIBRARY:VERSION`; None for any other condition."""
+def _libraries(side: str, condition: str, rows: pd.DataFrame, where: Where) -> set[str] | None:
+    """What rows name of one library with its version, and of what an engine's release requires; None for other conditions."""
     name, _, version = map(str.strip, condition.partition(":"))
+    of_engine = {one.requires for one in releases().values() if (one.engine, one.release) == (name, version)}
+    if required := of_engine.intersection(there := libraries_of(rows["libraries"].unique())):
+        return {*required, f"{name} {version}"}
     if name not in _names_of_libraries(rows):
         return None
-    known = [part for part in libraries_of(rows["libraries"].unique()) if part.split(" ")[0] == name]
+    known = [part for part in there if part.split(" ")[0] == name]
     meant = [part for part in known if part == f"{name} {version}"] or [part for part in known if version in part.split(" ")[1]]
     if not meant:
         of, what = rows[[known[-1] in libraries_of([of]) for of in rows["libraries"]]], f" of where={as_typed(where)}" * bool(where)
@@ -110,7 +114,7 @@ def _library(side: str, condition: str, rows: pd.DataFrame, where: Where) -> str
     if len(meant) != 1:
         options = ", ".join(f"{side}={part.replace(' ', ':')}" for part in known[:MAX_CHOICES])
         raise UserError(f"{side}={condition}: {len(meant)} versions fit; type one of: {options}")
-    return meant[0]
+    return {*meant}
 
 
 def to_measure(rows: pd.DataFrame, sides: Sequence[str], where: Where) -> str:
