@@ -82,17 +82,18 @@ def _changes(found: Comparison) -> tuple[list[Grid], list[Grid]]:
 
 def headline(found: Comparison) -> str:
     outside = found.points[["status_a", "status_b"]].isna().any(axis=1) & ~found.points["red"]
-    counts = found.points["verdict"][~outside].value_counts()
+    unlike = (found.points["verdict"] == "undecided") & ~found.points["comparable"]  # of other settings, or throttled
+    counts = found.points["verdict"][~outside & ~unlike].value_counts()
     counted = ", ".join(f"{counts[verdict]:,} {verdict}" for verdict in MEANING if verdict in counts)
-    compared = f" ({found.points['comparable'].sum():,} compared, {outside.sum():,} on one side only)" * bool(outside.any())
+    told = "".join(f", {n:,} {words}" for n, words in ((unlike.sum(), "not alike"), (outside.sum(), "on one side only")) if n)
+    compared = f" ({found.points['comparable'].sum():,} compared{told})" * bool(told)
     slower = ", ".join(f"{name} ({change:+.2%})" for name, change in found.red_groups.items())
-    groups = f"; slower as a group, which is known better than a point: {slower}" if slower else ""
-    again = f"; {suspects} suspects" if (suspects := int((~found.suspects["red"]).sum())) else ""
+    more = _worst(found.points) + f"; slower as a group, which is known better than a point: {slower}" * bool(slower)
+    more += f"; {suspects} suspects" if (suspects := int((~found.suspects["red"]).sum())) else ""
     only_missing = not found.red_groups and (found.points.loc[found.points["red"], "verdict"] == "missing").all()
     answer = "no regression" if not found.regressed else "incomplete" if only_missing else "regression"
     counted += compared + ", by median_us (best against best: own_us)" * (not found.has_gate)
-    answer = _of_defaults(found) + (answer if found.has_gate else "two kinds of GPU, no gate")
-    return f"{answer}: {counted}{_worst(found.points)}{groups}{again}"
+    return f"{_of_defaults(found)}{answer if found.has_gate else 'two kinds of GPU, no gate'}: {counted}{more}"
 
 
 def _worst(points: pd.DataFrame) -> str:

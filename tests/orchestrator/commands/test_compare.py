@@ -416,3 +416,11 @@ def test_rows_of_a_running_engine_are_not_compared(invoke: Invoke, monkeypatch: 
     assert done.returncode == 2 and f"type mode=report question=in_engine results.path={inside}" in done.stderr
     assert len(selection.select("baseline", ["device:NVIDIA H200"], inside).rows) == 1
     assert notes == ["rows of a running engine are not compared here: type question=in_engine"]
+
+
+def test_the_verdicts_of_a_headline_add_up_to_the_points_that_it_compares(tmp_path: Path, invoke: Invoke):
+    base = dataset(tmp_path / "base", [timed("fa2_tc", 10), timed("cudnn", 8)])
+    later = dataset(tmp_path / "later", [timed("fa2_tc", 10, MORNING), timed("cudnn", 8, MORNING, cuda_graph=False)])
+    told = " ".join(invoke("mode=compare", f"baseline={base}", f"candidate={later}").stdout.split())
+
+    assert told.startswith("no regression: 1 undecided (1 compared, 1 not alike)")
