@@ -150,14 +150,11 @@ def find_pair(wanted: Wanted, gpus: Mapping[str, Device], alike: Alike | None, t
 
 def _best_first(queries: Iterable[tuple[str, str]], engines: Sequence[Engine], question: str | None, wanted: Wanted) -> str:
     """SQL on the datasets with rows of WHERE and HAVING, by the model's name and then by its heads; of lists all lengths count."""
-    calls = [(flag, call) for one in engines for flag in one.flags for *_, call in calls_of(flag)]
-    taken = {(f"{major}", *call) for flag, call in calls for default in flag.default for major in default.cc or flag.cc}
-    told = {
-        "own": _listed(call for flag, call in calls if call.backend == flag.own_build),
-        "calls": _listed(call for _, call in calls),
-    }
+    offered = [(flag, call) for one in engines for flag in one.flags for *_, call in calls_of(flag)]
+    taken = {(f"{major}", *call) for flag, call in offered for default in flag.default for major in default.cc or flag.cc}
+    own, calls = _listed(call for flag, call in offered if call.backend == flag.own_build), _listed(call for _, call in offered)
     listed = " + ".join(["0", *(f"count(DISTINCT {name})" for name in LENGTHS if len(wanted.get(name, ())) > 1)])
-    told |= {"defaults": _listed(taken, 3), "question": str(question), "listed": listed}
+    told = {"own": own, "calls": calls, "defaults": _listed(taken, 3), "question": str(question), "listed": listed}
     every = (query("datasets_of_server", turn=turn, where=where, having=has, **told) for turn, (where, has) in enumerate(queries))
     return query("best_datasets", every=" UNION ALL ".join(every))
 

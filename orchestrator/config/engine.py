@@ -204,6 +204,11 @@ class Engine(Frozen):
             raise ValueError(f"seen: {unknown[0]!r} is no flag's type; allowed: {', '.join(sorted(filter(None, texts)))}")
         return self
 
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """How rows name this release, such as `sglang 0.5.23`, and what it requires."""
+        return tuple(filter(None, (f"{self.engine} {self.release}", self.requires)))
+
     def cache_flag(self, kv_dtype: str | None) -> str:
         """What a user types for a cache; empty for 16 bits, which the engine takes by itself."""
         return f"--kv-cache-dtype {self.caches.get(kv_dtype or '', kv_dtype)}" if str(kv_dtype).startswith("fp8") else ""
@@ -237,10 +242,10 @@ class Engine(Frozen):
 
     def other_build(self, libraries: str) -> str | None:
         """The other release, such as `vllm 0.25.1`, whose kernels are in these `libraries`; None: this one's, or no engine's."""
-        own = {one.requires or f"{one.engine} {one.release}": f"{one.engine} {one.release}" for one in _of_name(self)}
-        names = {self.engine, self.requires.partition(" ")[0]}
+        known = {name: one.libraries[0] for one in _of_name(self) for name in one.libraries}
+        names = {name.partition(" ")[0] for name in self.libraries}
         parts = (part.partition("+")[0] for part in libraries.split(", ") if part.partition(" ")[0] in names)
-        return next((own.get(part, part) for part in parts if part not in (self.requires, f"{self.engine} {self.release}")), None)
+        return next((known.get(part, part) for part in parts if part not in self.libraries), None)
 
     def profiles(self, typed: str, workload: Workload) -> list[Sighting]:
         """What was seen running for a workload by this text."""
@@ -337,5 +342,4 @@ def calls_of(flag: Flag) -> Iterator[tuple[Phase, int, EngineCall]]:
 
 def of_builds(engines: Iterable[Engine]) -> str:
     """A pattern of values of `libraries` that name one of these releases, such as `vllm 0.33.0`, or what it requires."""
-    named = (re.escape(name) for one in engines for name in (f"{one.engine} {one.release}", one.requires) if name)
-    return rf"(?:^|, )(?:{'|'.join(named)})(?:$|[+,])"
+    return rf"(?:^|, )(?:{'|'.join(re.escape(name) for one in engines for name in one.libraries)})(?:$|[+,])"

@@ -100,9 +100,9 @@ def _one_spelling(condition: str, rows: pd.DataFrame) -> str:
 def _libraries(side: str, condition: str, rows: pd.DataFrame, where: Where) -> set[str] | None:
     """What rows name of one library with its version, and of what an engine's release requires; None for other conditions."""
     name, _, version = map(str.strip, condition.partition(":"))
-    of_engine = {one.requires for one in releases().values() if (one.engine, one.release) == (name, version)}
-    if required := of_engine.intersection(there := libraries_of(rows["libraries"].unique())):
-        return {*required, f"{name} {version}"}
+    of_engine = {of for one in releases().values() if one.libraries[0] == f"{name} {version}" for of in one.libraries}
+    if found := of_engine.intersection(there := libraries_of(rows["libraries"].unique())):
+        return found
     if name not in _names_of_libraries(rows):
         return None
     known = [part for part in there if part.split(" ")[0] == name]

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.resources import files
-from itertools import product
 from typing import Any
 
 import pandas as pd
@@ -170,13 +169,13 @@ def _of_defaults(found: Comparison) -> str:
     """That two releases of an engine are compared by other flags than its default, if no pair is of that; else empty."""
     sides = [libraries_of(side.rows["libraries"].unique()) for side in (found.baseline, found.candidate)]
     known = [one for one in releases().values() if all(any(name.startswith(f"{one.engine} ") for name in of) for of in sides)]
-    engines = [one for one in known if [f"{one.engine} {one.release}" in of for of in sides].count(True) == 1]
+    engines = [one for one in known if [one.libraries[0] in of for of in sides].count(True) == 1]
     points, rows = found.points[found.points["comparable"]], found.candidate.rows
     pairs = {*points[["routine", "backend"]].itertuples(index=False, name=None)}
     used = [(one, flag, of) for one in engines for flag in one.flags for of, _, call in calls_of(flag) if call in pairs]
     majors = {int(of.partition(".")[0]) for of in rows["compute_capability"].dropna()}
-    every = product(used, majors, points["kv_dtype"].dropna().unique())
-    asked = ((one, Workload(cc, flag.layers[0], phase, kv_dtype)) for (one, flag, phase), cc, kv_dtype in every)
+    caches = points["kv_dtype"].dropna().unique()
+    asked = ((one, Workload(cc, flag.layers[0], phase, kv)) for one, flag, phase in used for cc in majors for kv in caches)
     lacks = {flag.name for one, workload in asked if (flag := one.default(workload))} - {flag.name for _, flag, _ in used}
     told = f"the default, {', '.join(sorted(lacks))}, is not on both sides: this says nothing of a server that runs it; of others: "
     return told * bool(lacks)
