@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,8 @@ def kill_at(process: Process, request: str, monkeypatch: pytest.MonkeyPatch, *, 
 
     def asked(do: str, seconds: float = 60.0, on_event: Callable[[Any], object] | None = None, **keys: Any) -> Any:
         def told(event: Any) -> None:
-            os.kill(process.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # a second event may be read after the end
+                os.kill(process.pid, signal.SIGKILL)
 
         if do == request and not at_event:
             os.kill(process.pid, signal.SIGKILL)
