@@ -28,12 +28,16 @@ GAP = 2  # letters between two columns of a table without borders
 
 @dataclass(frozen=True)
 class Grid:
-    """A table: a title, the names of its columns, and the text of its cells, row by row. `whole`: a screen shows all or none."""
+    """A table: a title, the names of its columns, and the text of its cells, row by row.
+
+    `whole`: a screen shows all or none. `keys`: so many first columns say what a row is about.
+    """
 
     title: str
     header: tuple[str, ...]
     cells: tuple[tuple[str, ...], ...]
     whole: bool = False
+    keys: int = 1
 
     def first(self, lines: int) -> Grid:
         """The first lines, with a title that says so."""
@@ -43,7 +47,7 @@ class Grid:
     def only(self, kept: Sequence[int]) -> Grid:
         """The columns at these places."""
         header, *cells = (tuple(line[place] for place in kept) for line in (self.header, *self.cells))
-        return replace(self, header=header, cells=tuple(cells))
+        return replace(self, header=header, cells=tuple(cells), keys=max(1, sum(place < self.keys for place in kept)))
 
     def named(self, names: Sequence[str]) -> Grid:
         """The columns of these names, if it has all of them; else as it is."""
@@ -85,14 +89,14 @@ def fitted(grid: Grid, width: int, rows: int | None = None) -> Grid:
 
 
 def _by_weight(grid: Grid) -> list[int]:
-    """Places of columns: the first, keys and measures from the left, what keys determine (counts first), what most rows lack."""
+    """Places of columns: `grid.keys`, keys and measures from the left, what keys determine (counts first), what most rows lack."""
     columns, keys, weights = [*zip(*grid.cells, strict=True)], list[tuple[str, ...]](), dict[int, tuple[object, ...]]()
     for place, column in sorted(enumerate(columns), key=lambda of: len({*of[1]}) == len(of[1]) or all(map(COUNT.fullmatch, of[1]))):
         filled = sum(cell not in EMPTY for cell in column)
         measured = 2 * sum(bool(MEASURE.search(cell)) for cell in column) > filled
         told = not measured and len({*zip(*keys, strict=True)}) == len({*zip(*keys, column, strict=True)})
         keys += [column] * (not measured and not told)
-        weights[place] = (place > 0, 2 * filled < len(column), told, -filled, place)
+        weights[place] = (place >= grid.keys, 2 * filled < len(column), told, -filled, place)
     return sorted(weights, key=weights.__getitem__)
 
 

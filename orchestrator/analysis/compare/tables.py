@@ -240,7 +240,7 @@ def _timed(what: str, rows: pd.DataFrame) -> Grid:
         (*_point(row, names), *_change(row), *(f"{math.exp(row[f'log_us_{side}']):,.2f}" for side in "ab"), str(row["note"]))
         for row in rows.to_dict("records")
     )
-    return Grid(f"{what}: {len(rows)} points", header, cells)
+    return Grid(f"{what}: {len(rows)} points", header, cells, keys=1 + len(names))
 
 
 def _untimed(what: str, rows: pd.DataFrame) -> Grid:

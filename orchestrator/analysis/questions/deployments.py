@@ -241,17 +241,18 @@ class Advice:
         """`nothing to type: FLASH_ATTN is the default; ...`, what to type, or why there is no advice."""
         if self.choice is None:
             return f"no advice: {self.why}"
-        untyped = self.choice.pages_words or f"else pages of {self.choice.record['own_page']}, not measured here" * self.keeps
-        pages = f" ({untyped})" * bool(self.choice.record["typed_page"] and untyped)
-        nothing = f"nothing to type{' beside the cache' * str(self.choice.record['kv_dtype']).startswith('fp8')}"
-        reason, typed = f"; {self.why}" if self.why else "", (" ".join(self.choice.typed) or nothing) + pages
-        if self.keeps and self.choice.record["wrong"]:
-            right = f"right at {self.choice.served:,} of {self.choice.record['workloads']:,} workloads, {self.choice.not_right}"
-            return f"{typed}, but {self.choice.label}, the default, was {right}{reason}"
-        wrong = f"; {self.choice.not_right}" if self.choice.record["wrong"] else ""
-        if self.keeps:
-            return f"{typed}: {self.choice.label} is the default{reason}"
-        return f"{typed}{f' ({self.why})' if self.why else ''}{wrong}"
+        own, record = f"pages of {self.choice.record['own_page']}", self.choice.record
+        untyped = self.choice.pages_words or f"{own} not measured"
+        reasons = "; ".join(filter(None, (self.why, untyped * bool(record["typed_page"]))))
+        nothing = f"nothing to type{' beside the cache' * str(record['kv_dtype']).startswith('fp8')}"
+        typed = " ".join(self.choice.typed) or nothing
+        if not self.keeps:
+            return f"{typed}{f' ({reasons})' * bool(reasons)}{f'; {self.choice.not_right}' * bool(record['wrong'])}"
+        default = f"{self.choice.label} is the default{f' at {own}' * (self.choice.name in typed)}"
+        if record["wrong"]:
+            right = f"right at {self.choice.served:,} of {record['workloads']:,} workloads, {self.choice.not_right}"
+            default = f"but {self.choice.label}, the default, was {right}"
+        return f"{typed}{', ' if record['wrong'] else ': '}{default}{f'; {reasons}' * bool(reasons)}"
 
 
 @dataclass(frozen=True)

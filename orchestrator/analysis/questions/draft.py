@@ -24,7 +24,7 @@ from orchestrator.config.model import layers_of
 from orchestrator.notes import note_once
 from orchestrator.tables import Grid
 
-ON_SCREEN = ("workloads", "batch", "drafted tokens", "of each draft, mean of contexts")  # of these columns
+ON_SCREEN = ("workloads", "batch", "drafted tokens", "times no draft, mean of contexts")  # of these columns
 NEEDS = "causal drafts of two lengths, such as sweep.s_qo=[1,4]; with draft.rest, in batches that it was measured for"
 EACH = "workloads"
 
@@ -79,7 +79,7 @@ def in_short(data: Dataset) -> list[Grid]:
             edge = max((_edge_of(r) for r in of_batch), key=len)
             gain = f"{span(gains, '{:.2f}'.format)} times" if gains else "–"
             cells.append((name, str(batch), span(drafted, str) + edge, gain, _gain_of_each(of_batch)))
-    header = ("workloads", "batch", "drafted tokens", "tokens/s over no draft, by context", "of each draft, mean of contexts")
+    header = ("workloads", "batch", "drafted tokens", "tokens/s over no draft, by context", "times no draft, mean of contexts")
     longest = ", without the rest of a step" * (not data.draft.whole_steps)
     longest += f"; {LONGEST}: {_longer(data)}" if any(LONGEST in of[2] for of in cells) else ""
     return [Grid(f"in short: the best draft of each batch{longest}", header, tuple(cells))] if cells else []
@@ -199,8 +199,11 @@ def summary(data: Dataset) -> str | None:
         return None
     best = ", ".join(f"{drafted} at {count:,}" for drafted, count, _ in counts)
     edge = sum(at_edge for _, _, at_edge in counts)
-    longer = f" ({edge:,} of them the longest with an answer, where a longer one may be better)" if edge else ""
-    return f"best number of drafted tokens: {best} workloads{longer}, at {describe_draft(data.draft)}"
+    longer = f" ({edge:,} of them {LONGEST})" if edge else ""
+    tried = data.scalar(
+        "SELECT string_agg(DISTINCT s_qo - 1, ', ' ORDER BY s_qo - 1) FROM (SELECT unnest(measured) AS s_qo FROM draft)"
+    )
+    return f"best of {tried} drafted tokens: {best} workloads{longer}, at {describe_draft(data.draft)}"
 
 
 STEPS = "results/steps"  # where the command writes

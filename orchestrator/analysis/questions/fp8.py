@@ -14,6 +14,7 @@ from orchestrator.analysis.questions.exactness import error, named, share
 from orchestrator.analysis.questions.tables import KINDS, across_contexts, fetch, group_by, span, split_by_title, times
 from orchestrator.analysis.rough import legend, mark
 from orchestrator.analysis.sql import query
+from orchestrator.config.model import FULL, WINDOWED
 from orchestrator.grouped import grouped
 from orchestrator.tables import Grid, common_once
 
@@ -26,7 +27,7 @@ TITLE = (
 DEPLOYMENT = ("device_name", "model", "tp", "l2")
 GAIN = "time over 16 bits / over FP8 (FP8's name, µs for the other's without the launch, err of its worst row)"
 QUERIES = {"fp8_kv": "16-bit queries", "fp8_q": "FP8 queries"}
-ALL_QUERIES = {**QUERIES, "fp8_each": "16-bit queries for one kind of layers, FP8 for the other"}
+ALL_QUERIES = {**QUERIES, **{f"fp8_{kind}": f"FP8 queries in {kind} layers alone" for kind in (FULL, WINDOWED)}}
 
 
 def grids(data: Dataset) -> list[Grid]:

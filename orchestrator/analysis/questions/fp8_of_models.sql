@@ -1,5 +1,5 @@
 -- Is FP8 faster in a model with full and windowed layers? The rows of `fp8` of both kinds, each by its number of layers, and with the
--- queries that are faster there: `fp8_kv` if both take 16-bit ones, `fp8_q` if both take FP8 ones, else `fp8_each`.
+-- queries that are faster there: `fp8_kv` if both take 16-bit ones, `fp8_q` if both take FP8 ones, else by the kind that takes FP8 ones.
 -- Times are of a layer, the mean over the model's layers; errors are the larger ones.
 WITH kinds AS (
     SELECT fp8.*, if("window" IS NULL, full_layers, windowed_layers) AS count_of,
@@ -13,7 +13,8 @@ WITH kinds AS (
                       fp8_q_kernel, fp8_q_rel_err, fp8_q_gain, fp8_q_rough, fp8_q_wrong_err, fp8_q_wrong, count_of, by_q, gain, rel_err, rough),
            NULL::BIGINT AS "window", max(kinds.half_rel_err) AS half_rel_err, sum(count_of * kinds.half_own_us) / sum(count_of) AS half_own_us,
            sum(count_of * kinds.half_own_us) / sum(count_of * kinds.half_own_us / kinds.gain) AS gain, max(kinds.rel_err) AS rel_err, bool_or(kinds.rough) AS rough,
-           CASE WHEN bool_and(by_q) THEN 'q' WHEN bool_or(by_q) THEN 'each' ELSE 'kv' END AS queries
+           CASE WHEN bool_and(by_q) THEN 'q' WHEN NOT bool_or(by_q) THEN 'kv'
+                WHEN bool_or(by_q AND kinds."window" IS NULL) THEN 'full' ELSE 'windowed' END AS queries
     FROM kinds
     GROUP BY ALL
     HAVING count(DISTINCT coalesce(kinds."window", 0)) = 2 AND count(kinds.gain) = count(*)
@@ -21,5 +22,6 @@ WITH kinds AS (
 SELECT * EXCLUDE (gain, rel_err, rough, queries),
        if(queries = 'kv', gain, NULL) AS fp8_kv_gain, if(queries = 'kv', rel_err, NULL) AS fp8_kv_rel_err, rough AS fp8_kv_rough,
        if(queries = 'q', gain, NULL) AS fp8_q_gain, if(queries = 'q', rel_err, NULL) AS fp8_q_rel_err, rough AS fp8_q_rough,
-       if(queries = 'each', gain, NULL) AS fp8_each_gain, if(queries = 'each', rel_err, NULL) AS fp8_each_rel_err, rough AS fp8_each_rough
+       if(queries = 'full', gain, NULL) AS fp8_full_gain, if(queries = 'full', rel_err, NULL) AS fp8_full_rel_err, rough AS fp8_full_rough,
+       if(queries = 'windowed', gain, NULL) AS fp8_windowed_gain, if(queries = 'windowed', rel_err, NULL) AS fp8_windowed_rel_err, rough AS fp8_windowed_rough
 FROM models

@@ -122,7 +122,7 @@ def _of_steps(data: Dataset, found: Sequence[Part]) -> Grid:
     title = (
         "attention in a step where the next flag differs most, by ± (range of all); rest: measured, no sampling, or draft.rest_us"
     )
-    header = ("deployment", "for", "engine", "beside the default", "± µs a layer", "layers", "± ms a step", "± of the step")
+    header = ("deployment", "for", "engine", "next flag", "± µs a layer", "layers", "± ms a step", "± of the step")
     return Grid(title, (*header, "default, ms", "rest, ms", "default, of the step", "at"), tuple(cells))
 
 
@@ -135,7 +135,8 @@ def _of_step(data: Dataset, part: Part, beside: Choice) -> tuple[str, ...]:
     is_whole = layers == (data.draft.layers or layers_of(model.model))
     rest = rest_of_step(data, model, most["batch_size"] * most["s_qo"], layers) if is_whole else None
     change, share = (None if rest is None else one / (rest + own) for one in (most["us"] * layers, own))
-    ms = (f"{layers}", _with_range([one * layers / 1e3 for one in us], "+.2f")) if layers else ("–", "–")
+    of_kind = f"{layers}{f' ({kind})' * (not is_whole and part.layers == 'all')}"
+    ms = (of_kind, _with_range([one * layers / 1e3 for one in us], "+.2f")) if layers else ("–", "–")
     of_step = (change, own / 1e3 if layers else None, rest and rest / 1e3, share)
     figures = (*ms, *map(in_form, of_step, ("+.1%", ".2f", ".2f", ".1%")))
     return (part.title, part.what, part.who, beside.label, _with_range(us, "+.1f"), *figures, at(most))

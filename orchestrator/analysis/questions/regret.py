@@ -29,7 +29,7 @@ def grids(data: Dataset) -> list[Grid]:
         regret, ran = f"{mark(r['rough'])}{r['regret']:.2f}", shown(r["auto_ran"])
         listed.append((regret, ran, f"{r['auto_us']:,.1f}", *best, again(data, r)))
     title = f"regret of auto: its time over the best backend's{legend(*(r['worst_rough'] for r in by_kind))}"
-    of_list = ("regret", "auto ran", "µs", "best", "µs of it", "its err", "again")
+    of_list = ("regret", "auto ran", "own_us", "best", "own_us of it", "its err", "again")
     return [
         formatted(title, ("routine", "q", "kv", "device", "L2", *of_auto), ([*r.values()][:-1] for r in told)),
         Grid(f"where auto costs most{legend(*(r['rough'] for r in worst))}", of_list, tuple(listed)),

@@ -715,7 +715,7 @@ def test_three_commands_give_one_flag_for_sglang_with_drafts_over_an_fp8_cache(i
     )
 
     assert [done.returncode for done in (one, default, export)] == [0, 0, 0], one.stderr + default.stderr + export.stderr
-    answer = "--attention-backend fa3 --page-size 64 (else pages of 1, not measured here): fa3 is the default"
+    answer = "--attention-backend fa3 --page-size 64: fa3 is the default at pages of 1"
     assert all(answer in done.stdout for done in (default, export)) and "nothing to type" not in export.stdout
     assert all("specdec_all_candidates" in done.stderr for done in (one, default, export))
 

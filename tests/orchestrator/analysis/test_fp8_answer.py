@@ -259,9 +259,9 @@ def test_a_model_with_full_and_windowed_layers_has_an_answer_for_all_of_them():
     ]
     data, one_kind = views_of(to_table(rows)), views_of(to_table(rows[:-1]))
 
-    told = "SELECT fp8_each_gain, fp8_kv_gain, fp8_q_gain, half_own_us FROM fp8_of_models"
-    assert data.execute(told) == [(1.25, None, None, 25.0)] and one_kind.execute(told) == []
-    assert fp8.grids(data)[0].cells[0][1].startswith("yes at batch 8: 25% faster (5.0 µs a call), with 16-bit queries for one kind")
+    told = "SELECT fp8_windowed_gain, fp8_full_gain, fp8_kv_gain, fp8_q_gain, half_own_us FROM fp8_of_models"
+    assert data.execute(told) == [(1.25, None, None, None, 25.0)] and one_kind.execute(told) == []
+    assert fp8.grids(data)[0].cells[0][1].startswith("yes at batch 8: 25% faster (5.0 µs a call), with FP8 queries in windowed")
 
 
 def test_an_engine_whose_default_has_no_time_has_no_answer_and_is_said_to_have_no_advice():

@@ -191,7 +191,7 @@ def test_each_ratio_is_of_times_without_the_launch():
     )
 
     assert (crossed["decode_us"], crossed["ahead_by"]) == (13.0, HAND(1.0))
-    assert (chosen["auto_us"], chosen["best_us"], chosen["regret"]) == (33.0, 23.0, HAND(1.5))
+    assert (chosen["auto_us"], chosen["best_us"], chosen["regret"]) == (30.0, 20.0, HAND(1.5))
     assert gained["fp8_kv_gain"] == HAND(2.0)
     assert cost["cost"] == HAND(1.5)
 
