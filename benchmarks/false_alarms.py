@@ -4,10 +4,8 @@
     python -m benchmarks.false_alarms 0 300 --processes 8 # on 8 cores
 
 One core judges about 20 points a second. A seed draws one point for each arithmetic in each shape: a problem of up to about 1,000
-keys and 3 requests, and a kernel (`right_kernels.py` says what is emulated of it and what is not). A point is judged as in a run:
-each row, all estimates, the log-sum-exp where it is asked for, more inputs where one cannot show a lost page, and the answer after
-a token of the cache has changed. What a run repeats for equal launches is not repeated.
-Contexts are short, so few estimates are made at a time, and rows of few keys are many. Nothing is said of real kernels on a GPU.
+keys and 3 requests, and a kernel (`right_kernels.py` says what is emulated). A point is judged as in a run, but equal launches are
+not repeated. Nothing is said of real kernels on a GPU.
 """
 
 from __future__ import annotations

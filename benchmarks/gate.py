@@ -3,9 +3,8 @@
     python -m benchmarks.gate                                  # prints the table and what is red; about four minutes
     python -m benchmarks.gate h200_main/specdec_long_ctx h200_studies/specdec_full    # two datasets or more alone
 
-Every two datasets that share points of one kind of GPU, of the same torch and FlashInfer and timed alike, are compared in either
-direction. Nothing changed between them but the GPU, the day and this project's code. Then each backend in turn takes 3% longer, or
-10% less, and points drawn at random take 10% longer. Last, each point's two sides are exchanged at random.
+Every two datasets of one kind of GPU, of the same torch and FlashInfer and timed alike, are compared in either direction. Then each
+backend in turn takes 3% longer, or 10% less, and points drawn at random 10%. Last, each point's sides are exchanged at random.
 """
 
 from __future__ import annotations

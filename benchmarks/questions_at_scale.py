@@ -1,10 +1,7 @@
 """Seconds and peak memory of each question over many rows: `python benchmarks/questions_at_scale.py [--rows N] [--points N]`.
 
-Writes a synthetic dataset to a temporary folder (every column of a row but its lists of samples, which no question reads) and
-removes it afterwards. `--points` tells how many different points the rows are of, each measured rows / points times under
-versions of its own: the default is 50 nights of 200,000 points; `--points` as large as `--rows` is the hardest there is.
-Each question has a process of its own, on 2 threads: `open` is what any question needs first (the newest row of each point, the
-problems), `ask` the query and its tables for a terminal, memory the peak of the whole process.
+The dataset is synthetic: `--points` different points, each measured rows / points times; as many as rows are the hardest. Each
+question has a process of its own, on 2 threads: `open` is what any needs first, `ask` the query and its tables.
 """
 
 from __future__ import annotations

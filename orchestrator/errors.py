@@ -1,21 +1,4 @@
-"""Every exception of the orchestrator, and the words for wrong input.
-
-OrchestratorError
-├── UserError            what was typed cannot work: exit code 2, and nothing was started
-│   ├── DamagedDataset   a file of a dataset is damaged, or is not this project's
-│   └── NoRows           a dataset has no rows, or none with the values of `where`
-├── CannotStore          the dataset can no longer be written: exit code 1, what was reported is kept
-│   └── DatasetGone      somebody deleted the dataset under the run: exit code 1, and what is lost is said
-├── NoWorkers            no worker is left and none can be started: exit code 1, the same command resumes
-├── WorkerDied           a worker's process is gone: the scheduler tries its points again
-├── OtherVersions        a worker has other libraries than the run was planned with: it does not start
-├── LeftOut              a machine that joined cannot be used: the run goes on without it
-├── CannotMeasure        a release gives no times: mode=bisect skips it and names it
-└── WroteInputs          a backend changed small inputs in its turn, while it was timed: its row is a mismatch
-
-Beside the tree stand NotPlain (a name is a link, a FIFO or a folder where a plain file is needed), NotTaken (a line of a file of
-others has no counterpart here) and BadManifest (an archive of modules is none of this project's).
-"""
+"""Every exception of the orchestrator, and the words for wrong input."""
 
 from __future__ import annotations
 

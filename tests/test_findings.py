@@ -46,7 +46,10 @@ def test_the_command_that_measures_a_finding_again_names_a_sweep_that_is_there()
     named = {name: re.findall(r"\+sweep=(\w+)", read(str(ROOT / docs.SOURCES / f"{name}.md")).head.measure or "") for name in NAMES}
 
     there = {path.stem for path in (ROOT / "conf/sweep").glob("*.yaml")}
+    commands = [read(str(ROOT / docs.SOURCES / f"{name}.md")).head.measure or "" for name in NAMES]
+    environments = [env for one in commands for of in re.findall(r"sweep\.env=\[(.*?)\]", one) for env in of.split(",")]
 
+    assert [env for env in environments if env != "null" and not re.fullmatch(r"[a-z]+:[\w.]+", env)] == []
     assert {name: of for name, of in named.items() if not {*of} <= there} == {}
     assert sum(map(len, named.values())) > len(NAMES) / 2
 

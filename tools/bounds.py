@@ -4,8 +4,7 @@
     python -m tools.bounds 3.12 --extra run          # what measures, on a CPU: installs torch, 3 GB or more
     python -m tools.bounds engines                   # whether it installs beside vLLM and SGLang, by a resolver alone
 
-uv makes an environment for each Python and each set, outside the checkout, and removes it at the end. A Python is a version that uv
-finds, or the path of one. The oldest set has the oldest release of each direct dependency that has a wheel for that Python.
+A Python is a version that uv finds, or a path. The oldest set has the oldest release of each dependency with a wheel for it.
 """
 
 from __future__ import annotations

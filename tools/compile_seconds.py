@@ -1,8 +1,7 @@
 """How long each kind of kernel module compiles: `python -m tools.compile_seconds [--write]`.
 
-Reads `compile_s` of the committed datasets, which is the sum over the modules that a point waited for. A module's own time is that
-of a point that waited for it alone, or what is left of a sum if the others are known. Times below a second are of modules that
-were compiled before. `--write` writes conf/compile_seconds.yaml; for the number of sources it needs FlashInfer.
+Reads `compile_s` of the committed datasets, a sum over the modules that a point waited for: a module's own time is what the others
+leave. `--write` writes conf/compile_seconds.yaml; for the number of sources it needs FlashInfer.
 """
 
 from __future__ import annotations

@@ -3,9 +3,7 @@
     pip download --no-deps --dest wheels flashinfer-python==0.6.3    # for each release; the same for tokenspeed-fa3
     python tools/wheel_signatures.py wheels
 
-It writes `tools/signatures.json`, from which `tools/releases.py` makes docs/versions.md. Each signature stands there
-with the release since which it is so, and as null since a release without it:
-`{"decode:Wrapper.plan": [["0.5.3", "self, indptr"], ["0.6.0", "self, indptr, o_data_type=None"]]}`.
+It writes `tools/signatures.json`, from which `tools/releases.py` makes docs/versions.md: each with its first release, or null.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from difflib import get_close_matches
 from functools import lru_cache
-from itertools import combinations
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from orchestrator.analysis.keys import OF_ANY_PAGES, ORIGINS, OWN_US, PROBLEM_KE
 from orchestrator.analysis.names import of_references
 from orchestrator.analysis.noise import SAME
 from orchestrator.analysis.sources import NEAR, RULE_EDGES, find_sources, union_sql
-from orchestrator.analysis.sql import LentRows, condition, file_literal, literal, query, quoted, sql_type
+from orchestrator.analysis.sql import LentRows, condition, default, file_literal, literal, query, quoted, sql_type
 from orchestrator.config.base import own_files, own_table
 from orchestrator.config.engine import MAX_DRAFT, Engine, calls_of, of_builds
 from orchestrator.config.model import CUSTOM, HEADS, LENT, Model, shipped
@@ -35,6 +35,7 @@ from orchestrator.storage.columns import COLUMNS
 Wanted = Mapping[str, Sequence[Any]]  # values of columns
 Has = Mapping[str, Sequence[str]]  # what each file has, in words
 Typed = tuple[str, str, Model | None]  # what stands for a model in a command, the sweep that measures it, and the model
+Served = tuple[str, int, str]  # a model, its tp, a device
 Alike = tuple[LentRows, str]  # values of rows with the heads of a model's share, and SQL on all such rows of a dataset
 RESULTS = "results"  # the folder that datasets are looked for in
 SERVERS, HOPPER = "servers", 9  # the sweep of the flags of engines, and the GPUs that it is for
@@ -111,7 +112,7 @@ def find(
         else:  # other questions have a table for each page
             beside = within & here.keys() if question in (None, *OF_FLAGS) else {file}
             read = _together(con, where, {name: flags.get(name, []) for name in beside}, file)
-        read += _of_release(con, where, read, engines)
+        read += _of_release(con, where, read, engines) if question in (None, *OF_FLAGS) else []
     best = LINES.join(str(places[one]).removesuffix(".parquet" * bool(read[1:])) for one in read)
     why = "together say most about this" if question != IN_ENGINE else "have rows of running engines, and isolated ones beside them"
     note_once(f"read {best if len(read) <= FEW else f'{len(read)} datasets'}, which {why if read[1:] else 'says most about this'}")
@@ -155,6 +156,8 @@ def _best_first(queries: Iterable[tuple[str, str]], engines: Sequence[Engine], q
     own, calls = _listed(call for flag, call in offered if call.backend == flag.own_build), _listed(call for _, call in offered)
     listed = " + ".join(["0", *(f"count(DISTINCT {name})" for name in LENGTHS if len(wanted.get(name, ())) > 1)])
     told = {"own": own, "calls": calls, "defaults": _listed(taken, 3), "question": str(question), "listed": listed}
+    usual = (of for flag, of in offered if of.backend == flag.own_build and any(not (d.trees or d.cc) for d in flag.default))
+    told |= {"usual": _listed(usual if question != IN_ENGINE else ()), "release": literal(of_builds(engines))}
     every = (query("datasets_of_server", turn=turn, where=where, having=has, **told) for turn, (where, has) in enumerate(queries))
     return query("best_datasets", every=" UNION ALL ".join(every))
 
@@ -165,12 +168,11 @@ def _flags(con: duckdb.DuckDBPyConnection, where: str, file: str, engines: Itera
     found, caches = list[tuple[str, str]](), {kv for _, name, kv, *_ in rows if name == file}
     for flag, of in grouped((one.name, one) for engine in engines for one in engine.flags).items():
         ways = ((one, kv, cc, sinks) for one in of for kv in caches & {*one.kv} for cc in one.cc for sinks in {False, one.sinks})
-        calls = {(*way, *call) for one, *way in ways for *_, call in calls_of(one)}
+        calls = {(*way, *call, one.kernel_page) for one, *way in ways for *_, call in calls_of(one)}
         own = {one.page for one in of if one.default and one.page}
-        right = {(name, page, "" if shared else ELSEWHERE) for _, name, *call, page, shared in rows if (*call,) in calls}
-        found += sorted(
-            {(name, f"{flag} with pages of {page}{where}" if page in own else flag + where) for name, page, where in right}
-        )
+        right = ((one[1], one[-2], "" if one[-1] else ELSEWHERE) for one in rows if {(*one[2:-2], None), one[2:-1]} & calls)
+        words = {(name, f"{flag} with pages of {page}{where}" if page in own else flag + where) for name, page, where in right}
+        found += sorted(words)
     return grouped(found), {name for is_within, name, *_ in rows if is_within}
 
 
@@ -283,7 +285,7 @@ def of_one_model(path: str, wanted: Wanted, drafts: int | None) -> Wanted:
     return wanted
 
 
-def served_alike(models: Iterable[Model] | None = None) -> list[tuple[str, int, str]]:
+def served_alike(models: Iterable[Model] | None = None) -> list[Served]:
     """Model, tp and device of models, by default all shipped, that rows with their heads answer for, and none of their name."""
     found = []
     with _opened(_places()) as con:
@@ -312,7 +314,8 @@ def _of_flags(con: duckdb.DuckDBPyConnection, engines: Sequence[Engine]) -> duck
 @lru_cache(1)
 def _rows(files: tuple[tuple[str, int], ...], columns: Set[str]) -> duckdb.DuckDBPyConnection:
     """Kept while no file changes, since it takes a third of a second."""
-    con, kept = duckdb.connect(), ", ".join(map(quoted, sorted(columns)))
+    named = ((quoted(name), default(COLUMNS[name], dict.fromkeys(COLUMNS, ""))) for name in sorted(columns))
+    con, kept = duckdb.connect(), ", ".join(f"coalesce({name}, {of_older}) AS {name}" for name, of_older in named)
     usual = " AND ".join(f"coalesce({key}, '{value}') = '{value}'" for key, value in USUAL_TIMING.items())
     con.execute(query("rows_of_servers", kept=kept, every=_every(file for file, _ in files), usual=usual))
     plan_quickly(con)
@@ -346,14 +349,16 @@ def _nothing(con: duckdb.DuckDBPyConnection, wanted: Wanted, drafts: int | None,
     models = [model for (model,) in con.execute("SELECT DISTINCT model FROM rows ORDER BY model").fetchall() if model]
     *_, model = typed
     alike = served_alike([model]) if heads and model and model.name not in models else []  # rows with its heads alone
-    missing = _missing_alike(asked, alike) if alike else _missing(con, asked)
-    rest = {name: values for name, values in asked.items() if name not in missing}
+    others = {**heads, **{name: of for name, of in asked.items() if name not in ("model", "tp")}} if alike else asked
+    missing = _missing_alike(con, asked, alike, heads) if alike else _missing(con, asked)
+    rest = {name: values for name, values in others.items() if name not in missing}
     near = get_close_matches(str(asked["model"][0]), models, n=1, cutoff=NEAR) if "model" in missing else []
     first, then = ({**rest, "model": near}, {"model": near}) if near else (rest, rest)
     others = {} if "device_name" in missing else {name: of for name, of in asked.items() if name != "device_name"}
     nearest = (_there(con, others) if others else []) + (_there(con, first, of=None if near else heads) or _there(con, then))
     if alike:
-        devices = grouped((device, str(tp)) for _, tp, device in alike)
+        there = [one for one in alike if one[-1] in asked.get("device_name", [])] or alike
+        devices = grouped((device, str(tp)) for _, tp, device in there)
         nearest = [f"{asked['model'][0]} on {device} (tp {', '.join(tps)}, by its heads)" for device, tps in devices.items()]
     files = con.execute(query("files_of_prompts", where=condition(rest))).fetchall() if _of_prompts(rest) else []
     nearest += [f"in {', '.join(name.removesuffix('.parquet') for (name,) in files)}"] * bool(files)
@@ -374,42 +379,54 @@ def _near(con: duckdb.DuckDBPyConnection, name: str, wanted: Sequence[Any], wher
     return sorted({*found} - {None})
 
 
-def _missing_alike(asked: Wanted, alike: Sequence[tuple[str, int, str]]) -> Sequence[str]:
-    """The column without whose value rows with the model's heads answer."""
+def _missing_alike(con: duckdb.DuckDBPyConnection, asked: Wanted, alike: Sequence[Served], heads: Wanted) -> Sequence[str]:
+    """The columns without whose values rows with the model's `heads` answer."""
     there = [(tp, device) for _, tp, device in alike if device in asked.get("device_name", (device,))]
-    lacks_tp = "tp" in asked and asked["tp"][0] not in dict(there)
-    of_size = ["tp"] if lacks_tp else sorted(asked.keys() - {"model", "tp", "device_name"})
-    return of_size if there else ["device_name"]
+    if not there or ("tp" in asked and asked["tp"][0] not in dict(there)):
+        return ["tp" if there else "device_name"]
+    lengths: Wanted = {name: of for name, of in asked.items() if name not in ("model", "tp", "device_name")}
+    return _missing(con, lengths, {name: of for name, of in {**heads, **asked}.items() if name not in (*lengths, "model", "tp")})
 
 
-def _missing(con: duckdb.DuckDBPyConnection, asked: Wanted) -> Sequence[str]:
-    """The fewest columns without whose values there are rows. One whose value has none at all goes first."""
+def _missing(con: duckdb.DuckDBPyConnection, asked: Wanted, fixed: Wanted | None = None) -> Sequence[str]:
+    """The fewest columns without whose values there are rows of those `fixed`. One whose value has none at all goes first."""
 
-    def is_there(names: Iterable[str]) -> bool:
-        return bool(con.execute(f"SELECT 1 FROM rows WHERE {condition({name: asked[name] for name in names})} LIMIT 1").fetchall())
+    def left(names: Iterable[str]) -> int:
+        where = condition({**(fixed or {}), **{name: asked[name] for name in names}})
+        return int(
+            con.execute(f"SELECT count(DISTINCT (batch_size, s_qo, s_kv, backend)) FROM rows WHERE {where}").fetchall()[0][0]
+        )
 
     kept = {name: place for place, name in enumerate(KEPT) if name != "s_qo" or not _of_prompts(asked)}
-    order = sorted(asked, key=lambda name: (is_there([name]), kept.get(name, kept["device_name"])))
-    lengths = [name for name in order if name in LENGTHS]  # before a server, which may have others
-    some = (of for of_names in (lengths, order) for count in range(1, len(order)) for of in combinations(of_names, count))
-    return next((of for of in some if is_there(asked.keys() - {*of})), tuple(order))
+    order = sorted(asked, key=lambda name: (left([name]) > 0, kept.get(name, kept["device_name"])))
+    lengths = [name for name in order if name in LENGTHS]  # before a server, which may have others; of two the one with more rows
+    either = sorted(([name] for name in lengths), key=lambda of: -left(asked.keys() - {*of}))
+    some = (of for count in range(1, len(order)) for of in combinations(order, count))
+    return next((of for of in chain(either, [lengths], some) if of and left(asked.keys() - {*of})), tuple(order))
 
 
 def _to_measure(con: duckdb.DuckDBPyConnection, asked: Wanted, missing: Sequence[str], typed: Typed) -> str:
     """The command that measures a deployment, and on which machine if its device has no rows."""
     on = f", on a machine with {as_key('device_name', asked['device_name'])}" if "device_name" in missing else ""
     model = str(asked.get("model", ["NAME"])[0])
+    if not {*asked.get("mask", ("causal",))} <= {"causal", "full"}:
+        command = measuring(typed[0] or model, {}, {"tp": asked.get("tp", (1,))}, "xqa_specdec")
+        return f"to measure{on}: {command} '+trees.mine={{branches: [4, 3]}}' 'sweep.mask=[mine]', with the branches of your tree"
     alike = {"model": (model,)} | {name: values for name, values in asked.items() if name == "kv_dtype" or name not in missing}
     chunk = ("routine",) if _of_prompts(asked) else ()
-    alike |= {"s_qo": (Bounds(MAX_DRAFT + 1),), "mask": ("causal",)} if chunk else {}
-    rows = con.execute(query("sweeps_of_server", where=condition(alike), references=literal(of_references())))
+    of_chunks: Wanted = {"s_qo": (Bounds(MAX_DRAFT + 1),), "mask": ("causal",)}
+    alike |= of_chunks if chunk else {}
+    of_any: Wanted = {**of_chunks, "routine": ("paged_prefill",)}  # any model's prompts
+    told = (query("sweeps_of_server", where=condition(of), references=literal(of_references())) for of in (alike, of_any))
+    rows = next((found for one in told if (found := con.execute(one).fetchall()) or not chunk), [])
     ends = {name: [(one.low, one.high) if isinstance(one, Bounds) else (one,) for one in of] for name, of in asked.items()}
     names = (name for name in ("tp", "s_qo", *LENGTHS, *chunk) if name in asked)
-    axes = {name: [end for both in ends[name] for end in both if end is not None] for name in names}
+    axes: dict[str, Sequence[Any]] = {name: [end for both in ends[name] for end in both if end is not None] for name in names}
+    axes |= {"s_qo": (512, 2048)} if chunk and any(isinstance(one, Bounds) for one in asked["s_qo"]) else {}
     if kv := [one for one in asked.get("kv_dtype", ()) if isinstance(one, str)]:
         of_flags = [one for one in own_table(f"sweep/{SERVERS}")["dtype"] if one["kv"] in kv]
         axes["dtype"] = of_flags or [{"q": one if one == "fp16" else "bf16", "kv": one} for one in kv]
-    sweeps = {sweep: {"backend": of, **({"dtype": dtypes} if kv else {})} for sweep, of, dtypes in rows.fetchall()}
+    sweeps = {sweep: {"backend": of, **({"dtype": dtypes} if kv else {})} for sweep, of, dtypes in rows}
     return f"to measure{on}: {measuring(typed[0] or model, sweeps, axes, typed[1], asked.get('device_name', ()))}"
 
 
@@ -460,6 +477,8 @@ def measuring(model: str, sweeps: Mapping[str, Wanted], axes: Wanted, first: str
     file, axes = own_table(f"sweep/{sweep}"), {**axes, **sweeps.get(sweep, {})}
     if known and known.sliding_window and known.window_of_all is None:  # both kinds of layers
         axes["window"] = [None, known.sliding_window]
+    if _of_prompts(axes) and usual != "mla_mtp":
+        axes.setdefault("routine", ["paged_prefill"])
     typed = {"tp", "s_qo", *LENGTHS} & axes.keys()
     if any(rule.keys() <= typed for rule in file.get("exclude", ())):  # lengths that were asked for
         axes["exclude"] = [rule for rule in file["exclude"] if not rule.keys() <= typed]

@@ -59,7 +59,7 @@ def todays_columns(known: Mapping[str, str]) -> str:
     """
     selected = []
     for name, column in COLUMNS.items():
-        value, kind = _case(name, column.renamed, quoted(name)) if name in known else _default(column, known), sql_type(name)
+        value, kind = _case(name, column.renamed, quoted(name)) if name in known else default(column, known), sql_type(name)
         as_it_is = known.get(name) == kind and not column.renamed
         selected.append(quoted(name) if as_it_is else f"{value}::{kind} AS {quoted(name)}")
     return ", ".join(selected)
@@ -71,7 +71,7 @@ def _case(column: str, values: Mapping[str, object], otherwise: str) -> str:
     return f"(CASE {quoted(column)} {whens} ELSE {otherwise} END)" if whens else f"({otherwise})"
 
 
-def _default(column: Column, known: Mapping[str, str]) -> str:
+def default(column: Column, known: Mapping[str, str]) -> str:
     """What a row of an older file holds in a column that came later. `storage/parquet.py` says the same for pyarrow."""
     default = column.default
     if not isinstance(default, FromColumn):

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.commands.invocation import BAD_POINTS, INTERRUPTED, OK, Invocation
 from orchestrator.config.modes import MODES
 from orchestrator.config.read_keys import complaint
-from orchestrator.config.settings import load, renamed_values
+from orchestrator.config.settings import load
 from orchestrator.errors import UserError
-from orchestrator.notes import note_once
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,8 +30,6 @@ def execute(config: Mapping[str, Any], overrides: Sequence[str]) -> int:
     settings = with_axes(load(with_typed(resolve_files(config), overrides)), overrides)
     if wrong := complaint(overrides, settings.mode, getattr(settings, "question", None)):
         raise UserError(wrong)
-    for note in renamed_values(config):
-        note_once(note)
     module, _, function = MODES[settings.mode].command.partition(".")
     command = getattr(import_module(f"{__name__}.{module}"), function or "execute")
     code: int = command(Invocation(settings, tuple(overrides), _screen()))

@@ -87,7 +87,8 @@ class Flag(Frozen):
 
     `words` name a second form of it. `typed` is what a user types, the same in all phases or by phase. `cc` are major compute
     capabilities. `pages` are the page sizes in tokens that it takes, None for any, and `page` the one that the engine takes by
-    itself; `page_flag` sets another, where the engine's own would change the backend. `rounds_q`: over an FP8 cache the kernel
+    itself; `page_flag` sets another, where the engine's own would change the backend. `kernel_page`: the kernel's pages, where they
+    are not the engine's. `rounds_q`: over an FP8 cache the kernel
     gets FP8 queries. `plan`: made once a step, or in each layer. `calls` has for each phase the calls that are the same here:
     `own_build`, then others that stand in for it. `source`: files and lines that say so. `changed`: since when they run otherwise.
     """
@@ -101,6 +102,7 @@ class Flag(Frozen):
     pages: tuple[int, ...] | None = None
     page: int | None = None
     page_flag: str | None = None
+    kernel_page: int | None = None
     sinks: bool = False
     trees: bool = False
     rounds_q: bool = False

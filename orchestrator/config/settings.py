@@ -17,7 +17,7 @@ from kernels.device import Device
 from kernels.problem import PLAIN_MASKS
 from kernels.problem.dtypes import ALIASES, DTYPES
 from kernels.problem.trees import Tree
-from kernels.timing.config import RENAMED_L2, Timing
+from kernels.timing.config import Timing
 from orchestrator.config import exports, parts
 from orchestrator.config.base import Frozen, own_files
 from orchestrator.config.draft_cost import Draft
@@ -401,15 +401,6 @@ def load(config: Mapping[str, Any]) -> Settings:
 
 
 SUSPECTING = tuple(mode for mode, one in OF_MODE.items() if one is RunSettings)  # modes that have `rerun`
-
-
-def renamed_values(config: Mapping[str, Any]) -> list[str]:
-    """A sentence for each value that has another name today. It works under the old one."""
-    timing = config.get("timing")
-    typed = timing.get("l2") if isinstance(timing, Mapping) else None
-    if typed not in RENAMED_L2:
-        return []
-    return [f"timing.l2={typed} is now called {RENAMED_L2[typed]}; type timing.l2={RENAMED_L2[typed]} (docs/timing.md)"]
 
 
 def _require_no_sweep(config: Mapping[str, Any]) -> None:

@@ -22,7 +22,6 @@ from orchestrator.analysis.questions import query_text
 from orchestrator.analysis.questions.cache_size import left_out
 from orchestrator.analysis.questions.deployments import PLACE, Choice, Part, parts
 from orchestrator.analysis.questions.draft import FREE_DRAFTS, describe_draft, of_one_rest
-from orchestrator.analysis.questions.exactness import share
 from orchestrator.analysis.questions.one_backend import but_at_worst, of_default, stands_on
 from orchestrator.analysis.questions.tables import group_by, span, times
 from orchestrator.analysis.rough import ROUGH, mark
@@ -124,7 +123,7 @@ def _evidence(choice: Choice, default: Choice) -> str:
     change = mark(own["rough_ratio"]) + times(1 - own["saving"], than=default.label)
     noise = f"by more than noise faster at {own['ahead']}, slower at {own['behind']}, too close to tell at {own['close']}"
     unchecked = None in (own["rel_err"], base["rel_err"])
-    error = "" if unchecked else f"; largest error {share(own['rel_err'])} against {share(base['rel_err'])}"
+    error = "" if unchecked else f"; largest error {choice.error} against {default.error}"
     rough = own["rough"] + base["rough"]
     known = f"; {rough} ratios are rough, only known within {ROUGH:.0%}" if rough else ""
     sources = [(one.label, source) for one in (choice, default) for source in one.record["measured_as"] or ()]

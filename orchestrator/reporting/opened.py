@@ -121,7 +121,7 @@ def opened(settings: Answers, mix: Mix | None) -> Dataset:
         there = {value for (value,) in found.execute(f"SELECT DISTINCT {name} FROM rows")} if values[1:] else {*values}
         if left := [value for value in values if isinstance(value, int) and value not in there]:
             note_once(f"no row of {settings.results.path} has {name}: {as_typed(left[: finder.MAX_LISTED])}")
-    if "paged_prefill" in several(settings.where.get("routine")) and found.scalar(f"SELECT max(s_qo) <= {MAX_DRAFT} FROM rows"):
+    if [*several(told["where"].get("routine"))] == ["paged_prefill"] and found.scalar(f"SELECT max(s_qo) <= {MAX_DRAFT} FROM rows"):
         note_once(f"these are drafts that run as prompts do; for prompts type 'where={{s_qo: {{from: {MAX_DRAFT + 1}}}}}'")
     return found
 

@@ -1,9 +1,5 @@
 """What changed between two selections of rows: point by point and group by group. Reads Parquet alone.
 
-`selection` chooses the rows of each side, `pairs` puts them side by side, `verdicts` judges each pair and each group, `gate`
-decides whether the whole is red, `comparison` does all of this, and `tables` shows it. `best_of` compares the best backend of each
-side, and `published` sides of imported rows.
-
 The frame of pairs has the columns of both rows, with the suffixes `_a` for the baseline and `_b` for the candidate. Those that
 identify a point (`pairs.POINT_COLUMNS`) have no suffix. It also has:
 

@@ -28,7 +28,7 @@ MEANING: dict[str, str] = yaml.safe_load(files(__package__).joinpath("meaning.ya
 # Columns that identify a point in a table, in this order, if they vary; those of `ALWAYS_SHOWN` do in every table.
 SHOWN_IF_VARYING = (
     *("device_name", "routine", "model", "q_dtype", "kv_dtype", "mask", "page_size", "kv_layout", "seq_lens", "page_order"),
-    *("kv_memory", "num_qo_heads"),
+    *("kv_memory", "num_qo_heads", "window"),
 )
 ALWAYS_SHOWN = GRID_AXES
 PRINTED = {*SHOWN_IF_VARYING, *ALWAYS_SHOWN, "backend", "verdict", "note", "red", "comparable"}  # of 200 columns
@@ -84,7 +84,11 @@ def headline(found: Comparison) -> str:
     unlike = (found.points["verdict"] == "undecided") & ~found.points["comparable"]  # of other settings, or throttled
     counts = found.points["verdict"][~outside & ~unlike].value_counts()
     counted = ", ".join(f"{counts[verdict]:,} {verdict}" for verdict in MEANING if verdict in counts)
-    told = "".join(f", {n:,} {words}" for n, words in ((unlike.sum(), "not alike"), (outside.sum(), "on one side only")) if n)
+    told = "".join(
+        f", {n:,} {words}"
+        for n, words in ((unlike.sum(), "not alike: other settings, or throttled"), (outside.sum(), "on one side only"))
+        if n
+    )
     compared = f" ({found.points['comparable'].sum():,} compared{told})" * bool(told)
     slower = ", ".join(f"{name} ({change:+.2%})" for name, change in found.red_groups.items())
     more = _worst(found.points) + f"; slower as a group, which is known better than a point: {slower}" * bool(slower)
@@ -100,9 +104,10 @@ def _worst(points: pd.DataFrame) -> str:
     red = points[points["red"] & points["comparable"]]
     if len(red) < 2:
         return ""
-    worst = red.loc[red["change"].idxmax()].to_dict()
-    at = ", ".join(f"{name} {worst[name]}" for name in _names(points) if worst.get(name) is not None)
-    return f"; the worst of {len(red)} red points: {_point(worst, [])[0]}, {at} ({worst['change']:+.1%})"
+    worst, names = red.loc[red["change"].idxmax()].to_dict(), _names(points)
+    backend, *told = _point(worst, names)
+    at = ", ".join(f"{name} {value}" for name, value in zip(names, told, strict=True) if value != "–")
+    return f"; the worst of {len(red)} red points: {backend}, {at} ({worst['change']:+.1%})"
 
 
 def notes(found: Comparison) -> list[str]:
@@ -250,12 +255,15 @@ def _untimed(what: str, rows: pd.DataFrame) -> Grid:
 
 
 def _names(rows: pd.DataFrame) -> list[str]:
-    return [*(name for name in SHOWN_IF_VARYING if name in rows and rows[name].nunique(dropna=False) > 1), *ALWAYS_SHOWN]
+    values = {name: rows[name] for name in SHOWN_IF_VARYING if name in rows}
+    told = (name for name, of in values.items() if of.nunique(dropna=False) > 1 or (name == "window" and of.notna().any()))
+    return [*told, *ALWAYS_SHOWN]
 
 
 def _point(row: dict[str, Any], names: Sequence[str]) -> list[str]:
     ran = [kernel for side in "ba" if isinstance(kernel := row.get(f"resolved_backend_{side}"), str)]
-    return [shown(str(row["backend"]), ran[0] if ran else None), *(str(row[name]) for name in names)]
+    values = ("–" if pd.isna(row[name]) else f"{row[name]:g}" if name == "window" else str(row[name]) for name in names)
+    return [shown(str(row["backend"]), ran[0] if ran else None), *values]
 
 
 def _change(row: dict[str, Any]) -> list[str]:

@@ -49,9 +49,11 @@ RANKING = ("contenders", "ranked")
 PARTS = ("ranking", "costs", "steps", "engine_points")  # SQL that is no view by itself
 # The ranking is one query at three levels: of a problem, of a workload, whatever the routine and the dtype of its queries, and of a
 # call, whatever the routine: a draft may go through paged decode or paged prefill.
-OF_WORKLOADS = "(SELECT contenders.*, workload FROM contenders JOIN all_workloads USING (problem))"
+OF_WORKLOADS = (
+    "(SELECT contenders.*, workload FROM contenders JOIN all_workloads USING (problem) ANTI JOIN lone_pages USING (workload))"
+)
 OF_CALLS = """(SELECT contenders.*, hash(workload, if(getvariable('by_flag'), NULL, q_dtype)) AS call_of  -- which a flag decides
-    FROM contenders JOIN all_workloads USING (problem) JOIN problems USING (problem))"""
+    FROM contenders JOIN all_workloads USING (problem) JOIN problems USING (problem) ANTI JOIN lone_pages USING (workload))"""
 TEXTS = {
     "ranked": ("ranking", {"key": "problem", "contenders": "contenders"}),
     "ranked_workloads": ("ranking", {"key": "workload", "contenders": OF_WORKLOADS}),
@@ -208,6 +210,10 @@ def _create_workloads(data: Dataset, weights: WeightRules, traffic: Mix | None) 
     """`workloads`: workload, phase, layers and weight of each problem; `asked` is its weight even if it is too big for the GPU."""
     words = {"workload": WORKLOAD, "lengths": OF_ANY_PAGES, "way": WAY, "longest": str(MAX_DRAFT), "layers": LAYERS}
     data.execute(query("all_workloads", kind=data.kind, weight=weight_sql(weights), **words))
+    several = data.scalar("SELECT (count(DISTINCT page_size) > 1)::VARCHAR FROM problems")
+    flags = ((one, call) for engine in releases().values() for one in engine.flags if one.kernel_page for *_, call in calls_of(one))
+    calls = ", ".join(sorted({f"({literal(call.routine)}, {literal(call.backend)}, {one.kernel_page})" for one, call in flags}))
+    data.execute(query("lone_pages", several=several, calls=calls))
     traffic_weights.create(data, traffic, MAX_DRAFT)
     of_traffic = "1" if traffic is None else "coalesce(traffic_weights.weight, 0)"
     data.execute(query("workloads", kind=data.kind, of_traffic=of_traffic))
@@ -257,11 +263,12 @@ def _flag_values(engine: Engine, workload: Workload) -> Iterator[tuple[Any, ...]
     default, phase = engine.default(workload), workload.phase
     for number, flag in enumerate(engine.flags):
         if workload.major in flag.cc and workload.layers in flag.layers and phase in flag.phases:
-            typed, page_flag = flag.text(phase), flag.page_flag or engine.page_flag
+            typed, pages = flag.text(phase), (flag.page, flag.page_flag or engine.page_flag)
+            pages = (None, None) if flag.kernel_page else pages  # nobody sets those
             is_default = default is not None and default.text(phase) == typed
             yield (
                 *(engine.title, *workload, number, flag.words or flag.name, typed, engine.typed(flag, phase, workload.layers)),
-                *(flag.pages, flag.page, page_flag, flag.serves(workload), is_default, *engine.known(flag, workload)),
+                *(flag.pages, *pages, flag.kernel_page, flag.serves(workload), is_default, *engine.known(flag, workload)),
             )
 
 

@@ -86,7 +86,7 @@ SELECT {place}, phase, who, layers, choice, any_value(flag) AS flag, bool_and(is
        arg_max({{'batch_size': batch_size, 's_kv': s_kv, 's_qo': s_qo, 'best': best, 'kernel': best_kernel,
                  'rough': rough OR best_rough}}, (regret, -row)) FILTER (regret IS NOT NULL) AS worst_at,
        count_if(regret > {much}) AS much_slower, coalesce(sum(weight) FILTER (regret > {much}), 0) AS much_slower_weight,
-       max(rel_err) FILTER (regret IS NOT NULL) AS rel_err, count_if(regret IS NOT NULL AND (rough OR best_rough)) AS rough,
+       max(rel_err) FILTER (regret IS NOT NULL) AS rel_err, arg_max(tolerance, rel_err) FILTER (regret IS NOT NULL) AS allowed, count_if(regret IS NOT NULL AND (rough OR best_rough)) AS rough,
        count_if(wrong) AS wrong, max(rel_err) FILTER (wrong) AS wrong_err,
        why_wrong(wrong_err, arg_max(tolerance, rel_err) FILTER (wrong), arg_max(wrong_reason, rel_err) FILTER (wrong)) AS why_wrong,
        arg_max({{'batch_size': batch_size, 's_kv': s_kv, 's_qo': s_qo}}, rel_err) FILTER (wrong) AS wrong_at,

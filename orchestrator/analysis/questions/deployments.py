@@ -115,8 +115,10 @@ class Choice:
 
     @property
     def error(self) -> str:
-        """Its largest relative error where it was right."""
-        return "–" if not self.served else "unchecked" if self.record["rel_err"] is None else share(self.record["rel_err"])
+        """Its largest relative error where it was right, and what is allowed there."""
+        told, allowed = self.record["rel_err"], self.record["allowed"]
+        words = f" (allowed {share(allowed or 0)})" * bool(allowed)
+        return "–" if not self.served else "unchecked" if told is None else share(told) + words
 
     @property
     def wrong(self) -> str:
@@ -242,8 +244,8 @@ class Advice:
         if self.choice is None:
             return f"no advice: {self.why}"
         own, record = f"pages of {self.choice.record['own_page']}", self.choice.record
-        untyped = self.choice.pages_words or f"{own} not measured"
-        reasons = "; ".join(filter(None, (self.why, untyped * bool(record["typed_page"]))))
+        untyped = (self.choice.pages_words or f"{own} not measured") * bool(record["typed_page"])
+        reasons = "; ".join(filter(None, (self.why, untyped)))
         nothing = f"nothing to type{' beside the cache' * str(record['kv_dtype']).startswith('fp8')}"
         typed = " ".join(self.choice.typed) or nothing
         if not self.keeps:
@@ -360,7 +362,7 @@ class Part:
         unknown = f"; {', '.join(self.unmeasured)} not measured" * bool(self.unmeasured)
         if best is None or best.margin is None:
             is_wrong, has_time = (any(one.record[key] for one in self.choices if one is not default) for key in ("wrong", "served"))
-            few = "was right wherever it was" if is_wrong else f"has a time{' wherever it has' * has_time}"
+            few = "was right at all its workloads" if is_wrong else f"has a time{' at all its workloads' * has_time}"
             return Advice(default, f"no other flag {few}{unknown}{self.elsewhere}")
         # It is chosen if it is faster by more than noise, by the mean and at more than half of the workloads.
         coarse, coarser = default.coarser_than(best, f"{best.label}'s"), best.coarser_than(default, "its")

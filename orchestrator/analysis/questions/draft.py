@@ -200,9 +200,7 @@ def summary(data: Dataset) -> str | None:
     best = ", ".join(f"{drafted} at {count:,}" for drafted, count, _ in counts)
     edge = sum(at_edge for _, _, at_edge in counts)
     longer = f" ({edge:,} of them {LONGEST})" if edge else ""
-    tried = data.scalar(
-        "SELECT string_agg(DISTINCT s_qo - 1, ', ' ORDER BY s_qo - 1) FROM (SELECT unnest(measured) AS s_qo FROM draft)"
-    )
+    tried = data.scalar("FROM (SELECT unnest(measured) - 1 AS n FROM draft) SELECT string_agg(DISTINCT n, ', ' ORDER BY n)")
     return f"best of {tried} drafted tokens: {best} workloads{longer}, at {describe_draft(data.draft)}"
 
 

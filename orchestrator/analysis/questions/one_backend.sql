@@ -12,7 +12,8 @@
 -- `regret` is its time over that of the ranking's winner, of `own_us`, the time without the launch of the graph; null without a time.
 -- `wrong`: it ran and its answer was wrong; then `rel_err` and `tolerance` are of the wrong answer.
 -- `typed_per_layers`: what is typed for one kind of layers, if another kind takes another flag.
--- `own_page`: the page size that the engine takes by itself with this flag; `page_flag` sets another.
+-- `own_page`: the page size that the engine takes by itself with this flag; `page_flag` sets another. A flag whose kernel has pages of
+-- its own (`kernel_page`) has its row of these in every workload that differs in pages alone.
 -- `noise_floor` is that of the choice's time. `rough` and `best_rough`: that time is only known within `rough` (5%).
 -- `other_build`: the engine's other release whose library was measured, such as `vllm 0.25.1`; null for this one's and for others' libraries.
 -- `measured_as`: the backend whose samples the choice has there. `of_plugin`: its backend is a user's own.
@@ -22,7 +23,7 @@
 -- The view `one_backend_too_large` has the latter alone.
 WITH measured AS (
     SELECT points.problem, points.backend, points.kernel, points.shown, points.status, points.median_us, points.own_us,
-           points.rel_err, points.rough, points.measured_as, points.row, workload, weight, problems.routine, q_dtype, kv_dtype,
+           points.rel_err, points.rough, points.measured_as, points.row, workload, lengths, page_size, weight, problems.routine, q_dtype, kv_dtype,
            points.row IN (SELECT row FROM rows WHERE status = 'unsupported' AND reason LIKE '% needs: fp16 or bf16 queries;%') AS wants_half
     FROM points
     JOIN problems USING (problem)
@@ -43,7 +44,7 @@ WITH measured AS (
     LEFT JOIN majors USING (device_name)
     WHERE getvariable('drafts') IS NULL OR s_qo = getvariable('drafts') + 1
 ), offered AS (
-    SELECT keyed.workload, f.* EXCLUDE (major, of_layers, kv_dtype, tree, sinks), keyed.of_layers,
+    SELECT keyed.workload, keyed.lengths, keyed.page_size, f.* EXCLUDE (major, of_layers, kv_dtype, tree, sinks), keyed.of_layers,
            f.serves AND (f.pages IS NULL OR keyed.phase = 'prefill' OR coalesce(list_contains(f.pages, page_size), true)) AS possible
     FROM keyed
     JOIN engine_flags AS f ON f.major = keyed.major AND f.phase = keyed.call_phase AND f.of_layers = keyed.of_layers
@@ -52,14 +53,15 @@ WITH measured AS (
     QUALIFY row_number() OVER (PARTITION BY keyed.workload, f.engine, f.typed ORDER BY possible DESC, flag_number) = 1
 ), calls AS (
     SELECT offered.workload, offered.engine AS who, typed AS choice, c.turn, c.stand_in,
-           measured.* EXCLUDE (workload) REPLACE (if(wants_half AND c.rounds_q AND NOT c.stand_in, 'unsupported by an older rule', measured.status) AS status)
+           measured.* EXCLUDE (workload, lengths, page_size) REPLACE (if(wants_half AND c.rounds_q AND NOT c.stand_in, 'unsupported by an older rule', measured.status) AS status)
     FROM offered
     JOIN engine_calls AS c USING (engine, flag_number, phase)
-    JOIN measured ON measured.workload = offered.workload AND measured.routine = c.routine AND measured.backend = c.backend
+    JOIN measured ON measured.lengths = offered.lengths AND measured.routine = c.routine AND measured.backend = c.backend
+        AND measured.page_size IS NOT DISTINCT FROM if(offered.page_size IS NULL, NULL, coalesce(kernel_page, offered.page_size))
         AND (measured.q_dtype LIKE 'fp8%') = (c.rounds_q AND measured.kv_dtype LIKE 'fp8%')
     WHERE possible
     UNION ALL
-    SELECT workload, 'backend', backend || if(q_dtype LIKE 'fp8%', ' with FP8 queries', ''), 0, false, measured.* EXCLUDE (workload)
+    SELECT workload, 'backend', backend || if(q_dtype LIKE 'fp8%', ' with FP8 queries', ''), 0, false, measured.* EXCLUDE (workload, lengths, page_size)
     FROM measured
     WHERE backend <> 'auto' OR row IN (SELECT row FROM contenders)
 ), counted AS (
@@ -78,14 +80,14 @@ WITH measured AS (
     FROM counted
     GROUP BY workload, who, choice
 ), every AS (
-    SELECT offered.workload, engine AS who, typed AS choice, name AS flag, is_default, own_page, page_flag, call, known, evidence, alike, others,
+    SELECT offered.workload, engine AS who, typed AS choice, name AS flag, is_default, own_page, page_flag, kernel_page, call, known, evidence, alike, others,
            if(typed_per_layers <> '', of_layers, 'all') AS layers, typed_per_layers,
            coalesce(taken.status, if(possible, 'not measured', 'not in the engine')) AS status, stand_in,
            if(taken.status IN ('ok', 'mismatch'), ran, NULL) AS ran
     FROM offered
     LEFT JOIN taken ON taken.workload = offered.workload AND taken.who = offered.engine AND taken.choice = offered.typed
     UNION ALL BY NAME
-    SELECT workload, who, choice, NULL AS flag, false AS is_default, NULL AS own_page, NULL AS page_flag, NULL AS call, NULL AS known, NULL AS evidence, NULL AS alike, NULL AS others, 'all' AS layers, NULL AS typed_per_layers, status, stand_in,
+    SELECT workload, who, choice, NULL AS flag, false AS is_default, NULL AS own_page, NULL AS page_flag, NULL AS kernel_page, NULL AS call, NULL AS known, NULL AS evidence, NULL AS alike, NULL AS others, 'all' AS layers, NULL AS typed_per_layers, status, stand_in,
            if(status IN ('ok', 'mismatch'), ran, NULL) AS ran
     FROM taken
     JOIN keyed USING (workload)
@@ -110,7 +112,7 @@ WITH measured AS (
     LEFT JOIN builds ON builds.who = every.who AND builds.libraries = one.libraries
     LEFT JOIN noise ON noise.device_name = problems.device_name AND ran.us > from_us AND ran.us <= to_us
 ), of_pages AS (
-    SELECT workload, who, any_value(lengths) AS lengths, count(regret) AS flags, bool_or(page_size = own_page) AS own, bool_or(is_default AND regret IS NOT NULL) AS has_default
+    SELECT workload, who, any_value(lengths) AS lengths, count(regret) FILTER (kernel_page IS NULL) AS flags, bool_or(page_size = own_page) AS own, bool_or(is_default AND regret IS NOT NULL) AS has_default
     FROM priced
     WHERE who <> 'backend'
     GROUP BY workload, who
@@ -121,6 +123,6 @@ WITH measured AS (
     FROM of_pages
     WINDOW there AS (PARTITION BY who, lengths)
 )
-SELECT priced.*, coalesce(left_out, bool_and(left_out) OVER (PARTITION BY workload), false) AS left_out
+SELECT priced.* EXCLUDE (kernel_page), coalesce(left_out, bool_and(left_out) OVER (PARTITION BY workload), false) AS left_out
 FROM priced
 LEFT JOIN fewer USING (workload, who)

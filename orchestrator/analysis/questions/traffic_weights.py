@@ -1,12 +1,9 @@
 """`traffic=FILE` as weights of the question `one_backend`: how much of the traffic each measured workload stands for.
 
 A deployment is what `deployments.PLACE` tells apart: it gets an answer of its own, and all of the traffic. Traffic says how many
-decode steps there are at each batch size and context, and not how long drafts are. So each draft length of a deployment gets the
-traffic once. Its workloads share it, those in padded graphs too. Workloads that differ in another key, such as `page_size`, are
-another way to serve the same traffic, and the ways get equal parts of it. Prompts weigh the workloads with as many query tokens as
-KV tokens. Chunks of prompts, and batches whose requests differ in length, are neither: their weight is 0.
-
-Below the tables of question=best stands the share of the traffic that each backend is fastest for (`shares`).
+decode steps there are at each batch size and context, and not how long drafts are: each draft length gets the traffic once.
+Workloads that differ in another key, such as `page_size`, are another way to serve it, and the ways get equal parts. Prompts weigh
+workloads with as many query tokens as KV tokens. Chunks, and batches whose requests differ in length, have no weight.
 """
 
 from __future__ import annotations

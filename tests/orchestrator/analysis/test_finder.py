@@ -31,6 +31,7 @@ from tests.helpers.timed_rows import made
 H200 = ("NVIDIA H200",)
 LLAMA = {"model": ("llama_3_1_70b",), "device_name": H200}
 SERVERS_AND_PAGES = "results/h200_main/servers,results/h200_main/servers_pages"
+TOKENS = "results/h200_main/servers_tokens"
 SGLANG_AND_BESIDE = "results.path=[results/h200_engines/sglang_0_5_23,results/h200_engines/beside_sglang_0_5_23]"
 
 
@@ -50,7 +51,7 @@ def _in_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
             3,
             "results/h200_main/servers_more,results/h200_main/servers_more_older_releases",
         ),
-        ({**LLAMA, "tp": (1,), "kv_dtype": ("fp8_e4m3",)}, "sglang", 3, "results/h200_main/specdec_all_candidates.parquet"),
+        ({**LLAMA, "tp": (1,), "kv_dtype": ("fp8_e4m3",)}, "sglang", 3, f"{SERVERS_AND_PAGES},{TOKENS}"),
         (
             {"model": ("deepseek_v3_2",), "device_name": H200, "tp": (8,)},
             "vllm",
@@ -61,7 +62,7 @@ def _in_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
             {"model": ("deepseek_v3",), "device_name": H200, "tp": (8,), "kv_dtype": ("fp8_e4m3",)},
             "vllm",
             None,
-            "results/h200_mla/mla_mtp_fp8.parquet",
+            "results/h200_mla/mla_mtp_fp8,results/h200_mla/mla_sglang_fp8",
         ),
         ({"model": ("gpt_oss_120b",), "device_name": H200}, "vllm", 15, "results/h200_drafts/target_verify_gpt_oss_rest.parquet"),
     ],
@@ -92,11 +93,11 @@ def test_rows_of_the_asked_release_win_whichever_are_newer(engine: str, build: s
 @pytest.mark.parametrize(
     ("engine", "tp", "question", "found"),
     [
-        *(("sglang", 8, question, SERVERS_AND_PAGES) for question in (None, "one_backend", "engine_default")),
+        *(("sglang", 8, question, f"{SERVERS_AND_PAGES},{TOKENS}") for question in (None, "one_backend", "engine_default")),
         ("sglang", 8, "best", "results/h200_main/servers.parquet"),
-        # `servers_pages` has its pages by another vLLM, `engine_builds` in another order.
-        ("sglang", 1, None, "results/h200_main/specdec_all_candidates.parquet"),
-        ("vllm", 1, None, "results/h200_main/specdec_all_candidates,results/h200_engines/flex_attention"),
+        # More workloads were measured with older builds.
+        ("sglang", 1, None, f"{SERVERS_AND_PAGES},{TOKENS}"),
+        ("vllm", 1, None, "results/h200_main/servers,results/h200_engines/flex_attention,results/h200_main/servers_pages"),
     ],
 )
 def test_flags_and_pages_of_the_same_releases_and_workloads_are_read_beside_the_first_dataset(
@@ -185,9 +186,7 @@ def test_a_dataset_over_one_cache_says_what_to_type_for_the_other_where_the_defa
     )
 
 
-@pytest.mark.parametrize(
-    ("model", "words"), [("llama_3_1_70b", "tp 1; for the others type tp=2 or tp=4 or tp=8"), ("qwen3_14b", "")]
-)
+@pytest.mark.parametrize(("model", "words"), [("llama_3_1_70b", "tp 1 and 4 and 8; for the others type tp=2"), ("qwen3_14b", "")])
 def test_the_sizes_of_a_server_that_was_asked_for_without_one_are_named(model: str, words: str, invoke: Invoke):
     told = [invoke("mode=report", "question=fp8", f"model={model}", "device=h200", *more).stderr for more in ((), ("tp=1",))]
 
@@ -204,13 +203,15 @@ def test_other_datasets_and_the_flags_that_they_alone_have_are_named(invoke: Inv
         "note: right rows of other flags and pages; to read them too:\n  'results.path=[{}]'\n",
         "results/h200_mla/triton_mla.parquet",
     )
-    (read,) = re.findall("note: read (.*), which says most", told)
-    assert f"{both.format(f'{read},{triton}'.replace('.parquet', ''))}  TRITON_MLA at other workloads in {triton}\n" in told
+    (read,) = re.findall("(?s)note: read (.*?), which together say most", told)
+    every = f"{read},{triton}".replace(".parquet", "").replace(",\n  ", ",")
+    assert f"{both.format(every)}  TRITON_MLA at other workloads in {triton}\n" in told
     pages = invoke("mode=report", "question=best", "model=llama_3_1_70b", "tp=8", "device=h200").stderr
     apart = ",\n".join(
         f"  {one} in results/h200_main/servers_pages.parquet" for one in ("FLASH_ATTN with pages of 16", "fa3 with pages of 1")
     )
-    assert f"{both.format(SERVERS_AND_PAGES)}{apart}\n" in pages
+    apart += f",\n  flashinfer with pages of 1 in {TOKENS}.parquet"
+    assert f"{both.format(f'{SERVERS_AND_PAGES},{TOKENS}')}{apart}\n" in pages
     data = open_views("results/h200_mla/triton_mla.parquet", where={"model": "deepseek_v3", "tp": 8, "kv_dtype": "fp8_e4m3"})
     assert data.scalar("SELECT count(*) FROM current WHERE status = 'ok' AND backend = 'triton_mla'") > 0
 
@@ -555,7 +556,8 @@ def test_a_list_of_lengths_is_answered_by_a_dataset_that_has_all_and_what_no_row
 
     assert " · batch 8–32, kv 32k\n" in both.stdout and " · batch 8, kv 32k\n" in one.stdout
     assert "no row of " not in both.stderr + one.stderr
-    assert "note: no row of results/h200_main/specdec_tp8.parquet has batch_size: [16]\n" in more.stderr
+    read = f"results/h200_main/specdec_tp8,{SERVERS_AND_PAGES}"
+    assert f"note: no row of {read} has batch_size: [16]\n" in more.stderr
 
 
 def test_longer_drafts_that_another_dataset_has_are_named_in_place_of_a_command(invoke: Invoke):

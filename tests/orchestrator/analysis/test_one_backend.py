@@ -150,7 +150,7 @@ def test_a_server_that_drafts_k_tokens_is_asked_for_alone():
         (
             "partly",
             "drafts",
-            "no other flag has a time wherever it has; FLASHINFER without TRT-LLM, FLEX_ATTENTION, TRITON_ATTN not measured",
+            "no other flag has a time at all its workloads; FLASHINFER without TRT-LLM, FLEX_ATTENTION, TRITON_ATTN not measured",
         ),
     ],
 )

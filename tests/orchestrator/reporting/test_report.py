@@ -147,7 +147,7 @@ def test_a_lone_backend_is_called_no_fastest_one_and_an_empty_cell_is_explained(
             "h200_engines/beside_vllm",
             {"model": "gpt_oss_120b"},
             "FLASH_ATTN (default, --block-size 64): the only kernel measured here (2 workloads); no comparison",
-            "no other flag has a time; FLASHINFER, TRITON_ATTN not measured\n"
+            "no other flag has a time; FLASHINFER, TRITON_ATTN not measured; pages of 16 not measured\n"
             "#   the only kernel measured here (2 workloads); no comparison",
         ),
         (
@@ -264,12 +264,11 @@ def test_wrong_answers_at_caches_that_the_gpu_cannot_hold_are_counted(invoke: In
 
 
 def test_a_screen_that_has_no_room_for_all_notes_has_those_of_flags_to_type(invoke: Invoke):
-    server = ("model=llama_3_1_8b", "tp=1", "device=h200", "engine=vllm:0.33.0", "drafts=0")
-    few = "where={batch_size: 64, s_kv: 8192}"
-    told = " ".join(invoke("mode=report", "question=one_backend", *server, few).stdout.split())
+    server = ("model=gpt_oss_120b", "tp=1", "device=h200", "engine=sglang:0.5.23")
+    told = " ".join(invoke("mode=report", "question=one_backend", *server).stdout.split())
 
-    assert re.search(r"the first [12] of 3", told) and "--attention-backend FLASHINFER" in told
-    assert "decode: FLASHINFER runs" in told.partition("scope of the answers")[2]
+    assert re.search(r"scope of the answers; the first \d of 8", told) and "--decode-attention-backend trtllm_mha" in told
+    assert "decode: trtllm_mha runs" in told.partition("scope of the answers")[2]
 
 
 def test_a_screen_with_prices_of_flags_says_which_were_timed_in_another_release_s_build(invoke: Invoke):
