@@ -455,6 +455,16 @@ MEASURE = "\nto measure: python -m orchestrator +sweep=servers model="
                 "'sweep.tp=[8]' 'sweep.s_qo=[2048]' 'sweep.s_kv=[16384]' 'sweep.routine=[paged_prefill]' 'sweep.backend=[",
             ],
         ),
+        (  # nor does another model's decode say what measures its prompts
+            {**LLAMA, "model": ("qwen3_235b_a22b",), "tp": (8,), "s_qo": (Bounds(65),)},
+            None,
+            [
+                "model=qwen3_235b_a22b 'sweep.tp=[8]' 'sweep.s_qo=[512, 2048]' ",
+                "flash_attn_3_vllm",
+                "'sweep.routine=[paged_prefill]'",
+            ],
+        ),
+        ({**LLAMA, "tp": (8,), "mask": ("mine",)}, 15, ["+sweep=xqa_specdec model=llama_3_1_70b 'sweep.tp=[8]' '+trees.mine="]),
         ({**LLAMA, "model": ("deepsek_v3",)}, None, ["not measured: model=deepsek_v3; did you mean 'deepseek_v3'?\n"]),
         ({**LLAMA, "model": ("none_of_it",)}, None, ["not measured: model=none_of_it\nnearest: ", " on NVIDIA H200"]),
         ({}, None, ["nothing says which deployment; type model=NAME device=NAME", "; there are: "]),
@@ -761,3 +771,19 @@ def test_an_unknown_release_is_answered_with_those_there_are_and_each_of_them_is
     assert listed and [selected(name)[0].engine for name in listed[1].split(", ")] == ["vllm"] * 3
     assert listed[2] == listed[1].split(", ")[-1] and selected(listed[2]) == selected("vllm")
     assert (right := invoke(*words, f"engine={listed[1].split(', ')[0]}")).returncode == 0, right.stderr
+
+
+def test_a_model_known_by_its_heads_has_the_nearest_lengths_and_their_flags(invoke: Invoke):
+    server = ("question=one_backend", "model=llama_3_3_70b", "tp=4", "device=h200", "engine=vllm", "drafts=3")
+    told = invoke(*server, "where={batch_size: 8, s_kv: 16384}").stderr
+
+    assert "not measured: s_kv=16384\n" in told and "in its place type s_kv: 8192 or s_kv: 32768" in told and "H100" not in told
+    assert "the same flag, FLASH_ATTN (default) at s_kv 8192 and at s_kv 32768" in told
+
+
+def test_of_two_lengths_the_one_is_missing_without_which_most_was_measured():
+    """At batch 128 DeepSeek-V3 has 8,192 tokens; 4,096 were measured in other studies at other batches."""
+    with pytest.raises(NoRows, match="not measured: s_kv=4096\n"):
+        finder.find(
+            {"model": ("deepseek_v3",), "device_name": H200, "tp": (1,), "batch_size": (128,), "s_kv": (4096,)}, selected(), None
+        )

@@ -328,3 +328,11 @@ def test_an_export_that_is_weighed_by_traffic_warns_of_what_is_near_no_workload(
 
     assert told.startswith(f"# weighed by traffic={far}\n# warning: no measured workload is near this part of your traffic")
     assert "sweep.s_kv=[200000]" in told.partition("\n\n")[0]
+
+
+def test_a_flag_whose_kernel_has_its_own_pages_is_priced_with_these_and_types_none():
+    """SGLang's flashinfer calls with pages of 1: a row with the engine's pages of 64 is no price of it."""
+    fa3, other, own = row("flash_attn_3", 60.0, page_size=64), row("fa2_tc", 30.0, page_size=64), row("fa2_tc", 50.0, page_size=1)
+
+    assert flags(text(SGLANG, fa3, other)) == ["--page-size 64"]
+    assert flags(text(SGLANG, fa3, other, own)) == ["--decode-attention-backend flashinfer"]
