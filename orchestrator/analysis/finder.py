@@ -393,9 +393,7 @@ def _missing(con: duckdb.DuckDBPyConnection, asked: Wanted, fixed: Wanted | None
 
     def left(names: Iterable[str]) -> int:
         where = condition({**(fixed or {}), **{name: asked[name] for name in names}})
-        return int(
-            con.execute(f"SELECT count(DISTINCT (batch_size, s_qo, s_kv, backend)) FROM rows WHERE {where}").fetchall()[0][0]
-        )
+        return len(con.execute(f"SELECT DISTINCT batch_size, s_qo, s_kv, backend FROM rows WHERE {where}").fetchall())
 
     kept = {name: place for place, name in enumerate(KEPT) if name != "s_qo" or not _of_prompts(asked)}
     order = sorted(asked, key=lambda name: (left([name]) > 0, kept.get(name, kept["device_name"])))
@@ -411,7 +409,7 @@ def _to_measure(con: duckdb.DuckDBPyConnection, asked: Wanted, missing: Sequence
     model = str(asked.get("model", ["NAME"])[0])
     if not {*asked.get("mask", ("causal",))} <= {"causal", "full"}:
         command = measuring(typed[0] or model, {}, {"tp": asked.get("tp", (1,))}, "xqa_specdec")
-        return f"to measure{on}: {command} '+trees.mine={{branches: [4, 3]}}' 'sweep.mask=[mine]', with the branches of your tree"
+        return f"to measure{on}, with the branches of your tree: {command} '+trees.mine={{branches: [4, 3]}}' 'sweep.mask=[mine]'"
     alike = {"model": (model,)} | {name: values for name, values in asked.items() if name == "kv_dtype" or name not in missing}
     chunk = ("routine",) if _of_prompts(asked) else ()
     of_chunks: Wanted = {"s_qo": (Bounds(MAX_DRAFT + 1),), "mask": ("causal",)}

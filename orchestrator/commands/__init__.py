@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from kernels.timing.config import RENAMED_L2
 from orchestrator.commands.invocation import BAD_POINTS, INTERRUPTED, OK, Invocation
 from orchestrator.config.modes import MODES
 from orchestrator.config.read_keys import complaint
 from orchestrator.config.settings import load
 from orchestrator.errors import UserError
+from orchestrator.notes import note_once
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,6 +32,8 @@ def execute(config: Mapping[str, Any], overrides: Sequence[str]) -> int:
     settings = with_axes(load(with_typed(resolve_files(config), overrides)), overrides)
     if wrong := complaint(overrides, settings.mode, getattr(settings, "question", None)):
         raise UserError(wrong)
+    if (typed := (config.get("timing") or {}).get("l2")) in RENAMED_L2:
+        note_once(f"timing.l2={typed} is now called {RENAMED_L2[typed]}; type timing.l2={RENAMED_L2[typed]} (docs/timing.md)")
     module, _, function = MODES[settings.mode].command.partition(".")
     command = getattr(import_module(f"{__name__}.{module}"), function or "execute")
     code: int = command(Invocation(settings, tuple(overrides), _screen()))

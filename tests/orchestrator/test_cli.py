@@ -166,10 +166,12 @@ def test_a_python_without_the_packages_says_what_to_type(tmp_path: Path):
     assert done.stderr.startswith("error: hydra is not installed for ") and "type pip install . to read" in done.stderr
 
 
-def test_an_old_name_of_a_state_works(invoke: Invoke):
+def test_an_old_name_of_a_state_works_and_is_told(invoke: Invoke):
     old, new = (invoke("+sweep=smoke", "mode=plan", "device=cpu", f"timing.l2={name}") for name in ("cold", "dirty"))
 
-    assert (old.returncode, old.stdout, old.stderr) == (0, new.stdout, new.stderr)
+    assert (old.returncode, old.stdout) == (0, new.stdout)
+    assert old.stderr == "note: timing.l2=cold is now called dirty; type timing.l2=dirty (docs/timing.md)\n"
+    assert new.stderr == ""
 
 
 def test_report_answers_one_question_alone(invoke: Invoke):

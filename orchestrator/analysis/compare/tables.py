@@ -84,11 +84,8 @@ def headline(found: Comparison) -> str:
     unlike = (found.points["verdict"] == "undecided") & ~found.points["comparable"]  # of other settings, or throttled
     counts = found.points["verdict"][~outside & ~unlike].value_counts()
     counted = ", ".join(f"{counts[verdict]:,} {verdict}" for verdict in MEANING if verdict in counts)
-    told = "".join(
-        f", {n:,} {words}"
-        for n, words in ((unlike.sum(), "not alike: other settings, or throttled"), (outside.sum(), "on one side only"))
-        if n
-    )
+    others = {"not alike: other settings, or throttled": unlike.sum(), "on one side only": outside.sum()}
+    told = "".join(f", {count:,} {words}" for words, count in others.items() if count)
     compared = f" ({found.points['comparable'].sum():,} compared{told})" * bool(told)
     slower = ", ".join(f"{name} ({change:+.2%})" for name, change in found.red_groups.items())
     more = _worst(found.points) + f"; slower as a group, which is known better than a point: {slower}" * bool(slower)
