@@ -93,7 +93,7 @@ def unknown(what: str, given: object, allowed: Iterable[str]) -> str:
     """`what` has no `given`; the nearest name, and all that are allowed."""
     near = did_you_mean(given, names := sorted(allowed))
     left = f", ... ({len(names) - FEW} more)" * (len(names) > MAX_NAMES and bool(near))
-    return f"{what}: there is no '{given}';{near} allowed: {', '.join(names[: FEW if left else None])}{left}"
+    return f"{what}: unknown '{given}';{near} allowed: {', '.join(names[: FEW if left else None])}{left}"
 
 
 def did_you_mean(given: object, names: Iterable[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -83,8 +83,7 @@ def default(column: Column, known: Mapping[str, str]) -> str:
 
 def condition(where: Where) -> str:
     """The condition in SQL, by values as text, as DuckDB and people write them. Raises UserError for an unknown column."""
-    for column in where:
-        require_column(column)
+    require_columns(where)
     parts = [(among(column, several(wanted)), isinstance(wanted, OfEngines)) for column, wanted in where.items()]
     return " AND ".join(["true", *(f"({part} OR context IS DISTINCT FROM 'engine')" if beside else part for part, beside in parts)])
 
@@ -108,13 +107,13 @@ def among(column: str, values: Sequence[object]) -> str:
     return f"({' OR '.join(parts)})"
 
 
-def require_column(name: str) -> None:
-    """Raises UserError for a name in `where` that is no column of single values; it says so if a report computes it."""
-    if name in COMPUTED:
-        raise UserError(f"where: '{name}' is in no row, as a report computes it; type mode=report question=best columns=[{name}]")
-    single = [column for column in COLUMNS if COLUMNS[column].type not in LISTS]
-    if name not in single:
-        raise UserError(unknown("where", name, single))
+def require_columns(names: Iterable[str]) -> None:
+    """Raises UserError for names in `where` that are no columns of single values; it says which of them a report computes."""
+    single = [name for name, column in COLUMNS.items() if column.type not in LISTS]
+    computed = "where: '{0}' is in no row, as a report computes it; type mode=report question=best columns=[{0}]"
+    wrong = (computed.format(name) if name in COMPUTED else unknown("where", name, single) for name in names if name not in single)
+    if said := "\n".join(wrong):
+        raise UserError(said)
 
 
 def weight_sql(weights: WeightRules) -> str:

@@ -107,7 +107,7 @@ def find(name: str, mode: str, wheels: str | None) -> tuple[list[Release], str]:
 def of_folder(name: str, folder: str, mode: str = "bisect") -> list[Release]:
     """The releases of a distribution that a folder has wheels of. Raises UserError if there is no such folder."""
     if not Path(folder).is_dir():
-        raise UserError(f"{mode}.wheels={folder}: there is no such folder; type the folder that has the wheels of all releases")
+        raise UserError(f"{mode}.wheels={folder}: no such folder; type the folder that has the wheels of all releases")
     names = [path.name for path in Path(folder).iterdir()]
     return _of_files({"filename": one} for one in names if canonicalize_name(one.partition("-")[0]) == canonicalize_name(name))
 

@@ -86,7 +86,7 @@ def read(given: str) -> Keys:
     path = path / "config.json" if path.is_dir() else path
     if not path.exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", given) and not given.endswith(".json"):
         files = f"a name of conf/model, or a path of a config.json, such as that of https://huggingface.co/{given}"
-        raise UserError(f"model={given}: there is no such file;{did_you_mean(given, shipped())} allowed: {files}")
+        raise UserError(f"model={given}: no such file;{did_you_mean(given, shipped())} allowed: {files}")
     with reading(f"model={given}", "give the config.json of a model"):
         return _named(_keys_of(_of_text(from_json(read_text(path, "model", MAX_BYTES))), f"model={given}"), path)
 

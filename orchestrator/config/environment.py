@@ -101,7 +101,7 @@ def find(name: str, typed: dict[str, Any]) -> Environment:
     if keys is None:
         known = ", ".join(sorted({*typed, *own_files("env")})) or "none yet"
         raise UserError(
-            f"sweep.env={name!r}: there is no such environment; conf/env has {known}; type a library with its version, such as "
+            f"sweep.env={name!r}: unknown environment; conf/env has {known}; type a library with its version, such as "
             f"flashinfer:0.6.13, or type \"+env.{name}={{requirements: ['flashinfer-python==0.6.13']}}\""
         )
     try:

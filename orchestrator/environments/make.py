@@ -138,7 +138,7 @@ def _wheels_in(environment: Environment) -> list[str]:
         return []
     folder = Path(environment.wheels)
     if not folder.is_dir():
-        raise UserError(f"env.{environment.name}.wheels={environment.wheels!r}: there is no such folder; give a folder with wheels")
+        raise UserError(f"env.{environment.name}.wheels={environment.wheels!r}: no such folder; give a folder with wheels")
     return [f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}" for file in sorted(folder.glob("*.whl"))]
 
 

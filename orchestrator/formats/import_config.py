@@ -62,7 +62,7 @@ def resolve_files(config: Mapping[str, Any]) -> Config:
         )
     try:
         if not require_plain(path, follow=True):
-            raise UserError(f"import={source}: there is no such file; give the path of one")
+            raise UserError(f"import={source}: no such file; give the path of one")
     except OSError as error:
         raise UserError(f"import={source}: {error.strerror}; give the path of another file") from None
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", path.stem)

@@ -55,7 +55,11 @@ def sides_found(settings: CompareSettings, overrides: Sequence[str]) -> CompareS
     sides, known = {"baseline": settings.baseline, "candidate": settings.candidate}, known_devices()
     gpus = {side: one for side, of in sides.items() for one in of if one in known and not exists(one)}
     if len(gpus) < len(sides) or settings.results.path != NO_SWEEP_PATH:
-        return settings.model_copy(update={"where": {**wanted, **settings.where}})
+        path, where = settings.results.path, cast(finder.Wanted, {**wanted, **settings.where})
+        if alike and (held := finder.held(path, where, alike)) is not where:
+            note_once(f"rows with the heads of {of_model} answer")
+            where = held
+        return settings.model_copy(update={"where": where})
     typed_as = (of_model, "encoder" if settings.model.is_encoder else finder.SERVERS, settings.model)
     found, where = finder.find_pair(wanted, {f"{side}={one}": known[one] for side, one in gpus.items()}, alike, typed_as)
     read = {side: (*of, *(one for one in sides[side] if one != gpus[side])) for side, of in zip(sides, found, strict=True)}
@@ -65,8 +69,7 @@ def sides_found(settings: CompareSettings, overrides: Sequence[str]) -> CompareS
 
 def located(settings: Asking, overrides: Sequence[str]) -> Asking:
     """Settings whose rows are of the typed model, tp and device, in the dataset that has them unless given. Raises NoRows."""
-    one = settings.device
-    rows: dict[str, Any] = {"device_name": tuple(dict.fromkeys((one.name, *one.match)))} if one else {}
+    rows: dict[str, Any] = {"device_name": tuple(dict.fromkeys((one.name, *one.match)))} if (one := settings.device) else {}
     export = getattr(settings, "export", None)
     question = FOR_DEPLOYMENT[0] if export and export.format in ENGINES else getattr(settings, "question", None)
     if question not in (None, *FOR_DEPLOYMENT) and settings.drafts is not None:

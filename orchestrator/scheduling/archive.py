@@ -163,7 +163,7 @@ def _read(path: str, choose: Choose) -> list[tuple[Entry, Library]]:
             chosen, found = _chosen(path, tar, choose)
     except FileNotFoundError:
         make = f"make it on a machine with nvcc: mode=compile device=... modules={path}"
-        raise UserError(f"modules={path!r}: there is no such file; {make}") from None
+        raise UserError(f"modules={path!r}: no such file; {make}") from None
     except BadManifest as error:
         raise _unusable(path, str(error)) from None
     except (EOFError, tarfile.TarError, zlib.error, lzma.LZMAError, ValueError):

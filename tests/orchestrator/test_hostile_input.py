@@ -98,7 +98,7 @@ def refused(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     [
         ([*ASK, f"weights=[{{s_kv: {TEN}, s_qo: {TEN}, seed: {TEN}, tp: {TEN}, window: {TEN}, weight: 1}}]"], "100,000 workl"),
         ([*ASK, "weights=[]"], "weights=[]: allowed: one workload or more"),
-        ([*ASK, "weights=[{tree: [1,2], weight: 1}]"], "there is no 'tree'"),
+        ([*ASK, "weights=[{tree: [1,2], weight: 1}]"], "unknown 'tree'"),
         ([*ASK, "weights=[{s_qo: [], weight: 1}]"], "allowed: a value, or a list of values"),
         ([*ASK, "weights=[{s_qo: true, weight: 1}]"], "s_qo=True; allowed: a value"),
         ([*ASK, "where={s_qo: 1, s_qo: 4}"], "s_qo stands there twice"),
@@ -112,7 +112,7 @@ def refused(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ([*S1, "limits.point_seconds=1e300"], "limits.point_seconds=1e+300: allowed: at most"),
         ([*S1, '+env.x={requirements: ["six\0"]}', "sweep.env=[x]"], "allowed: text without control characters"),
         ([*S1, "+env.x={python: '~nosuchuser/python'}", "sweep.env=[x]"], "there is no user 'nosuchuser'"),
-        ([*S1, "sweep.env=[mine]"], "there is no such environment"),
+        ([*S1, "sweep.env=[mine]"], "unknown environment"),
         ([*S1, "--config-dir", "~nosuchuser/x"], "there is no user 'nosuchuser'"),
         ([*S1, "--config-dir", "a" * 5000], "File name too long; type another folder"),
         ([*S1, f"+sweep.head_dim_qk=[{'9' * 400}]", "+sweep.softmax_scale=[1]"], "allowed: at most"),

@@ -10,7 +10,7 @@ import pandas as pd
 
 from orchestrator.analysis.names import libraries_of
 from orchestrator.analysis.sources import SIGNS, few, listed, local_datasets, nearest_dataset
-from orchestrator.analysis.sql import Where, require_column, text_of
+from orchestrator.analysis.sql import Where, require_columns, text_of
 from orchestrator.config import environment
 from orchestrator.config.engine import releases
 from orchestrator.config.environment import SHORT
@@ -179,8 +179,8 @@ def _places(path: str) -> list[str]:
 
 def chosen(rows: pd.DataFrame, where: Where) -> pd.DataFrame:
     """The rows that have these values, compared as text, as `mode=report` does. Raises UserError for an unknown column."""
+    require_columns(where)
     for name, wanted in where.items():
-        require_column(name)
         ranges = [one for one in several(wanted) if isinstance(one, Bounds)]
         texts = {COLUMNS[name].renamed.get(text, text) for text in (text_of(value, "null") for value in several(wanted))}
         rows = rows.loc[[text_of(value, "null") in texts or any(value in one for one in ranges) for value in rows[name]]]

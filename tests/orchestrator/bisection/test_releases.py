@@ -57,7 +57,7 @@ def test_a_folder_of_wheels_has_the_releases_of_its_files(tmp_path: Path):
         (tmp_path / name).touch()
 
     assert [release.version for release in of_folder("Mine", str(tmp_path))] == ["0.9.post1", "0.10"]
-    with pytest.raises(UserError, match="there is no such folder"):
+    with pytest.raises(UserError, match="no such folder"):
         of_folder("mine", str(tmp_path / "none"))
 
 

@@ -101,7 +101,7 @@ def test_a_step_runs_the_points_that_where_asks_for_and_no_others(sweep: str, ba
 
 @pytest.mark.parametrize(
     ("where", "words"),
-    [("{backend: none}", "no point of sweep smoke has these values"), ("{batch: 1}", r"where: there is no 'batch'; did you mean")],
+    [("{backend: none}", "no point of sweep smoke has these values"), ("{batch: 1}", r"where: unknown 'batch'; did you mean")],
 )
 def test_where_names_values_that_points_have(where: str, words: str):
     with pytest.raises(UserError, match=words):

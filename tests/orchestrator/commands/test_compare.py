@@ -52,7 +52,7 @@ def test_a_side_may_be_another_dataset_with_conditions_on_it(tmp_path: Path):
     ("conditions", "words"),
     [
         ([], ["candidate: mode=compare needs one", "run: r1, r2", "flashinfer: 0.7.2.post1, 0.8.0"]),
-        (["rn:r1"], ["candidate=rn:r1: there is no 'rn'", "did you mean 'run'?"]),
+        (["rn:r1"], ["candidate=rn:r1: unknown 'rn'", "did you mean 'run'?"]),
         (["run:r9"], ["candidate=run:r9: no row has it", "run: r1, r2"]),
         (["r"], ["candidate=r: it may mean", "candidate=run:r1, candidate=run:r2"]),
         (["flashinfer:0"], ["candidate=flashinfer:0: it may mean 2 things", "candidate=flashinfer:0.8.0"]),

@@ -51,6 +51,16 @@ def test_a_model_of_ones_own_is_answered_by_rows_with_its_heads(tmp_path: Path, 
     assert "best against best: q bf16, kv bf16 1.31" in " ".join(done.stdout.split())
 
 
+def test_two_releases_are_compared_by_rows_with_a_models_heads(invoke: Invoke):
+    typed = ("mode=compare", "results.path=results/h200_main/servers*", "baseline=vllm:0.25.1", "candidate=vllm:0.33.0")
+    lent = invoke(*typed, "model=llama_3_3_70b", "tp=8")
+    named = invoke(*typed, "where={model: [llama_3_1_70b, qwen3_235b_a22b], tp: 8}")
+
+    answers = [done.stdout.partition("to measure the suspects")[0] for done in (lent, named)]
+    assert lent.returncode == 0 and answers[0] == answers[1] and "flags measured on both sides: FLASH_ATTN" in answers[0]
+    assert "note: rows with the heads of llama_3_3_70b answer" in lent.stderr
+
+
 @pytest.mark.parametrize("candidate", ["candidate=h200", "candidate=h100"])
 def test_a_gpu_that_was_not_measured_is_answered_as_by_a_report(candidate: str, invoke: Invoke):
     asked = ("model=llama_3_1_70b", "tp=8")

@@ -43,8 +43,8 @@ from orchestrator.errors import UserError
         (["-m", "sweep.s_qo=interval(1,2)"], "allowed with -m: values with commas"),
         (["-m", "mode=glob(*)"], "allowed with -m: values with commas"),
         (["sweep.s_qo=[" + "1," * 30_000 + "1]"], "characters; allowed: up to 20,000"),
-        (["timing=null"], "timing: there is no 'null'; allowed: default, nvbench"),
-        (["timing=3"], "timing: there is no '3'; allowed: default, nvbench"),
+        (["timing=null"], "timing: unknown 'null'; allowed: default, nvbench"),
+        (["timing=3"], "timing: unknown '3'; allowed: default, nvbench"),
         (
             ["device=[a,b]"],
             "device=[a,b]: device takes one file; type one of them, or -m device=a,b to run the command once for each",

@@ -142,8 +142,8 @@ def test_what_measures_an_encoder_is_the_sweep_of_encoders(tmp_path: Path, invok
     [
         ("bert-base", "; any other, such as an encoder: save its page's config.json and type model=PATH/config.json; "),
         ("google-bert/bert-base", "or a path of a config.json, such as that of https://huggingface.co/google-bert/bert-base"),
-        ("Llama-3.1-70B-Instruct", "there is no 'Llama-3.1-70B-Instruct'; did you mean 'llama_3_1_70b'?"),
-        ("meta-llama/Llama-3.1-70B-Instruct", "there is no such file; did you mean 'llama_3_1_70b'?"),
+        ("Llama-3.1-70B-Instruct", "unknown 'Llama-3.1-70B-Instruct'; did you mean 'llama_3_1_70b'?"),
+        ("meta-llama/Llama-3.1-70B-Instruct", "no such file; did you mean 'llama_3_1_70b'?"),
     ],
 )
 def test_a_model_without_a_file_is_answered_with_what_to_type(name: str, words: str, invoke: Invoke):

@@ -237,15 +237,15 @@ def test_a_column_as_a_bare_key_is_answered_with_where(words: list[str], typed: 
 @pytest.mark.parametrize(
     ("words", "meant"),
     [
-        (["question=best", "columns=[batch]"], "columns: there is no 'batch'; did you mean 'batch_size'?"),
-        (["question=best", "columns=[seqlen]"], "columns: there is no 'seqlen'; did you mean 's_kv'?"),
-        (["question=best", "columns=[draft]"], "columns: there is no 'draft'; did you mean 's_qo'?"),
-        (["where={batch: 1}"], "where: there is no 'batch'; did you mean 'batch_size'?"),
+        (["question=best", "columns=[batch]"], "columns: unknown 'batch'; did you mean 'batch_size'?"),
+        (["question=best", "columns=[seqlen]"], "columns: unknown 'seqlen'; did you mean 's_kv'?"),
+        (["question=best", "columns=[draft]"], "columns: unknown 'draft'; did you mean 's_qo'?"),
+        (["where={batch: 1}"], "where: unknown 'batch'; did you mean 'batch_size'?"),
         (["where={context: 32768}"], "where.context=32768: allowed for columns of numbers; did you mean 's_kv'?"),
         (["where={context: {from: 4096}}"], "allowed for columns of numbers; did you mean 's_kv'?"),
         (["gpu=h200"], "gpu: unknown key; did you mean 'device'?"),
         (["+sweep=smoke", "sweep.batch=[1]"], "sweep.batch: unknown key; did you mean 'sweep.batch_size'?"),
-        (["+sweep=smoke", "+sweep.context=[1]"], "sweep: there is no 'context'; did you mean 's_kv'?"),
+        (["+sweep=smoke", "+sweep.context=[1]"], "sweep: unknown 'context'; did you mean 's_kv'?"),
     ],
 )
 def test_a_common_short_name_is_answered_with_the_name_here(words: list[str], meant: str, invoke: Invoke):

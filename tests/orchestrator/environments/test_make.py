@@ -198,7 +198,7 @@ def test_a_library_with_its_version_names_an_environment(name: str, requirements
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["sweep.env=[mine]"], "sweep.env='mine': there is no such environment; conf/env has flashinfer_0_6; type a library"),
+        (["sweep.env=[mine]"], "sweep.env='mine': unknown environment; conf/env has flashinfer_0_6; type a library"),
         (["sweep.env=[mine]", "+env.mine={wheels: /tmp}"], "it has neither requirements nor a python"),
         (["sweep.env=[mine]", "+env.mine={requirement: [a]}"], "env.mine.requirement: unknown key"),
     ],

@@ -244,7 +244,7 @@ def test_without_a_new_release_nothing_runs_and_the_exit_code_is_0(watched: Watc
             ["watch.since=[ao-fakekernel:0.9]"],
             r"watch\.since=ao-fakekernel:0\.9: the package index has no such release; it has 1\.0",
         ),
-        (["watch.wheels=/no/such", "watch.since=[ao-fakekernel:1.0]"], r"watch\.wheels=/no/such: there is no such folder"),
+        (["watch.wheels=/no/such", "watch.since=[ao-fakekernel:1.0]"], r"watch\.wheels=/no/such: no such folder"),
     ],
 )
 def test_wrong_input_is_said_in_words(

@@ -26,7 +26,7 @@ LINE = (
             [],
             "allowed: a test list (.txt), a result file (.csv), a vLLM config (.yaml), workloads of flashinfer-trace (.jsonl)",
         ),
-        ("none.txt", [], "there is no such file"),
+        ("none.txt", [], "no such file"),
         ("a.txt", ["export=flashinfer_csv"], "allowed: one of them at a time"),
         ("a.txt", ["+sweep=smoke"], "brings its own points"),
         ("a.txt", ["mode=import"], "holds points to run, not results"),

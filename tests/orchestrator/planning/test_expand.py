@@ -354,5 +354,5 @@ def test_a_filter_chooses_among_the_typed_kernels_alone():
     ("typed", "words"), [("backend=[fa2,cudnn]", "'cudnn'; allowed: fa2, fa2_tc"), ("routine=mla", "'mla'; allowed: paged")]
 )
 def test_a_kernel_that_a_sweep_does_not_have_is_no_choice(typed: str, words: str):
-    with pytest.raises(UserError, match=rf"sweep\..*there is no {words}.*type 'sweep.kernel="):
+    with pytest.raises(UserError, match=rf"sweep\..*unknown {words}.*type 'sweep.kernel="):
         picked(f"sweep.{typed}")

@@ -53,9 +53,9 @@ def test_columns_can_be_chosen_by_name_and_section(invoke: Invoke, typed: list[s
 @pytest.mark.parametrize(
     ("typed", "words"),
     [
-        ("columns=[median]", "columns: there is no 'median'; did you mean 'median_us'?"),
+        ("columns=[median]", "columns: unknown 'median'; did you mean 'median_us'?"),
         ("where={section: times}", "did you mean 'time'"),
-        ("where={s_qo: 1}", "where of question=columns: there is no 's_qo'; allowed: section, type, unit"),
+        ("where={s_qo: 1}", "where of question=columns: unknown 's_qo'; allowed: section, type, unit"),
     ],
 )
 def test_a_choice_that_no_column_has_is_told(typed: str, words: str):

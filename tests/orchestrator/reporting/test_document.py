@@ -183,7 +183,7 @@ def test_a_query_reads_no_file(query: str, rendered: Callable[..., tuple[int, st
         ("Words.\n{{ no_such FROM best }}\n", ":8: Binder Error"),
         ("```sql\nSELECT 1\n", ":7: the block is not closed; add a line ```"),
         ("```sql\nSELECT * FROM range(1000)\n```\n", ":7: 1,000 rows; allowed: 200"),
-        ("```question best nowhere\n```\n", ":7: dataset: there is no 'nowhere'; allowed: data"),
+        ("```question best nowhere\n```\n", ":7: dataset: unknown 'nowhere'; allowed: data"),
         ("```question best\nwhere: {s_qo: 9}\n```\n", ":7: where={s_qo: 9}: no row"),
         ("```question best\ncolour: red\n```\n", ":7: colour"),
         ("```view a b\nSELECT 1\n```\n", ":7: view 'a b': it takes a name"),

@@ -224,7 +224,7 @@ def test_a_pattern_names_several_datasets_and_where_keeps_some_rows(tmp_path: Pa
         compare([pattern], [pattern], "nowhere", where={"batch_size": 5})
     with pytest.raises(UserError, match=r"no row of .* s_kv: 8192; tp: "):
         compare([pattern], [pattern], "nowhere", where={"batch_size": 5, "s_kv": 8192, "tp": 1})
-    with pytest.raises(UserError, match="there is no 'batch'"):
+    with pytest.raises(UserError, match="unknown 'batch'"):
         compare([pattern], [pattern], "nowhere", where={"batch": 5})
 
 
