@@ -21,7 +21,7 @@ from orchestrator import ROOT
 from orchestrator.cli import main
 from orchestrator.composing import compose
 from orchestrator.config.settings import Settings, load
-from tests.helpers.command_line import Invoke, composed, in_parts
+from tests.helpers.command_line import COMPOSED, Invoke, composed, in_parts
 from tests.helpers.parsed_once import parse_once
 from tests.helpers.problems import SMALL
 
@@ -59,10 +59,10 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     if TOKEN_PATH not in os.environ:  # the processes of pytest-xdist inherit it
-        token = Path(tempfile.mkdtemp(prefix="tests-of-attention-orchestrator-")) / "token"
-        token.write_text(secrets.token_hex(32))
-        os.environ[TOKEN_PATH] = str(token)
-        atexit.register(shutil.rmtree, token.parent, ignore_errors=True)
+        folder = Path(tempfile.mkdtemp(prefix="tests-of-attention-orchestrator-"))
+        (token := folder / "token").write_text(secrets.token_hex(32))
+        os.environ |= {TOKEN_PATH: str(token), COMPOSED: str(folder)}
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
     parse_once()
     # What `-m` leaves out is not even imported.
     collect_ignore.extend(name for name in MARKED if f"not {name}" in config.option.markexpr)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from orchestrator import ROOT
 from tests.helpers.forked import Forked
 
+COMPOSED = "TESTS_COMPOSED"  # the variable that names the folder of what one process of the tests composed for all
 RAY_START = ROOT / "tests" / "ray_start"  # has a sitecustomize.py
 Invoke = Callable[..., subprocess.CompletedProcess[str]]  # the fixture `invoke`: the command line in this process
 
@@ -58,15 +60,26 @@ def _of_values(overrides: tuple[str, ...]) -> DictConfig:
     """As Hydra composes it: first the files that overrides choose, then the values that they set."""
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     values = [override for override in parsed if not _chooses_a_file(override)]
-    whole = deepcopy(_of_files(tuple(override.input_line for override in parsed if override not in values)))
+    whole = pickle.loads(_of_files(tuple(override.input_line for override in parsed if override not in values)))
+    assert isinstance(whole, DictConfig)
     ConfigLoaderImpl._apply_overrides_to_config(values, whole)
     return whole
 
 
-@cache  # takes a third of a second; many tests choose the same files and set other values
-def _of_files(overrides: tuple[str, ...]) -> DictConfig:
+@cache
+def _of_files(overrides: tuple[str, ...]) -> bytes:
+    """The pickled choice of files: it takes a third of a second, and many tests of all processes set other values in the same."""
+    folder = os.environ.get(COMPOSED)
+    file = Path(folder or "") / sha256(repr(overrides).encode()).hexdigest()
+    if folder and file.exists():
+        return file.read_bytes()
     with initialize_config_module("conf", version_base="1.3"):
-        return compose("config", overrides=list(overrides))
+        made = pickle.dumps(compose("config", overrides=list(overrides)))
+    if folder:
+        own = file.with_suffix(f".{os.getpid()}")
+        own.write_bytes(made)
+        own.replace(file)  # whole, or not there
+    return made
 
 
 def _chooses_a_file(override: Override) -> bool:

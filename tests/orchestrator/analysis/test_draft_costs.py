@@ -151,9 +151,7 @@ def test_a_step_of_a_model_with_two_kinds_of_layers_has_each_kind_by_its_fastest
     assert found["window"] is None and not draft.warnings(data, data.draft)
 
 
-@pytest.mark.parametrize(
-    "server", [("model=llama_3_1_70b", "tp=8"), ("model=llama_3_1_70b", "tp=1"), ("model=gpt_oss_120b", "tp=1")]
-)
+@pytest.mark.parametrize("server", [("model=llama_3_1_70b", "tp=8"), ("model=gpt_oss_120b", "tp=1")])
 def test_an_engine_s_drafts_run_the_flags_that_one_backend_names_in_the_same_datasets(server: tuple[str, str], invoke: Invoke):
     asked = ("mode=report", "device=h200", "engine=vllm", *server)
     ours, theirs = invoke(*asked, "question=draft"), invoke(*asked, "question=one_backend", "drafts=3")
