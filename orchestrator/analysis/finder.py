@@ -368,7 +368,7 @@ def _nothing(con: duckdb.DuckDBPyConnection, wanted: Wanted, drafts: int | None,
     what = ", ".join(as_key(name, asked[name]) for name in missing)
     meant = f"; did you mean {near[0]!r}?" if near and near[0] not in asked["model"] else ""
     lines = f"not measured: {what}{meant}", f"nearest: {'; '.join(nearest) or 'none'}", _to_measure(con, asked, missing, typed)
-    return NoRows("\n".join(lines), near_lengths if len(missing) == 1 else None)
+    return NoRows("\n".join(lines), near_lengths if {*missing} <= {*LENGTHS} else None)
 
 
 def _near(con: duckdb.DuckDBPyConnection, name: str, wanted: Sequence[Any], where: str) -> list[int]:

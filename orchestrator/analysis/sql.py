@@ -110,10 +110,9 @@ def among(column: str, values: Sequence[object]) -> str:
 def require_columns(names: Iterable[str]) -> None:
     """Raises UserError for names in `where` that are no columns of single values; it says which of them a report computes."""
     single = [name for name, column in COLUMNS.items() if column.type not in LISTS]
-    computed = "where: '{0}' is in no row, as a report computes it; type mode=report question=best columns=[{0}]"
-    wrong = (computed.format(name) if name in COMPUTED else unknown("where", name, single) for name in names if name not in single)
-    if said := "\n".join(wrong):
-        raise UserError(said)
+    told = "where: '{0}' is in no row, as a report computes it; type mode=report question=best columns=[{0}]"
+    if wrong := [told.format(one) if one in COMPUTED else unknown("where", one, single) for one in names if one not in single]:
+        raise UserError("\n".join(wrong))
 
 
 def weight_sql(weights: WeightRules) -> str:

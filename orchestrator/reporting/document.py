@@ -35,6 +35,7 @@ MAX_ROWS = 200  # of a table, and of the values of {{ }}
 NAME = re.compile(r"[A-Za-z_]\w*")
 IDENTIFIER = re.compile(r"'(?:[^']|'')*'|--[^\n]*|(?:([A-Za-z_]\w*)\s*\.\s*)?([A-Za-z_]\w*)")
 HEADING = re.compile(r"<h([2-6])>(.*?)</h\1>")
+NO_ANCHOR = re.compile(r"<[^>]*>|&\w+;|[^\w\- ]")  # of a title, in what hosts of Git repositories call its section
 FENCE = re.compile(r"(`{3,}) *(\w*)([^`]*)")
 INLINE = re.compile(r"\{\{(.+?)\}\}", re.DOTALL)
 SPEC = re.compile(r"\s\|\s*([^|'\"]+?)\s*$")
@@ -146,12 +147,7 @@ def html_body(text: str) -> str:
     from markdown_it import MarkdownIt
 
     body = str(MarkdownIt("commonmark", {"html": False}).enable("table").disable("reference").render(text))
-    return HEADING.sub(lambda found: f'<h{found[1]} id="{_anchor(found[2])}">{found[2]}</h{found[1]}>', body)
-
-
-def _anchor(title: str) -> str:
-    """What hosts of Git repositories call a section."""
-    return re.sub(r"<[^>]*>|&\w+;|[^\w\- ]", "", title.lower()).replace(" ", "-")
+    return HEADING.sub(lambda of: f'<h{of[1]} id="{NO_ANCHOR.sub("", of[2].lower()).replace(" ", "-")}"{of[0][3:]}', body)
 
 
 def _chosen(document: Document, results: str | None) -> dict[str, Source]:

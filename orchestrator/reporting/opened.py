@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from kernels.problem.dtypes import SIZE_BITS
@@ -20,7 +22,7 @@ from orchestrator.config.exports import ENGINES
 from orchestrator.config.parts import Results
 from orchestrator.config.ranges import several
 from orchestrator.config.settings import FOR_DEPLOYMENT, NO_SWEEP_PATH, Answers, AskSettings, ForDeployment, Settings
-from orchestrator.errors import as_typed
+from orchestrator.errors import NoRows, as_typed
 from orchestrator.grouped import grouped
 from orchestrator.machines import known_devices
 from orchestrator.notes import note_once
@@ -29,7 +31,6 @@ from orchestrator.storage.columns.sections import EngineColumns
 if TYPE_CHECKING:
     from orchestrator.config.settings import CompareSettings, Served
 
-ENGINE_COLUMNS = EngineColumns.__annotations__
 OF_ADVICE = ("fp8", "draft")  # questions that of one engine compare its advised flags: over both caches, and at each draft length
 Asking = TypeVar("Asking", bound=ForDeployment)
 
@@ -55,11 +56,10 @@ def sides_found(settings: CompareSettings, overrides: Sequence[str]) -> CompareS
     sides, known = {"baseline": settings.baseline, "candidate": settings.candidate}, known_devices()
     gpus = {side: one for side, of in sides.items() for one in of if one in known and not exists(one)}
     if len(gpus) < len(sides) or settings.results.path != NO_SWEEP_PATH:
-        path, where = settings.results.path, cast(finder.Wanted, {**wanted, **settings.where})
-        if alike and (held := finder.held(path, where, alike)) is not where:
+        where = cast(finder.Wanted, {**wanted, **settings.where})
+        if (held := finder.held(settings.results.path, where, alike) if alike else where) is not where:
             note_once(f"rows with the heads of {of_model} answer")
-            where = held
-        return settings.model_copy(update={"where": where})
+        return settings.model_copy(update={"where": held})
     typed_as = (of_model, "encoder" if settings.model.is_encoder else finder.SERVERS, settings.model)
     found, where = finder.find_pair(wanted, {f"{side}={one}": known[one] for side, one in gpus.items()}, alike, typed_as)
     read = {side: (*of, *(one for one in sides[side] if one != gpus[side])) for side, of in zip(sides, found, strict=True)}
@@ -78,8 +78,8 @@ def located(settings: Asking, overrides: Sequence[str]) -> Asking:
         settings = _over_both(settings, overrides) if question == "fp8" else settings
         question = finder.FLAGS_OF_DRAFTS if question == "draft" else question
     of_engines = _of_engines(settings) if question == finder.IN_ENGINE else {}
-    typed = {name: several(value) for name, value in settings.where.items()} | of_engines
-    of_model, wanted, alike = _asked(settings, overrides, rows | typed)
+    rows |= {name: several(value) for name, value in settings.where.items()} | of_engines
+    of_model, wanted, alike = _asked(settings, overrides, rows)
     path, where = settings.results.path, cast(finder.Wanted, {**wanted, **settings.where, **of_engines})
     if path == NO_SWEEP_PATH:
         is_of_flags = question in (None, *FOR_DEPLOYMENT) or settings.engine is not None
@@ -94,14 +94,18 @@ def _over_both(settings: Asking, overrides: Sequence[str]) -> Asking:
     """Settings whose rows are in the datasets that name an engine's flags over 16-bit and over FP8 caches. Raises NoRows."""
     caches = ("bf16", "fp16"), tuple(one for one in SIZE_BITS if one.startswith("fp8"))
     asked = ({"question": FOR_DEPLOYMENT[0], "where": {"kv_dtype": kinds, **settings.where}} for kinds in caches)
-    found = (located(settings.model_copy(update=one), overrides).results.path for one in asked)
+    try:
+        found = [located(settings.model_copy(update=one), overrides).results.path for one in asked]
+    except NoRows:  # of one cache: without any, what measures both is told
+        located(settings.model_copy(update={"question": FOR_DEPLOYMENT[0]}), overrides)
+        raise
     paths = dict.fromkeys(one.removesuffix(".parquet") for path in found for one in path.split(","))
     return settings.model_copy(update={"results": Results(path=",".join(paths))})
 
 
 def _of_engines(settings: ForDeployment) -> dict[str, tuple[Any, ...]]:
     """What was asked of the engine, its release and flag: isolated rows have none of them, and stay beside its rows."""
-    typed = {name: several(value) for name, value in settings.where.items() if name in ENGINE_COLUMNS}
+    typed = {name: several(value) for name, value in settings.where.items() if name in EngineColumns.__annotations__}
     if settings.engine is not None:
         (one,) = settings.engines
         typed |= {"engine": (one.engine,)} | ({} if settings.engine.name == one.engine else {"engine_version": (one.release,)})
@@ -144,12 +148,14 @@ def of_flags(read: Callable[..., Dataset], *, advised: bool, each_length: bool =
 
 
 def flags_near(near: Mapping[str, Sequence[int]], settings: AskSettings, overrides: Sequence[str]) -> list[str]:
-    """What question=one_backend answers at lengths next to one that was not measured: a line for each engine, phase and cache."""
+    """What question=one_backend answers at lengths next to some that were not measured: a line for each engine, phase and cache."""
     told = list[tuple[str, tuple[str, str]]]()
-    for name, value in ((name, value) for name, values in near.items() for value in values):
-        there = located(settings.model_copy(update={"where": {**settings.where, name: value}}), overrides)
-        create_decisions(data := opened(there, mix_of(there)))
-        told += [(of, (flag, f"{name} {value}")) for of, flag in data.execute(query("decided"))]
+    for lengths in (dict(zip(near, values, strict=True)) for values in product(*near.values())):
+        with suppress(NoRows):  # two lengths need not have been measured together
+            there = located(settings.model_copy(update={"where": {**settings.where, **lengths}}), overrides)
+            create_decisions(data := opened(there, mix_of(there)))
+            place = ", ".join(map("{} {}".format, lengths, lengths.values()))
+            told += [(of, (flag, place)) for of, flag in data.execute(query("decided"))]
     lines = []
     for of, answers in grouped(told).items():
         flags = grouped(dict.fromkeys(answers))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from orchestrator.libraries import LibraryVersions
@@ -27,17 +27,16 @@ class DriverRows:
 
     def of_planned(self, decision: Decision, status: Status) -> Row:
         """The row of a point that the plan does not run."""
-        point = decision.point
-        row: Row = {**begin(point, self.common), **self._library_columns(point, self.versions)}
-        row |= {"device_name": ANY_OF.join(decision.devices), "command": self.command(point), "attempt": 0}
-        return finish(row, status, decision.reason)
+        return finish(self._begun(decision.point, self.command(decision.point), decision.devices), status, decision.reason)
 
     def of_uncompiled(self, uncompiled: Uncompiled) -> Row:
         task = uncompiled.task
-        row: Row = {**begin(task.point, self.common), **self._library_columns(task.point, self.versions)}
-        row |= {"device_name": ANY_OF.join(uncompiled.devices), "command": task.command, "attempt": 0}
-        row["compile_s"] = sum(task.compile_s.values())
+        row: Row = {**self._begun(task.point, task.command, uncompiled.devices), "compile_s": sum(task.compile_s.values())}
         return finish_row(row, task, "failed", uncompiled.reason)
+
+    def _begun(self, point: Point, command: str, devices: Iterable[str]) -> Row:
+        row: Row = {**begin(point, self.common), **self._library_columns(point, self.versions)}
+        return {**row, "device_name": ANY_OF.join(devices), "command": command, "attempt": 0}
 
     def of_fault(self, task: Task, slot: Slot, status: Status, reason: str) -> Row:
         """The row of a point whose worker cannot make it."""

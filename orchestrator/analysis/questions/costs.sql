@@ -10,7 +10,8 @@
 -- by more than noise, by the mean and at more than half of the weight. Of two such workloads flags are compared at that of more flags.
 -- `other_builds`: the engine's other releases whose libraries have its times; null if all are of this one's, or of none.
 -- `wins`: the `batches` at which it saves most of all flags that do so clearly, by the same rule as for all workloads, and how much.
--- `by_batch`: the batch sizes at which it takes less time than the default, as long within noise, or more, by the mean; empty if one holds for all.
+-- `by_batch`: the batch sizes at which it takes less time than the default by that rule, or partly (at half of the workloads or fewer), as long within noise, or more,
+-- by the mean; empty if one holds for all.
 -- `wrong`: workloads at which its answer was wrong; `wrong_err` the largest error there, `why_wrong` the same in words.
 WITH timed AS (
     SELECT workload, who, choice, is_default, weight, us, own_us, noise_floor, rough, page_size, own_page,
@@ -60,7 +61,8 @@ WITH timed AS (
 ), each_batch AS (
     SELECT hash({place}, phase, who, layers, choice) AS of_choice, batch_size, bool_or(is_rough) AS is_rough,
            1 - exp(sum(weight * ln(ratio)) / sum(weight)) AS saving,
-           CASE WHEN abs(saving) <= sum(weight * floor_there) / sum(weight) THEN 'same' WHEN saving > 0 THEN '−' ELSE '+' END AS sign
+           CASE WHEN abs(saving) <= sum(weight * floor_there) / sum(weight) THEN 'same' WHEN saving < 0 THEN '+'
+                WHEN sum(weight * is_ahead::INT) / sum(weight) > 0.5 THEN '−' ELSE 'partly' END AS sign
     FROM beside
     WHERE ratio IS NOT NULL
     GROUP BY {place}, phase, who, layers, choice, batch_size
@@ -68,11 +70,11 @@ WITH timed AS (
     SELECT of_choice, sign, string_agg(batch_size, ', ' ORDER BY batch_size) AS batches,
            format('{{}}{{}}{{:.1f}}%', sign, if(arg_min(is_rough, abs(saving)), '~', ''), 100 * min(abs(saving))) AS least,
            format('{{}}{{}}{{:.1f}}%', sign, if(arg_max(is_rough, abs(saving)), '~', ''), 100 * max(abs(saving))) AS most,
-           batches || ': ' || if(sign = 'same', sign, if(least = most, least, least || ' to ' || most)) AS words
+           batches || ': ' || if(sign NOT IN ('−', '+'), sign, if(least = most, least, least || ' to ' || most)) AS words
     FROM each_batch
     GROUP BY of_choice, sign
 ), by_batch AS (
-    SELECT of_choice, 'batch ' || string_agg(words, '; ' ORDER BY sign <> '−', sign <> 'same') AS by_batch
+    SELECT of_choice, 'batch ' || string_agg(words, '; ' ORDER BY sign <> '−', sign <> 'partly', sign <> 'same') AS by_batch
     FROM signs
     GROUP BY of_choice
     HAVING count(*) > 1

@@ -120,7 +120,7 @@ def _of_steps(data: Dataset, found: Sequence[Part]) -> Grid:
     """What the best other flag saves of a step, or costs, where it differs most from the default."""
     cells = (_of_step(data, part, beside) for part in found if part.who != HERE and (beside := part.next_best) is not None)
     title = (
-        "attention in a step where the next flag differs most, by ± (range of all); rest: measured, no sampling, or draft.rest_us"
+        "attention in a step where the next flag differs most, ± (range; + slower); rest: measured, no sampling, or draft.rest_us"
     )
     header = ("deployment", "for", "engine", "next flag", "± µs a layer", "layers", "± ms a step", "± of the step")
     return Grid(title, (*header, "default, ms", "rest, ms", "default, of the step", "at"), tuple(cells))

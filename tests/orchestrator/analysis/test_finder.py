@@ -559,6 +559,37 @@ def test_a_length_that_was_not_measured_has_the_flags_of_its_neighbours_and_the_
     assert "vLLM" not in invoke(*server[1:], f"where={{{length}}}").stderr
 
 
+def test_two_lengths_that_were_not_measured_have_the_flags_of_each_pair_of_their_neighbours(invoke: Invoke):
+    server = ("question=one_backend", "model=llama_3_3_70b", "tp=4", "device=h200", "engine=vllm")
+    done = invoke(*server, "where={batch_size: 32, s_kv: 16384, kv_dtype: fp8_e4m3, s_qo: 1}")
+    one = invoke(*server, "where={batch_size: 64, s_kv: 8192, kv_dtype: fp8_e4m3, s_qo: 1}").stdout
+
+    assert done.returncode == 2 and "not measured: batch_size=32, s_kv=16384\n" in done.stderr
+    told = done.stderr.partition("NVIDIA H200: ")[2]
+    pairs = [f"batch_size {batch}, s_kv {context}" for batch in (8, 64) for context in (8192, 32768)]
+    assert told.startswith("FLASHINFER at ") and all(pair in told for pair in pairs)
+    assert "--attention-backend FLASHINFER" in one and pairs[2] in told.partition("; ")[0]
+
+
+def test_what_measures_an_fp8_cache_of_an_engine_measures_both_caches(invoke: Invoke):
+    server = ("question=fp8", "model=qwen3_32b", "tp=2", "device=h100")
+    of_engine, of_all = (invoke(*server, *more) for more in (("engine=vllm",), ()))
+
+    assert of_engine.returncode == of_all.returncode == 2 and of_engine.stderr == of_all.stderr
+    assert "to measure: " in of_all.stderr and "sweep.dtype" not in of_all.stderr
+
+
+def test_a_batch_at_which_a_flag_wins_half_of_the_workloads_is_named_and_keeps_the_default_if_asked_alone(invoke: Invoke):
+    server = ("question=one_backend", "model=llama_3_1_70b", "tp=4", "device=h200", "engine=vllm")
+    every, alone = (
+        " ".join(invoke(*server, f"where={{kv_dtype: fp8_e4m3, s_qo: 1{of}}}").stdout.split()) for of in ("", ", batch_size: 8")
+    )
+
+    assert "batch 1, 512: −18.7% to −39.1%; 8, 64: partly; " in every
+    assert "FLASH_ATTN is the" in alone and "FLASHINFER takes 3.7% less time" in alone
+    assert "--attention-backend" not in alone and "at only 1 of 2 " in alone
+
+
 @pytest.mark.parametrize("question", ["one_backend", "draft"])
 def test_a_list_of_lengths_is_answered_by_a_dataset_that_has_all_and_what_no_row_has_is_named(question: str, invoke: Invoke):
     server = ("mode=report", f"question={question}", "model=llama_3_1_70b", "tp=8", "device=h200", "engine=vllm")
@@ -596,11 +627,13 @@ def test_rows_of_other_names_in_a_typed_dataset_answer_for_a_model_with_the_same
         invoke("question=one_backend", *words).stdout
         for words in (("model=qwen3_32b", prompts), ("model=qwen3_32b", "tp=8", servers), ("model=llama_3_1_70b", "tp=8", servers))
     ]
+    lent = invoke("question=one_backend", "model=llama_3_3_70b", "results.path=results/h200_prefill/engine_prefill").stdout
     refused = invoke("question=one_backend", "model=gpt_oss_120b", prompts)
 
     assert told[0].startswith("qwen3_32b (rows of custom, same heads) · NVIDIA H200 · 176 ok")
     assert told[1].startswith("qwen3_32b (rows of llama_3_1_70b, same heads)")
     assert told[2].startswith("llama_3_1_70b · NVIDIA H200")
+    assert lent.startswith("llama_3_3_70b (rows of llama_3_1_70b, same heads)")  # not of kernels alone, without a model's name
     assert refused.returncode == 2 and "there are model: custom" in refused.stderr
 
 

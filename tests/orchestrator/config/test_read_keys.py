@@ -241,6 +241,7 @@ def test_a_column_as_a_bare_key_is_answered_with_where(words: list[str], typed: 
         (["question=best", "columns=[seqlen]"], "columns: unknown 'seqlen'; did you mean 's_kv'?"),
         (["question=best", "columns=[draft]"], "columns: unknown 'draft'; did you mean 's_qo'?"),
         (["where={batch: 1}"], "where: unknown 'batch'; did you mean 'batch_size'?"),
+        (["where={batch: 1, draft: 2}"], "\nwhere: unknown 'draft'; did you mean 's_qo'?"),
         (["where={context: 32768}"], "where.context=32768: allowed for columns of numbers; did you mean 's_kv'?"),
         (["where={context: {from: 4096}}"], "allowed for columns of numbers; did you mean 's_kv'?"),
         (["gpu=h200"], "gpu: unknown key; did you mean 'device'?"),
