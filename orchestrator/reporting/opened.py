@@ -150,7 +150,7 @@ def of_flags(read: Callable[..., Dataset], *, advised: bool, each_length: bool =
 def flags_near(near: Mapping[str, Sequence[int]], settings: AskSettings, overrides: Sequence[str]) -> list[str]:
     """What question=one_backend answers at lengths next to some that were not measured: a line for each engine, phase and cache."""
     told = list[tuple[str, tuple[str, str]]]()
-    for lengths in (dict(zip(near, values, strict=True)) for values in product(*near.values())):
+    for lengths in (dict(zip(near, values, strict=True)) for values in product(*near.values()) if values):
         with suppress(NoRows):  # two lengths need not have been measured together
             there = located(settings.model_copy(update={"where": {**settings.where, **lengths}}), overrides)
             create_decisions(data := opened(there, mix_of(there)))
