@@ -10,8 +10,8 @@
 -- by more than noise, by the mean and at more than half of the weight. Of two such workloads flags are compared at that of more flags.
 -- `other_builds`: the engine's other releases whose libraries have its times; null if all are of this one's, or of none.
 -- `wins`: the `batches` at which it saves most of all flags that do so clearly, by the same rule as for all workloads, and how much.
--- `by_batch`: the batch sizes at which it takes less time than the default by that rule, or partly (at half of the workloads or fewer), as long within noise, or more,
--- by the mean; empty if one holds for all.
+-- `by_batch`: the batch sizes at which it takes less time than the default by that rule, less by the mean alone ('partly'), as long within
+-- noise, or more; empty if one holds for all.
 -- `wrong`: workloads at which its answer was wrong; `wrong_err` the largest error there, `why_wrong` the same in words.
 WITH timed AS (
     SELECT workload, who, choice, is_default, weight, us, own_us, noise_floor, rough, page_size, own_page,
